@@ -1,0 +1,65 @@
+"""Stoker keeps accelerators fed with training data.
+
+Change one import, `from stoker import DataLoader`, and keep the rest of the code. See the README for what comes with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stoker._version import __version__
+
+if TYPE_CHECKING:
+    from stoker.engine.ledger import Ledger, Policy, Skipped
+    from stoker.engine.randomness import rng, sample_context
+    from stoker.loader import DataLoader
+    from stoker.plan import Plan, Sequential, Shuffle, Window
+    from stoker.source import Lines
+
+# Every name and where it lives. Nothing is imported before it is used: `import stoker` stays quick and without torch.
+_HOMES = {
+    "DataLoader": "stoker.loader",
+    "Ledger": "stoker.engine.ledger",
+    "Lines": "stoker.source",
+    "Plan": "stoker.plan",
+    "Policy": "stoker.engine.ledger",
+    "Sequential": "stoker.plan",
+    "Shuffle": "stoker.plan",
+    "Skipped": "stoker.engine.ledger",
+    "Window": "stoker.plan",
+    "rng": "stoker.engine.randomness",
+    "sample_context": "stoker.engine.randomness",
+}
+_ROOMS = ("batch", "engine", "errors", "loader", "plan", "source")
+
+__all__ = [
+    "DataLoader",
+    "Ledger",
+    "Lines",
+    "Plan",
+    "Policy",
+    "Sequential",
+    "Shuffle",
+    "Skipped",
+    "Window",
+    "__version__",
+    "rng",
+    "sample_context",
+]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif name in _ROOMS:
+        value = import_module(f"stoker.{name}")
+    else:
+        raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_ROOMS})

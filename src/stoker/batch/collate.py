@@ -1,0 +1,148 @@
+"""Samples into a batch, with the results of torch's `default_collate`, sooner.
+
+torch turns every NumPy array into a tensor before it stacks them; here they are joined in one call. Dataclasses are
+collated field by field, which torch refuses. Whatever is not handled here goes to torch, so that its rules, its
+errors and types registered in its `default_collate_fn_map` stay.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate as torch_collate
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+Batch = Any
+
+
+def collate(samples: Sequence[Any]) -> Batch:
+    """Return `samples` as one batch: tensors stacked, containers kept, strings in a list."""
+    first = samples[0]
+    kind = type(first)
+    leaf = _LEAVES.get(kind)
+    if leaf is not None:
+        return leaf(samples)
+    if kind is dict:
+        return {key: collate([sample[key] for sample in samples]) for key in first}
+    if kind is tuple or kind is list:
+        return [collate(column) for column in _columns(samples)]
+    if _is_registered(first):
+        return torch_collate(list(samples))
+    if dataclasses.is_dataclass(first):
+        return _dataclass(first, samples)
+    if isinstance(first, Mapping):
+        return _mapping(first, samples)
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return kind(*(collate(column) for column in zip(*samples)))
+    if isinstance(first, Sequence):
+        return _sequence(first, samples)
+    return torch_collate(list(samples))
+
+
+def plain_collate() -> Callable[[Sequence[Any]], Batch]:
+    """Return the collation for loaders without one of their own: torch's, if its table was changed for a type of ours."""
+    pristine = all(default_collate_fn_map.get(kind) is function for kind, function in _PRISTINE.items())
+    return collate if pristine else torch_collate
+
+
+def _tensors(samples: Sequence[torch.Tensor]) -> Batch:
+    first = samples[0]
+    # in one of torch's own workers, torch stacks straight into the memory that is sent
+    if get_worker_info() is not None or first.layout is not torch.strided or first.is_nested:
+        return torch_collate(list(samples))
+    return torch.stack(samples if isinstance(samples, list | tuple) else list(samples))
+
+
+def _arrays(samples: Sequence[np.ndarray[Any, Any]]) -> Batch:
+    first = samples[0]
+    if first.dtype.kind in "biufc" and get_worker_info() is None:
+        try:
+            joined = np.array(samples)
+        except ValueError:  # shapes differ: torch has the better words for it
+            return torch_collate(list(samples))
+        if joined.dtype == first.dtype and joined.shape == (len(samples), *first.shape):
+            return torch.from_numpy(joined)
+    return torch_collate(list(samples))
+
+
+def _integers(samples: Sequence[int]) -> Batch:
+    try:
+        joined = np.array(samples)
+    except (ValueError, OverflowError):
+        return torch_collate(list(samples))
+    if joined.dtype == np.int64 and joined.ndim == 1:
+        return torch.from_numpy(joined)
+    return torch_collate(list(samples))
+
+
+def _strings(samples: Sequence[Any]) -> Batch:
+    return samples
+
+
+def _columns(samples: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    size = len(samples[0])
+    if any(len(sample) != size for sample in samples):
+        lengths = sorted({len(sample) for sample in samples})
+        raise RuntimeError(
+            f"each sample of a batch should be of equal size, but there are sequences of {lengths} elements\n"
+            "hint: pad them, or pass a collate_fn that does"
+        )
+    return list(zip(*samples))
+
+
+def _mapping(first: Mapping[Any, Any], samples: Sequence[Mapping[Any, Any]]) -> Batch:
+    joined = {key: collate([sample[key] for sample in samples]) for key in first}
+    try:
+        if isinstance(first, MutableMapping):
+            # a copy, because the type may carry more than its items
+            clone = copy.copy(first)
+            clone.update(joined)
+            return clone
+        return type(first)(joined)  # type: ignore[call-arg]
+    except TypeError:
+        return joined
+
+
+def _sequence(first: Sequence[Any], samples: Sequence[Sequence[Any]]) -> Batch:
+    joined = [collate(column) for column in _columns(samples)]
+    if isinstance(first, tuple):
+        return joined
+    try:
+        if isinstance(first, MutableSequence):
+            clone = copy.copy(first)
+            for index, column in enumerate(joined):
+                clone[index] = column
+            return clone
+        return type(first)(joined)  # type: ignore[call-arg]
+    except TypeError:
+        return joined
+
+
+def _dataclass(first: Any, samples: Sequence[Any]) -> Batch:
+    clone = copy.copy(first)
+    for field in dataclasses.fields(first):
+        # past `__setattr__`, because it may be frozen
+        object.__setattr__(clone, field.name, collate([getattr(sample, field.name) for sample in samples]))
+    return clone
+
+
+def _is_registered(sample: Any) -> bool:
+    """Whether torch's table has an entry for the sample's type: a subclass of a tensor, or a type a user added."""
+    return any(isinstance(sample, kind) for kind in default_collate_fn_map)
+
+
+_LEAVES: dict[type, Callable[[Sequence[Any]], Batch]] = {
+    torch.Tensor: _tensors,
+    np.ndarray: _arrays,
+    int: _integers,
+    float: lambda samples: torch.tensor(samples, dtype=torch.float64),
+    str: _strings,
+    bytes: _strings,
+}
+_PRISTINE = {kind: default_collate_fn_map.get(kind) for kind in _LEAVES}

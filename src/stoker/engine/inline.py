@@ -1,0 +1,24 @@
+"""The engine that is nobody else: batches are made when they are asked for, in the caller's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Inline(Generic[R, T]):
+    """Makes each recipe's batch on demand."""
+
+    __slots__ = ("_make", "_recipes")
+
+    def __init__(self, recipes: Iterator[R], make: Callable[[R], T]) -> None:
+        self._recipes, self._make = recipes, make
+
+    def __next__(self) -> T:
+        return self._make(next(self._recipes))
+
+    def close(self) -> None:
+        """Nothing runs between two calls, so nothing has to end."""

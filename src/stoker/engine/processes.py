@@ -1,0 +1,209 @@
+"""Worker processes: torch's own, run behind our door.
+
+Each recipe travels to a worker, where `make` turns it into a result, which travels back. Recipes say everything a worker needs
+to know, so it does not matter which worker makes which; torch hands them out in turn and delivers in order.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+import torch.utils.data._utils.worker as torch_worker
+from torch.utils.data import DataLoader, Sampler
+
+from stoker.errors import NotPicklable, WorkerDied, WorkerError
+
+T = TypeVar("T")
+
+
+class Ended:
+    """What a worker returns when its stream has no more."""
+
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+
+
+class _Failure:
+    """An exception on its way from a worker."""
+
+    def __init__(self, error: BaseException) -> None:
+        text = "".join(traceback.format_exception(error))
+        self.traceback = text
+        try:
+            self.pickled: bytes | None = pickle.dumps(error)
+            pickle.loads(self.pickled)  # some pickle well and fail on the way back
+        except Exception:
+            self.pickled = None
+        self.summary = f"{type(error).__qualname__}: {error}"
+        self.notes = list(getattr(error, "__notes__", ()))
+
+    def error(self) -> BaseException:
+        if self.pickled is None:
+            error: BaseException = WorkerError(f"{self.summary}\n(the original exception could not be pickled)")
+        else:
+            error = pickle.loads(self.pickled)
+        if self.notes and not getattr(error, "__notes__", None):
+            for note in self.notes:
+                error.add_note(note)
+        error.__cause__ = _WorkerTraceback(self.traceback)
+        return error
+
+
+class _WorkerTraceback(Exception):
+    """Shows the worker's own traceback above the error, as its cause."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"in a worker process\n\n{self.text}"
+
+
+class _Info:
+    """torch's WorkerInfo with the user's dataset in it, and a note of whether anyone looked at it."""
+
+    def __init__(self, info: Any, dataset: Any) -> None:
+        self.__dict__.update(_info=info, _dataset=dataset, _has_looked=False)
+
+    def __getattr__(self, name: str) -> Any:
+        self.__dict__["_has_looked"] = True
+        return self._dataset if name == "dataset" else getattr(self._info, name)
+
+    def __repr__(self) -> str:
+        return repr(self._info)
+
+
+class _Work(Generic[T]):
+    """Runs in the workers: stands where torch expects a dataset, and makes recipes into results."""
+
+    def __init__(self, make: Callable[[Any], T], dataset: Any, worker_init_fn: Callable[[int], Any] | None) -> None:
+        self.make, self.dataset, self.worker_init_fn = make, dataset, worker_init_fn
+
+    def start(self, worker: int) -> None:
+        torch_worker._worker_info = _Info(torch_worker._worker_info, self.dataset)  # type: ignore[assignment]
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
+
+    def __getitem__(self, recipe: Any) -> Any:
+        info: Any = torch_worker._worker_info
+        try:
+            return self.make(recipe)
+        except StopIteration:
+            return Ended(info.__dict__["_info"].id)
+        except Exception as error:
+            return _Failure(error)
+
+
+class _Feed(Sampler[Any]):
+    """The recipes of the iteration that is on, where torch expects a sampler."""
+
+    def __init__(self) -> None:
+        self.recipes: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.recipes
+
+
+class Processes(Generic[T]):
+    """Worker processes for one loader. `run` starts them, or reuses them if they are persistent."""
+
+    def __init__(
+        self,
+        make: Callable[[Any], T],
+        dataset: Any,
+        *,
+        worker_init_fn: Callable[[int], Any] | None,
+        persistent: bool,
+        **arguments: Any,
+    ) -> None:
+        self._work = _Work(make, dataset, worker_init_fn)
+        self._feed = _Feed()
+        self._parts = {"the dataset": dataset, "worker_init_fn": worker_init_fn, "the collate function": make}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # our loader has said it already
+            self._loader: DataLoader[Any] = DataLoader(
+                self._work,  # type: ignore[arg-type]
+                batch_size=None,
+                sampler=self._feed,
+                collate_fn=_unchanged,
+                worker_init_fn=self._work.start,
+                persistent_workers=persistent,
+                **arguments,
+            )
+        self.lease = 0
+        """Which run the workers belong to: with persistent workers, the last one."""
+
+    def run(self, recipes: Iterator[Any]) -> Run[T]:
+        """Make `recipes`, in order."""
+        self._feed.recipes = recipes
+        self.lease += 1
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=r"Got pickle error|'pin_memory' argument|pin_memory_device")
+                warnings.filterwarnings("ignore", message=r"This DataLoader will create")
+                iterator = iter(self._loader)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise self._unpicklable(error) from error
+        return Run(self, iterator, self.lease)
+
+    def _unpicklable(self, error: Exception) -> Exception:
+        context = self._loader.multiprocessing_context
+        method = context.get_start_method() if context is not None else torch_worker_start_method()
+        for what, part in self._parts.items():
+            try:
+                pickle.dumps(part)
+            except Exception as reason:
+                return NotPicklable(what, reason=f"{type(reason).__name__}: {reason}", start_method=method)
+        return error
+
+
+class Run(Generic[T]):
+    """One iteration's results."""
+
+    def __init__(self, processes: Processes[T], iterator: Any, lease: int) -> None:
+        self._processes, self._iterator, self._lease = processes, iterator, lease
+
+    def __next__(self) -> T:
+        if self._iterator is None:
+            raise StopIteration
+        if self._lease != self._processes.lease and self._processes._loader.persistent_workers:
+            raise WorkerError(
+                "a newer iterator has taken over the persistent workers\n"
+                "hint: use one iterator at a time, or persistent_workers=False"
+            )
+        try:
+            result = next(self._iterator)
+        except RuntimeError as error:
+            self.close()
+            if "exited unexpectedly" in str(error) or "is killed by signal" in str(error):
+                raise WorkerDied(str(error)) from error
+            raise
+        if isinstance(result, _Failure):
+            raise result.error()
+        return result  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End the workers, unless they are persistent."""
+        self._iterator = None  # torch ends its workers when its iterator goes
+
+
+def torch_worker_start_method() -> str:
+    """Return the start method that torch's workers use by default."""
+    import multiprocessing
+
+    return multiprocessing.get_start_method()
+
+
+def has_looked() -> bool:
+    """Return whether the user's code has looked at which worker it runs in."""
+    info: Any = torch_worker._worker_info
+    return not isinstance(info, _Info) or bool(info.__dict__["_has_looked"])
+
+
+def _unchanged(result: Any) -> Any:
+    return result

@@ -1,0 +1,108 @@
+"""Random numbers that belong to a sample, not to whoever happens to compute it.
+
+`rng()` inside `__getitem__` or a transform gives a generator keyed by (seed, epoch, position): the same numbers in the
+trainer's process, in any thread and in any worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator, Philox
+
+_MASK = (1 << 64) - 1
+_local = threading.local()
+
+
+def key_of(position: Any) -> int:
+    """Return the 64-bit number that stands for a position; samplers may use anything for one."""
+    try:
+        return int(position) & _MASK
+    except (TypeError, ValueError):
+        return int.from_bytes(hashlib.blake2b(repr(position).encode(), digest_size=8).digest())
+
+
+class SampleContext:
+    """Which samples this thread is reading, and the generator of the one it is at.
+
+    `walk` is the iterator that hands out `positions`: how much of it is left tells where the reader is, so that keeping
+    track costs nothing per sample.
+    """
+
+    __slots__ = ("_at", "_generator", "_philox", "_state", "epoch", "positions", "seed", "walk")
+
+    def __init__(self, seed: int, epoch: int, positions: Sequence[Any], walk: Any) -> None:
+        self.seed, self.epoch, self.positions, self.walk = seed, epoch, positions, walk
+        self._generator: Generator | None = None
+        self._at: int = -1
+
+    @property
+    def index(self) -> int:
+        """Which of `positions` is being read."""
+        return len(self.positions) - int(self.walk.__length_hint__()) - 1
+
+    def generator(self) -> Generator:
+        """Return the generator of the present sample: the same object, going on, until the next sample."""
+        at = self.index
+        if self._generator is None:
+            # Philox counts: the key and the upper half of its counter name the sample, the lower half the draw.
+            self._philox = Philox(key=self.seed & _MASK)
+            self._generator = Generator(self._philox)
+            self._state: dict[str, Any] = dict(self._philox.state)
+        if at != self._at:
+            self._at = at
+            counter = self._state["state"]["counter"]
+            counter[0] = counter[1] = 0
+            counter[2] = self.epoch & _MASK
+            counter[3] = key_of(self.positions[max(at, 0)])
+            self._philox.state = self._state
+        return self._generator
+
+
+def entered(context: SampleContext | None) -> SampleContext | None:
+    """Make `context` this thread's own and return the one before, to be entered again afterwards."""
+    previous: SampleContext | None = getattr(_local, "context", None)
+    _local.context = context
+    return previous
+
+
+@contextmanager
+def sample_context(position: Any, *, epoch: int = 0, seed: int = 0) -> Iterator[Generator]:
+    """Read one sample as a loader would: inside, `stoker.rng()` gives that sample's generator.
+
+    To look at sample 7 just as epoch 3 of a run with seed 1 saw it::
+
+        with stoker.sample_context(7, epoch=3, seed=1):
+            sample = dataset[7]
+    """
+    walk = iter([position])
+    next(walk)
+    context = SampleContext(seed, epoch, [position], walk)
+    previous = entered(context)
+    try:
+        yield context.generator()
+    finally:
+        entered(previous)
+
+
+def rng(position: Any = None) -> Generator:
+    """Return the random generator of the sample that is being read.
+
+    It is keyed by (seed, epoch, position), so that augmentation drawn from it is the same in every engine, for any number
+    of threads, workers and ranks, and after a resume. Calls for the same sample return the same generator, going on.
+    Inside `__getitems__`, which reads many samples in one call, say which one: `rng(position)`.
+
+    Outside a loader it is a fresh generator, seeded by the operating system.
+    """
+    context: SampleContext | None = getattr(_local, "context", None)
+    if context is None:
+        return np.random.default_rng()
+    if position is None:
+        return context.generator()
+    counter = np.array([0, 0, context.epoch & _MASK, key_of(position)], dtype=np.uint64)
+    return Generator(Philox(key=context.seed & _MASK, counter=counter))

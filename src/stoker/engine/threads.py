@@ -1,0 +1,203 @@
+"""A crew of threads that makes batches ahead of the trainer.
+
+The samples of one batch are spread over all threads, so that the first batch does not wait for one core to do it all.
+Batches are delivered in order; at most `depth` are begun or ready at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+from weakref import finalize
+
+from stoker.engine.task import Task
+from stoker.errors import ForeignProcess, WorkerStuck
+
+T = TypeVar("T")
+
+EXIT_SECONDS = 5.0
+"""How long leaving waits for a sample that is being read. A read that hangs for ever must not hang the exit too."""
+
+
+class _Entry(Generic[T]):
+    """One task and how far it is."""
+
+    __slots__ = ("claimed", "done", "error", "is_ready", "result", "size", "task")
+
+    def __init__(self, task: Task[T] | None, error: BaseException | None = None) -> None:
+        self.task = task
+        self.size = task.size if task is not None else 0
+        self.claimed = self.done = 0
+        self.result: T | None = None
+        self.error = error
+        self.is_ready = error is not None
+
+
+class _Crew(Generic[T]):
+    """What the threads share. They hold on to this and never to the `Threads`, whose end is their end."""
+
+    def __init__(self, tasks: Iterator[Task[T]], *, num_threads: int, depth: int) -> None:
+        self.tasks = tasks
+        self.num_threads, self.depth = num_threads, depth
+        self.entries: deque[_Entry[T]] = deque()
+        self.is_drawing = self.is_exhausted = self.is_closed = False
+        self.process = os.getpid()
+        lock = threading.Lock()
+        self.work = threading.Condition(lock)  # there may be something to do
+        self.ready = threading.Condition(lock)  # the first entry may be ready
+        self.threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        self.is_closed = False
+        # Daemons: a non-daemon thread would be waited for before anything of ours runs at the interpreter's exit. Their
+        # ordinary end is `stop`, which waits for them.
+        for number in range(self.num_threads):
+            thread = threading.Thread(target=self.run, name=f"stoker-{number}", daemon=True)
+            thread.start()
+            self.threads.append(thread)
+
+    def run(self) -> None:
+        with self.work:
+            while not self.is_closed:
+                if claim := self.claimed():
+                    self.do(*claim)
+                elif not self.is_drawing and not self.is_exhausted and len(self.entries) < self.depth:
+                    self.draw()
+                else:
+                    self.work.wait()
+
+    def claimed(self) -> tuple[_Entry[T], int, int] | None:
+        """Take the next units of the earliest task that has any left."""
+        for entry in self.entries:
+            if entry.claimed < entry.size:
+                # A share of what is left: large pieces first for little overhead, small ones last so that all threads
+                # end together.
+                start = entry.claimed
+                entry.claimed += max(1, (entry.size - start) // (2 * self.num_threads))
+                return entry, start, entry.claimed
+        return None
+
+    def draw(self) -> None:
+        """Begin the next task; one thread at a time, so that tasks begin in order."""
+        self.is_drawing = True
+        self.work.release()
+        entry: _Entry[T] | None = None
+        try:
+            entry = _Entry(next(self.tasks))
+        except StopIteration:
+            pass
+        except BaseException as error:
+            entry = _Entry(None, error)
+        finally:
+            self.work.acquire()
+            self.is_drawing = False
+        if entry is None:
+            self.is_exhausted = True
+            self.ready.notify_all()
+            return
+        self.entries.append(entry)
+        if entry.is_ready:
+            self.ready.notify_all()
+        elif entry.size == 0:
+            self.finish(entry)
+        if entry.size > 1 or len(self.entries) < self.depth:
+            self.work.notify_all()
+
+    def do(self, entry: _Entry[T], start: int, stop: int) -> None:
+        assert entry.task is not None
+        self.work.release()
+        error: BaseException | None = None
+        try:
+            entry.task.do(start, stop)
+        except BaseException as caught:
+            error = caught
+        finally:
+            self.work.acquire()
+        entry.done += stop - start
+        if error is not None and entry.error is None:
+            entry.error = error
+            entry.done += entry.size - entry.claimed  # nobody needs the rest of it
+            entry.claimed = entry.size
+        if entry.done == entry.size:
+            self.finish(entry)
+
+    def finish(self, entry: _Entry[T]) -> None:
+        if entry.error is None and not self.is_closed:
+            assert entry.task is not None
+            self.work.release()
+            try:
+                entry.result = entry.task.finish()
+            except BaseException as caught:
+                entry.error = caught
+            finally:
+                self.work.acquire()
+        entry.is_ready = True
+        entry.task = None
+        self.ready.notify_all()
+
+    def stop(self) -> None:
+        """End the threads. What they have begun stays, for `start` to go on with."""
+        if os.getpid() != self.process:
+            return  # the threads are the parent's, and so is the lock
+        with self.work:
+            self.is_closed = True
+            self.work.notify_all()
+            self.ready.notify_all()
+        deadline = time.monotonic() + EXIT_SECONDS
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self.threads.clear()
+
+    def stacks(self) -> str:
+        frames = sys._current_frames()
+        return "\n".join(
+            f"thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+            for thread in self.threads
+            if thread.ident in frames
+        )
+
+
+class Threads(Generic[T]):
+    """Runs tasks on `num_threads` threads, at most `depth` tasks ahead.
+
+    `tasks` is drawn from by the threads, one at a time. The threads end with the last task, with an error, Ctrl-C or
+    `close`, with the collection of this object and with the interpreter. After an error the next call starts them again.
+    """
+
+    def __init__(self, tasks: Iterator[Task[T]], *, num_threads: int, depth: int, timeout: float = 0) -> None:
+        self._crew = _Crew(tasks, num_threads=num_threads, depth=depth)
+        self._timeout = timeout
+        finalize(self, self._crew.stop)
+
+    def __next__(self) -> T:
+        crew = self._crew
+        if os.getpid() != crew.process:
+            raise ForeignProcess
+        if not crew.threads:
+            crew.start()
+        try:
+            with crew.ready:
+                while not (crew.entries and crew.entries[0].is_ready):
+                    if crew.is_exhausted and not crew.entries:
+                        raise StopIteration
+                    if not crew.ready.wait(self._timeout or None):
+                        raise WorkerStuck(seconds=self._timeout, stacks=crew.stacks())
+                entry = crew.entries.popleft()
+                crew.work.notify()
+            if entry.error is not None:
+                raise entry.error
+        except BaseException:
+            crew.stop()  # the end, an error or Ctrl-C: nothing of ours goes on running
+            raise
+        return entry.result  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """End the threads before control returns."""
+        self._crew.stop()

@@ -1,0 +1,229 @@
+"""Every error Stoker raises on purpose.
+
+::
+
+    StokerError
+    ├── ArgumentError (ValueError)          an argument, or two together, cannot work
+    ├── MissingExtra (ImportError)          an optional library is not installed
+    ├── DataError                           the data is not what it said it was
+    │   ├── EmptyDataset (ValueError)       there is nothing to load
+    │   ├── ShortDataset (IndexError)       `len(dataset)` promised more than is there
+    │   ├── PositionError (IndexError)      a position outside the data
+    │   ├── BadLine (ValueError)            a line of a file cannot be parsed
+    │   ├── StaleSource                     a file changed after it was opened
+    │   └── TooManySkipped                  more bad samples than the policy allows
+    ├── BatchError                          samples that do not make a batch
+    │   └── NothingCollated                 the collate function returned None
+    ├── StateError (ValueError)             a state that cannot be loaded
+    │   ├── StateUnreadable                 not a state of ours, or from a newer version
+    │   └── StateMismatch                   a state of another plan or dataset
+    └── WorkerError (RuntimeError)          something happened to whoever does the work
+        ├── NotPicklable                    an object cannot travel to a worker process
+        ├── WorkerStuck                     no batch within `timeout`
+        ├── WorkerDied                      a worker process ended without a word
+        └── ForeignProcess                  an iterator was used in a forked child
+
+All of them survive pickling with their fields and notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def _rebuilt(kind: type[StokerError], args: tuple[Any, ...], fields: dict[str, Any]) -> StokerError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
+class StokerError(Exception):
+    """The base of all errors raised on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The constructors take fields, not a message, so the default (calling the class with `args`) would fail.
+        return _rebuilt, (type(self), self.args, dict(self.__dict__))
+
+
+class ArgumentError(StokerError, ValueError):
+    """An argument cannot work, alone or beside another one."""
+
+    def __init__(self, what: str, *, hint: str) -> None:
+        super().__init__(f"{what}\nhint: {hint}")
+
+
+class MissingExtra(StokerError, ImportError):
+    """An optional library is not installed."""
+
+    def __init__(self, library: str, *, extra: str, need: str) -> None:
+        super().__init__(f"{need} needs {library}, which is not installed\nhint: pip install 'stoker[{extra}]'")
+        self.library, self.extra = library, extra
+
+
+class DataError(StokerError):
+    """The data is not what it said it was."""
+
+
+class EmptyDataset(DataError, ValueError):
+    """There is nothing to load."""
+
+    def __init__(self, dataset: str) -> None:
+        super().__init__(
+            f"the dataset ({dataset}) is empty: len(dataset) is 0\n"
+            "hint: check the path or the filter that produced it; a loader needs at least one sample"
+        )
+
+
+class ShortDataset(DataError, IndexError):
+    """`len(dataset)` promised more samples than the dataset gives."""
+
+    def __init__(self, dataset: str, *, position: int, length: int) -> None:
+        super().__init__(
+            f"the dataset ({dataset}) says it has {length} samples but raises IndexError at position {position}\n"
+            "hint: make `__len__` return the number of samples that `__getitem__` can give"
+        )
+        self.position, self.length = position, length
+
+
+class PositionError(DataError, IndexError):
+    """A position is outside the data."""
+
+    def __init__(self, position: int, *, length: int, what: str) -> None:
+        super().__init__(
+            f"position {position} is outside {what}, which has {length} samples\n"
+            f"hint: positions run from 0 to {length - 1}"
+        )
+        self.position, self.length = position, length
+
+
+class BadLine(DataError, ValueError):
+    """A line of a file cannot be parsed."""
+
+    def __init__(self, path: str | Path, *, line: int | None, offset: int, reason: str) -> None:
+        where = f"line {line} (byte {offset})" if line is not None else f"the line at byte {offset}"
+        super().__init__(
+            f"{where} of {path} cannot be parsed: {reason}\n"
+            "hint: mend the line, or pass on_error='skip' to leave such lines out and list them in the ledger"
+        )
+        self.path, self.line, self.offset, self.reason = str(path), line, offset, reason
+
+
+class StaleSource(DataError):
+    """A file changed, shrank or went away after it was opened."""
+
+    def __init__(self, path: str | Path, *, what: str) -> None:
+        super().__init__(
+            f"{path} is no longer the file that was opened: {what}\n"
+            "hint: files must not change during a run; open the source again to use the new content"
+        )
+        self.path = str(path)
+
+
+class TooManySkipped(DataError):
+    """More bad samples were skipped than the policy allows."""
+
+    def __init__(self, *, skipped: int, served: int, limit: str, recent: Sequence[str]) -> None:
+        listed = "".join(f"\n  {line}" for line in recent)
+        super().__init__(
+            f"{skipped} of {served} samples were skipped, more than {limit}; the latest:{listed}\n"
+            "hint: the cause below is the last one; mend the data, or allow more with "
+            "on_error=stoker.Policy(max_skipped=..., max_rate=...)"
+        )
+        self.skipped, self.served = skipped, served
+
+
+class BatchError(StokerError):
+    """The samples of a step do not make a batch."""
+
+
+class NothingCollated(BatchError):
+    """The collate function returned None."""
+
+    def __init__(self, function: str, *, step: int) -> None:
+        super().__init__(
+            f"the collate function {function} returned None at step {step}\n"
+            "hint: return the batch; a `return` is often forgotten at the end of the function. "
+            "To leave bad samples out, raise in `__getitem__` and pass on_error='skip'"
+        )
+        self.function, self.step = function, step
+
+
+class StateError(StokerError, ValueError):
+    """A state cannot be loaded."""
+
+
+class StateUnreadable(StateError):
+    """The object is not a state of ours, or comes from a newer version."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"this is not a state that can be loaded: {reason}\n"
+            "hint: pass what `DataLoader.state_dict()` returned, unchanged"
+        )
+
+
+class StateMismatch(StateError):
+    """The state was made by another plan or on another dataset."""
+
+    def __init__(self, differences: Mapping[str, tuple[Any, Any]]) -> None:
+        lines = "".join(f"\n  {name}: the state has {theirs!r}, this loader {ours!r}"
+                        for name, (theirs, ours) in differences.items())
+        super().__init__(
+            f"the state belongs to another stream of samples; what differs:{lines}\n"
+            "hint: the number of ranks, workers, threads and the batch size may change between runs, these may not; "
+            "make the loader as it was, or start without the state"
+        )
+        self.differences = dict(differences)
+
+
+class WorkerError(StokerError, RuntimeError):
+    """Something happened to whoever does the work."""
+
+
+class NotPicklable(WorkerError):
+    """An object cannot travel to a worker process."""
+
+    def __init__(self, what: str, *, reason: str, start_method: str) -> None:
+        super().__init__(
+            f"{what} cannot be sent to a worker process (start method {start_method!r}): {reason}\n"
+            "hint: define it at the top of a module (no lambda, no local class, no open file or lock inside), "
+            "or load with threads instead: num_workers=0, num_threads=..."
+        )
+        self.what, self.reason = what, reason
+
+
+class WorkerStuck(WorkerError):
+    """No batch came within `timeout`."""
+
+    def __init__(self, *, seconds: float, stacks: str) -> None:
+        super().__init__(
+            f"no batch came within timeout={seconds} s\n"
+            "hint: the stacks below show where the work is stuck; raise the timeout if it is only slow\n"
+            f"{stacks}"
+        )
+        self.seconds, self.stacks = seconds, stacks
+
+
+class WorkerDied(WorkerError):
+    """A worker process ended without a word."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"a worker process ended: {reason}\n"
+            "hint: it was killed (out of memory?) or crashed in native code; `dmesg` may tell, "
+            "and num_workers=0 shows the failing sample"
+        )
+        self.reason = reason
+
+
+class ForeignProcess(WorkerError):
+    """An iterator was used in a process other than the one that made it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this iterator was made before a fork, and its threads stayed behind in the parent process\n"
+            "hint: call iter(loader) in the process that uses it"
+        )

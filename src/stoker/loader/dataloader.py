@@ -1,0 +1,512 @@
+"""`DataLoader`: the place where the rooms meet."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data._utils.pin_memory import pin_memory as pinned
+from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+from stoker.engine.inline import Inline
+from stoker.engine.ledger import Ledger, Policy
+from stoker.engine.processes import Processes
+from stoker.engine.task import Engine
+from stoker.engine.threads import Threads
+from stoker.errors import ArgumentError, EmptyDataset, StateError, StateMismatch
+from stoker.loader.iterator import LoaderIterator
+from stoker.loader.progress import PlanProgress, Progress, SamplerProgress, StreamProgress, readable
+from stoker.loader.ranks import resolved_ranks
+from stoker.loader.stream import Sharing, StreamMaker, StreamSetting
+from stoker.loader.work import Finisher, Made, MapMaker
+from stoker.plan import Order, Origin, Plan, Recipe, Sequential, Shuffle, Tail, derived_key, order_named
+from stoker.source import LineStream
+
+T_co = TypeVar("T_co", covariant=True)
+
+# Streams of our own do not import torch, but are what torch calls an iterable dataset.
+IterableDataset.register(LineStream)
+
+
+class DataLoader(TorchDataLoader[T_co]):
+    """torch's `DataLoader` with an order known in advance and exact resume.
+
+    Every argument of torch's loader is here, with its meaning, default and checks; see torch's documentation for them.
+    Without a sampler of your own, the order of a map-style dataset is a `Plan`: arithmetic on (seed, epoch, step) that
+    costs no memory and no time at the start. What is added, all by keyword:
+
+    Args:
+        seed: what the order and all random numbers are made from. By default one is drawn from `generator`, or from torch's
+            global generator (so `torch.manual_seed` governs it), and saved with the state; with several ranks it is 0.
+        order: "sequential", "shuffle" (what `shuffle=True` means) or "window", near-sequential for data on disks and object
+            stores; `stoker.Window(size=..., block=...)` sets its size.
+        tail: what becomes of the last, incomplete batch of an epoch: "keep" (the default), "drop" (what `drop_last=True`
+            means) or "pad" (filled up with samples marked in `recipe.padding`).
+        rank, num_ranks: this process's share: `batch_size` samples of each global batch of `batch_size * num_ranks`.
+        distributed: find out rank and num_ranks from torch.distributed or the launcher (torchrun, Slurm, MPI).
+        num_threads: threads that load ahead in this process; the samples of one batch are spread over them.
+        on_error: "raise", "skip" or a `stoker.Policy`: what to do about a sample that cannot be read.
+        shard: "auto" shares an iterable dataset out, so that every sample comes exactly once whatever the number of workers
+            and ranks. By default, as in torch, every worker reads all of it unless the dataset sees to it.
+        skip: ranges (first, stop) of steps that are passed over, after a loss spike. They are saved with the state.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[Sequence[Any]] | Iterable[Sequence[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        order: str | Order | None = None,
+        tail: Tail | None = None,
+        rank: int | None = None,
+        num_ranks: int | None = None,
+        distributed: bool = False,
+        num_threads: int = 0,
+        on_error: str | Policy = "raise",
+        shard: Literal["auto"] | None = None,
+        skip: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        is_stream = isinstance(dataset, IterableDataset)
+        self._is_foreign = isinstance(dataset, IterDataPipe | MapDataPipe)
+        is_planned = not is_stream and sampler is None and batch_sampler is None and not self._is_foreign
+        self._rank, self._num_ranks = resolved_ranks(rank, num_ranks, distributed=distributed)
+        _check(
+            is_stream=is_stream,
+            is_planned=is_planned,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            order=order,
+            drop_last=drop_last,
+            tail=tail,
+            num_ranks=self._num_ranks,
+            shard=shard,
+            num_workers=num_workers,
+            num_threads=num_threads,
+            prefetch_factor=prefetch_factor,
+            timeout=timeout,
+            skip=skip,
+        )
+        self._tail: Tail = tail or ("drop" if drop_last else "keep")
+        self._order = order_named(order if order is not None else Shuffle() if shuffle else Sequential())
+        if is_planned:
+            _check_sized(dataset)
+            kind = SequentialSampler if isinstance(self._order, Sequential) else RandomSampler
+            sampler = _sampler_of(kind, dataset, self)
+        super().__init__(
+            dataset,
+            batch_size,
+            None if is_planned else shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            # torch knows no threads, and refuses to prefetch without workers
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        if num_threads:
+            self.prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
+        self.num_threads, self.shard, self.seed = num_threads, shard, seed
+        self._own_collate = collate_fn
+        self._is_stream, self._is_planned = is_stream, is_planned
+        self._skip = tuple(skip)
+        self._drawn_seed: int | None = None
+        self._next_epoch = 0
+        self._num_iterations = 0
+        self._progress: Progress | None = None
+        self._resume: Progress | None = None
+        self._plan: Plan | None = None
+        self._processes: Processes[Made] | None = None
+        self.ledger = Ledger(Policy.named(on_error))
+        """The samples that could not be read and were skipped."""
+
+    # ---------------------------------------------------------------- iterating
+
+    def __iter__(self) -> Any:
+        if self._is_foreign:
+            return super().__iter__()
+        progress = self._resume or self._new_progress(self._next_epoch)
+        self._resume = None
+        self._next_epoch = progress.epoch + 1
+        self._progress = progress
+        self._num_iterations += 1
+        if isinstance(progress, StreamProgress):
+            progress.iteration = self._num_iterations
+        if not self._is_planned:
+            self._draw_base_seed()
+        return LoaderIterator(
+            self._started(progress),
+            progress,
+            self.ledger,
+            length=self.__len__,
+            promised=self._IterableDataset_len_called,
+            warns_of_copies=self._sharing == "own",
+        )
+
+    def __len__(self) -> int:
+        if self._is_planned:
+            plan = self._current_plan()
+            return plan.num_steps(max(plan.origin.epoch, self._progress.epoch if self._progress else self._next_epoch))
+        length = super().__len__()
+        if self._is_stream and self._num_ranks > 1:
+            samples = len(self.dataset)  # type: ignore[arg-type]
+            whole = (self.batch_size or 1) * self._num_ranks
+            return samples // whole if self._tail == "drop" else -(-samples // whole)
+        return length
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be that of `epoch`. Samplers and datasets that have a `set_epoch` are told too.
+
+        In the middle of a resume, naming the epoch that is resumed changes nothing.
+        """
+        if self._resume is None or self._resume.epoch != epoch:
+            self._resume = None
+            self._next_epoch = epoch
+        for part in (self.sampler, getattr(self.batch_sampler, "sampler", None), self.batch_sampler, self.dataset):
+            if hasattr(part, "set_epoch") and not isinstance(part, _Planned):
+                part.set_epoch(epoch)  # type: ignore[union-attr]
+
+    @property
+    def plan(self) -> Plan | None:
+        """Which sample comes when, for a map-style dataset without a sampler of its own; otherwise None."""
+        return self._current_plan() if self._is_planned else None
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """What is in the batch that was yielded last: its step, positions and padding."""
+        return self._progress.last if self._progress is not None else None
+
+    # ---------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the latest iteration is: what was yielded, not what is prefetched. Small and JSON-serialisable."""
+        if self._is_foreign:
+            raise StateError("torch's DataPipes cannot tell where they are\nhint: use a dataset, or a stream with state_dict()")
+        progress = self._progress or self._new_progress(self._next_epoch)
+        self._progress = progress
+        state = progress.state()
+        state["seed"] = self._seed
+        state["dataset"] = getattr(self.dataset, "fingerprint", None)
+        state["served"], state["skipped"] = self.ledger.num_served, self.ledger.num_skipped
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration go on where `state` was taken.
+
+        The number of ranks, workers and threads and the batch size may be others. A state of another dataset, order or
+        seed is refused, saying what differs.
+        """
+        state = readable(state)
+        ours = "plan" if self._is_planned else "stream" if self._is_stream else "sampler"
+        differences: dict[str, tuple[Any, Any]] = {}
+        if state["kind"] != ours:
+            differences["kind"] = (state["kind"], ours)
+        if self.seed is not None and state.get("seed") != self.seed:
+            differences["seed"] = (state.get("seed"), self.seed)
+        fingerprint = getattr(self.dataset, "fingerprint", None)
+        if None not in (state.get("dataset"), fingerprint) and state["dataset"] != fingerprint:
+            differences["dataset"] = (state["dataset"], fingerprint)
+        if differences:
+            raise StateMismatch(differences)
+        before = self._drawn_seed, self._plan
+        self._drawn_seed, self._plan = state["seed"], None
+        try:
+            progress = self._new_progress(0).resumed(state)  # type: ignore[attr-defined]
+        except StateError:
+            self._drawn_seed, self._plan = before
+            raise
+        self._progress = self._resume = progress
+        self._next_epoch = progress.epoch
+        if isinstance(progress, PlanProgress):
+            self._plan = progress.plan
+        self.ledger.num_served, self.ledger.num_skipped = state.get("served", 0), state.get("skipped", 0)
+
+    # ---------------------------------------------------------------- inside
+
+    @property
+    def _seed(self) -> int:
+        """The seed, drawn when it is first needed."""
+        if self.seed is not None:
+            return self.seed
+        if self._drawn_seed is None:
+            if self._num_ranks > 1 and self.generator is None:
+                self._drawn_seed = 0  # ranks must agree, and their generators need not
+            else:
+                self._drawn_seed = self._draw_base_seed()
+        return self._drawn_seed
+
+    def _draw_base_seed(self) -> int:
+        """Draw as torch's loader does at the start of an iteration, so that samplers that draw next see what they would there."""
+        return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+
+    def _current_plan(self) -> Plan:
+        """The plan; a new one from the next epoch on, if the dataset has changed its length."""
+        num_samples = len(self.dataset)  # type: ignore[arg-type]
+        if self._plan is None or self._plan.num_samples != num_samples:
+            origin = Origin()
+            if self._plan is not None:
+                if not num_samples:
+                    raise EmptyDataset(type(self.dataset).__name__)
+                origin = Origin(self._next_epoch, 0, self._plan.first_step(self._next_epoch))
+            self._plan = Plan(
+                num_samples=num_samples,
+                batch_size=(self.batch_size or 1) * self._num_ranks,
+                order=self._order,
+                seed=self._seed,
+                tail=self._tail,
+                skip=self._skip,
+                origin=origin,
+            )
+        return self._plan
+
+    def _new_progress(self, epoch: int) -> Progress:
+        if self._is_planned:
+            plan = self._current_plan()
+            if epoch < plan.origin.epoch:  # back to an epoch before a change of batch size: count from its beginning
+                plan = self._plan = replace(plan, origin=Origin())
+            return PlanProgress(plan, epoch, rank=self._rank, num_ranks=self._num_ranks, in_order=self.in_order)
+        previous = self._progress
+        if self._is_stream:
+            stream = StreamProgress(
+                epoch,
+                sharing=self._sharing,
+                num_workers=max(1, self.num_workers),
+                num_ranks=self._num_ranks,
+                rank=self._rank,
+                in_order=self.in_order,
+            )
+            stream.step = previous.step if isinstance(previous, StreamProgress) else 0
+            return stream
+        is_own_batching = self.batch_sampler is not None and self.batch_size is None
+        progress = SamplerProgress(
+            self.batch_sampler if is_own_batching else self.sampler,
+            epoch,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            is_batched=self._auto_collation,
+        )
+        if isinstance(previous, SamplerProgress):
+            progress.first_step = previous.first_step + previous.num_batches
+        return progress
+
+    @property
+    def _sharing(self) -> Sharing:
+        num_readers = max(1, self.num_workers) * self._num_ranks
+        if not self._is_stream or num_readers == 1:
+            return "whole"
+        if self.shard is None:
+            return "own"
+        return "split" if callable(getattr(self.dataset, "split", None)) else "whole"
+
+    def _maker(self, pin: Callable[[Any], Any] | None) -> MapMaker | StreamMaker:
+        own = self._own_collate if self._auto_collation else self.collate_fn
+        finish = Finisher(own, is_batched=self._auto_collation, pin=pin)
+        if not self._is_stream:
+            return MapMaker(self.dataset, finish, seed=self._seed, policy=self.ledger.policy)
+        setting = StreamSetting(
+            sharing=self._sharing,
+            batch_size=self.batch_size or 1,
+            rank=self._rank,
+            num_ranks=self._num_ranks,
+            num_workers=max(1, self.num_workers),
+            tail=self._tail,
+            hides_worker=self.shard == "auto",
+        )
+        return StreamMaker(self.dataset, finish, setting, seed=self._seed, policy=self.ledger.policy)
+
+    def _started(self, progress: Progress) -> Engine[Made]:
+        recipes = progress.recipes()
+        if self.num_workers:
+            return self._workers(progress).run(recipes)
+        maker = self._maker(self._pin())
+        if self.num_threads:
+            tasks = _tasks(maker, recipes)
+            assert self.prefetch_factor is not None
+            return Threads(tasks, num_threads=self.num_threads, depth=self.prefetch_factor, timeout=self.timeout)
+        return Inline(recipes, maker.make)
+
+    def _workers(self, progress: Progress) -> Processes[Made]:
+        if self._processes is not None and self.persistent_workers:
+            return self._processes
+        self._pin()  # for its warnings; torch's thread does the work
+        # a generator of its own, so that starting workers draws nothing from the trainer's
+        generator = torch.Generator().manual_seed(derived_key(self._seed, progress.epoch) >> 1)
+        workers: Processes[Made] = Processes(
+            self._maker(None).make,
+            self.dataset,
+            worker_init_fn=self.worker_init_fn,
+            persistent=self.persistent_workers,
+            num_workers=self.num_workers,
+            prefetch_factor=self.prefetch_factor,
+            pin_memory=self.pin_memory,
+            timeout=self.timeout,
+            multiprocessing_context=self.multiprocessing_context,
+            generator=generator,
+            in_order=self.in_order,
+        )
+        if self.persistent_workers:
+            self._processes = workers
+        return workers
+
+    def _pin(self) -> Callable[[Any], Any] | None:
+        """Return what moves a batch to page-locked memory, with the warnings torch gives."""
+        if not self.pin_memory:
+            return None
+        if self.pin_memory_device:
+            warnings.warn(
+                f"pin_memory_device={self.pin_memory_device!r} is deprecated and ignored: the current accelerator is used",
+                stacklevel=4,
+            )
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if accelerator is None or accelerator.type == "mps":
+            lack = "there is no accelerator" if accelerator is None else "MPS has none"
+            warnings.warn(f"pin_memory=True, but {lack}, so page-locked memory is not used", stacklevel=4)
+            return None
+        return _pinned
+
+
+class _Planned:
+    """Marks samplers whose order is the loader's plan."""
+
+
+def _sampler_of(kind: Any, dataset: Any, loader: DataLoader[Any]) -> Sampler[int]:
+    """Return a sampler for `loader.sampler`: the kind that torch would have made, for code that looks at it."""
+    from weakref import proxy
+
+    class PlanSampler(_Planned, kind):  # type: ignore[misc]
+        """The positions of the epoch that comes next, as this rank's share of the loader's plan gives them."""
+
+        def __iter__(self) -> Iterator[int]:
+            plan, epoch = loader_proxy._current_plan(), loader_proxy._next_epoch
+            for recipe in plan.recipes(plan.first_step(epoch), loader_proxy._rank, loader_proxy._num_ranks):
+                yield from recipe.positions.tolist()
+
+        def __len__(self) -> int:
+            return -(-len(dataset) // loader_proxy._num_ranks)
+
+    loader_proxy = proxy(loader)
+    return PlanSampler(dataset)  # type: ignore[no-any-return]
+
+
+def _tasks(maker: MapMaker | StreamMaker, recipes: Iterator[Any]) -> Iterator[Any]:
+    for recipe in recipes:
+        try:
+            task = maker.task(recipe)
+        except StopIteration:  # the end of a stream; inside a generator it would turn into an error
+            return
+        yield task
+
+
+def _pinned(batch: Any) -> Any:
+    return pinned(batch)
+
+
+def _check_sized(dataset: Any) -> None:
+    try:
+        length = len(dataset)
+    except TypeError as error:
+        what = type(dataset).__name__
+        raise ArgumentError(
+            f"the dataset ({what}) has no length, so its positions are not known",
+            hint="give it a __len__, pass a sampler, or derive it from torch.utils.data.IterableDataset if it is a stream",
+        ) from error
+    if not length:
+        raise EmptyDataset(type(dataset).__name__)
+
+
+def _check(
+    *,
+    is_stream: bool,
+    is_planned: bool,
+    batch_size: int | None,
+    shuffle: bool | None,
+    order: str | Order | None,
+    drop_last: bool,
+    tail: Tail | None,
+    num_ranks: int,
+    shard: str | None,
+    num_workers: int,
+    num_threads: int,
+    prefetch_factor: int | None,
+    timeout: float,
+    skip: Iterable[tuple[int, int]],
+) -> None:
+    """Refuse what cannot work. torch's own checks come after these."""
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise ArgumentError(
+            f"batch_size={batch_size!r} is not a positive integer",
+            hint="give the number of samples in a batch, or None to get samples without batching",
+        )
+    kinds = {name for name, given in (("order", order), ("skip", tuple(skip))) if given}
+    if kinds and not is_planned:
+        what = "an iterable dataset" if is_stream else "a sampler or batch_sampler of your own"
+        raise ArgumentError(
+            f"{' and '.join(sorted(kinds))} cannot be used with {what}, which decides the order itself",
+            hint="leave it out, or pass a map-style dataset without a sampler",
+        )
+    if tail is not None and drop_last and tail != "drop":
+        raise ArgumentError(f"drop_last=True contradicts tail={tail!r}", hint="pass only one of them")
+    if tail is not None and not is_planned and not is_stream:
+        raise ArgumentError("tail cannot be used with a sampler of your own", hint="pass drop_last, or no sampler")
+    if order is not None and shuffle is not None and shuffle == isinstance(order_named(order), Sequential):
+        raise ArgumentError(f"shuffle={shuffle} contradicts order={order!r}", hint="pass only order")
+    if num_ranks > 1 and is_stream and shard is None:
+        raise ArgumentError(
+            f"each of the {num_ranks} ranks would read the whole iterable dataset",
+            hint="pass shard='auto' to share it out, or leave out rank and num_ranks if the dataset does that itself",
+        )
+    if num_ranks > 1 and not is_stream and not is_planned:
+        raise ArgumentError(
+            "rank and num_ranks cannot be used with a sampler of your own, which decides what this rank reads",
+            hint="leave out the sampler (DistributedSampler is not needed), or leave out rank, num_ranks and distributed",
+        )
+    if shard not in (None, "auto"):
+        raise ArgumentError(f"shard={shard!r} is not known", hint="pass shard='auto' or nothing")
+    if shard is not None and not is_stream:
+        raise ArgumentError(
+            "shard='auto' is for iterable datasets; a map-style dataset is never read twice",
+            hint="leave it out; several ranks are told by rank and num_ranks, or distributed=True",
+        )
+    if num_threads < 0:
+        raise ArgumentError(f"num_threads={num_threads} is negative", hint="0 loads without threads")
+    if num_threads and num_workers:
+        raise ArgumentError(
+            f"num_threads={num_threads} and num_workers={num_workers} cannot be combined yet",
+            hint="use threads if the work releases the GIL (decoding, reading), processes if it is pure Python",
+        )
+    if num_threads and prefetch_factor is not None and prefetch_factor < 1:
+        raise ArgumentError(f"prefetch_factor={prefetch_factor} leaves threads nothing to do", hint="give 1 or more")
+    if timeout > 0 and not num_workers and not num_threads:
+        raise ArgumentError(
+            f"timeout={timeout} cannot be kept without workers: the batch is made by the caller itself",
+            hint="leave it out, or pass num_threads or num_workers",
+        )

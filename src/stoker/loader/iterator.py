@@ -1,0 +1,114 @@
+"""The iterator a trainer holds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
+
+from stoker.engine.ledger import Ledger
+from stoker.engine.processes import Ended
+from stoker.engine.task import Engine
+from stoker.errors import TooManySkipped
+from stoker.loader.progress import Progress, StreamProgress
+from stoker.loader.work import Made
+from stoker.plan import Recipe
+
+
+class LoaderIterator:
+    """One iteration over a loader: takes results from the engine, notes them, hands over the batches."""
+
+    def __init__(
+        self,
+        engine: Engine[Made],
+        progress: Progress,
+        ledger: Ledger,
+        *,
+        length: Callable[[], int],
+        promised: int | None = None,
+        warns_of_copies: bool = False,
+    ) -> None:
+        self._engine, self._progress, self._ledger = engine, progress, ledger
+        self._length, self._promised, self._warns_of_copies = length, promised, warns_of_copies
+        self._is_over = False
+        self._ended: set[int] = set()
+        self._num_yielded = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        try:
+            made = next(self._engine)
+            if isinstance(made, Ended):
+                made = self._after_an_end(made)
+        except StopIteration:
+            self._is_over = True
+            self._progress.finish()
+            self._engine.close()
+            raise
+        self._progress.advance(made)
+        self._ledger.num_served += len(made.recipe.positions)
+        if made.skipped:
+            self._note_skipped(made)
+        if made.stream is not None:
+            self._watch(made)
+        return made.batch
+
+    def __len__(self) -> int:
+        return self._length()
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """What is in the batch that was yielded last: step, positions, padding."""
+        return self._progress.last
+
+    def close(self) -> None:
+        """End the iteration now: threads and processes are gone when this returns."""
+        self._is_over = True
+        self._engine.close()
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("an iterator cannot be pickled; send loader.state_dict() and call iter on the other side")
+
+    def _after_an_end(self, ended: Any) -> Made:
+        """Return the next batch when a worker says that its stream has no more: another one may have."""
+        progress = self._progress
+        assert isinstance(progress, StreamProgress)
+        while isinstance(ended, Ended):
+            self._ended.add(ended.worker)
+            progress.end_of(progress.place["turn"] % progress.num_workers)
+            if len(self._ended) == progress.num_workers:
+                raise StopIteration
+            ended = next(self._engine)
+        return ended  # type: ignore[no-any-return]
+
+    def _note_skipped(self, made: Made) -> None:
+        try:
+            self._ledger.record(made.skipped)
+        except TooManySkipped:
+            self.close()
+            raise
+
+    def _watch(self, made: Made) -> None:
+        """Give the warnings that only show while a stream is read."""
+        assert made.stream is not None
+        if self._warns_of_copies:
+            self._warns_of_copies = False
+            if not made.stream.get("has_looked", True):
+                warnings.warn(
+                    "every worker reads the whole of this iterable dataset, so each sample will come once per worker: the "
+                    "dataset never looks at torch.utils.data.get_worker_info()\n"
+                    "hint: pass shard='auto' to stoker.DataLoader, and every sample comes exactly once",
+                    stacklevel=3,
+                )
+        self._num_yielded += 1
+        if self._promised is not None and self._num_yielded > self._promised:
+            warnings.warn(
+                f"the iterable dataset said that it has {self._promised} samples, but {self._num_yielded} batches have come; "
+                "with several workers each may be reading all of it (shard='auto' shares it out)",
+                stacklevel=3,
+            )
+            self._promised = None

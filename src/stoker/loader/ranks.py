@@ -1,0 +1,57 @@
+"""Which rank this is, and of how many."""
+
+from __future__ import annotations
+
+import os
+
+from stoker.errors import ArgumentError
+
+LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPICH", "PMI_RANK", "PMI_SIZE"),
+)
+"""Launchers and the environment variables in which they tell, in the order they are asked."""
+
+
+def resolved_ranks(rank: int | None, num_ranks: int | None, *, distributed: bool) -> tuple[int, int]:
+    """Return (rank, num_ranks) from the arguments, torch.distributed or the launcher's environment."""
+    if distributed:
+        if rank is not None or num_ranks is not None:
+            raise ArgumentError(
+                "distributed=True finds out the rank by itself, but rank or num_ranks was given too",
+                hint="pass either distributed=True or both rank and num_ranks",
+            )
+        rank, num_ranks = _found()
+    elif rank is None and num_ranks is None:
+        return 0, 1
+    if rank is None or num_ranks is None:
+        raise ArgumentError(
+            f"rank={rank} and num_ranks={num_ranks} go together, and one is missing",
+            hint="pass both, or distributed=True to read them from torch.distributed or the launcher",
+        )
+    if not 0 <= rank < num_ranks:
+        raise ArgumentError(f"there is no rank {rank} of {num_ranks}", hint="ranks run from 0 to num_ranks - 1")
+    return rank, num_ranks
+
+
+def _found() -> tuple[int, int]:
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    for _, rank, num_ranks in LAUNCHERS:
+        if rank in os.environ and num_ranks in os.environ:
+            try:
+                return int(os.environ[rank]), int(os.environ[num_ranks])
+            except ValueError:
+                raise ArgumentError(
+                    f"distributed=True: {rank}={os.environ[rank]!r} and {num_ranks}={os.environ[num_ranks]!r} are not numbers",
+                    hint="start the program with the launcher, or pass rank and num_ranks",
+                ) from None
+    names = ", ".join(f"{rank}/{num_ranks} ({launcher})" for launcher, rank, num_ranks in LAUNCHERS)
+    raise ArgumentError(
+        f"distributed=True, but torch.distributed is not initialised and none of these is set: {names}",
+        hint="call torch.distributed.init_process_group first, start with torchrun, or pass rank and num_ranks",
+    )

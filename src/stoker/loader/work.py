@@ -1,0 +1,204 @@
+"""How a recipe becomes a batch: read, collate, pin. The same code in every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from stoker.batch import plain_collate
+from stoker.engine.ledger import Policy, Skipped
+from stoker.engine.process_wide import borrow, give_back
+from stoker.engine.randomness import SampleContext, entered
+from stoker.errors import NothingCollated
+from stoker.plan import Recipe, derived_key
+from stoker.plan.mixing import GOLDEN, MASK, mixed
+
+MAX_REPLACEMENTS = 8
+"""Samples tried in the place of a bad one, before the error is raised after all."""
+
+
+class Made(NamedTuple):
+    """A batch and what is to be noted when it is handed over."""
+
+    recipe: Recipe
+    batch: Any
+    skipped: Sequence[Skipped]
+    stream: dict[str, Any] | None
+    """Where the stream is after this batch."""
+
+
+class Finisher:
+    """The last two stages: samples to a batch, the batch to page-locked memory."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any] | None, *, is_batched: bool, pin: Callable[[Any], Any] | None):
+        self.collate_fn, self.is_batched, self.pin = collate_fn, is_batched, pin
+        self._collate: Callable[[Any], Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "pin": None, "_collate": None}  # workers never pin
+
+    def __call__(self, recipe: Recipe, samples: list[Any]) -> Any:
+        collate = self._collate
+        if collate is None:
+            self._collate = collate = self.collate_fn or plain_collate()
+        try:
+            batch = collate(samples if self.is_batched else samples[0])
+        except Exception as error:
+            error.add_note(f"raised while collating step {recipe.step} of epoch {recipe.epoch}, {_listed(recipe)}")
+            raise
+        if batch is None and self.collate_fn is not None:
+            raise NothingCollated(getattr(self.collate_fn, "__qualname__", repr(self.collate_fn)), step=recipe.step)
+        return batch if self.pin is None else self.pin(batch)
+
+
+class MapMaker:
+    """Makes batches from a dataset that is addressed by position."""
+
+    def __init__(self, dataset: Any, finish: Finisher, *, seed: int, policy: Policy) -> None:
+        self.dataset, self.finish, self.seed, self.policy = dataset, finish, seed, policy
+        reads_many = finish.is_batched and bool(getattr(dataset, "__getitems__", None))
+        self.reads_many = reads_many
+        self._keys: dict[tuple[int, int], int] = {}
+
+    def make(self, recipe: Recipe) -> Made:
+        """Return the batch of `recipe`, made here and now, with the process-wide generators seeded from the step."""
+        positions = _listed_positions(recipe)
+        skipped: list[Skipped] = []
+        borrowed = borrow(batch_key(self._keys, self.seed, recipe))
+        try:
+            samples = self.read(recipe, positions, skipped)
+            return Made(recipe, self.finish(recipe, samples), skipped, None)
+        finally:
+            give_back(borrowed)
+
+    def task(self, recipe: Recipe) -> MapTask:
+        """Return the work of `recipe`, to be shared out among threads."""
+        return MapTask(self, recipe)
+
+    def read(self, recipe: Recipe, positions: list[Any], skipped: list[Skipped]) -> list[Any]:
+        """Return the samples at `positions`; bad ones are replaced and noted in `skipped`, if the policy says so."""
+        walk = iter(positions)
+        previous = entered(SampleContext(self.seed, recipe.epoch, positions, walk))
+        samples: list[Any] = []
+        try:
+            if self.reads_many:
+                try:
+                    return self.dataset.__getitems__(positions)  # type: ignore[no-any-return]
+                except Exception as error:
+                    if self.policy.action == "raise":
+                        error.add_note(f"raised while reading {_listed(recipe)} (step {recipe.step}, epoch {recipe.epoch})")
+                        raise
+            getitem = self.dataset.__getitem__
+            while True:
+                try:
+                    samples.extend(map(getitem, walk))  # keeps what it has when one fails
+                    return samples
+                except Exception as error:
+                    position = positions[len(samples)]
+                    if self.policy.action == "raise":
+                        self._tell(error, recipe, position)
+                        raise
+                    samples.append(self._replaced(error, recipe, position, skipped))
+        finally:
+            entered(previous)
+
+    def _replaced(self, error: Exception, recipe: Recipe, position: Any, skipped: list[Skipped]) -> Any:
+        """Return another sample for a bad one: a function of (seed, epoch, position), so every engine takes the same."""
+        number = position if isinstance(position, int) else hash(str(position))
+        for attempt in range(MAX_REPLACEMENTS):
+            other = derived_key(self.seed, recipe.epoch, number, attempt) % len(self.dataset)
+            walk = iter([other])
+            previous = entered(SampleContext(self.seed, recipe.epoch, [other], walk))
+            try:
+                sample = self.dataset[next(walk)]
+            except Exception:
+                continue
+            finally:
+                entered(previous)
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            skipped.append(Skipped(recipe.epoch, recipe.step, position, reason, described(self.dataset, position), other))
+            return sample
+        self._tell(error, recipe, position)
+        error.add_note(f"{MAX_REPLACEMENTS} other samples, tried in its place, could not be read either")
+        raise error
+
+    def _tell(self, error: Exception, recipe: Recipe, position: Any) -> None:
+        where = described(self.dataset, position)
+        error.add_note(
+            f"raised while reading position {position}{f' ({where})' if where else ''} of "
+            f"{type(self.dataset).__name__}, step {recipe.step}, epoch {recipe.epoch}"
+        )
+        if isinstance(error, IndexError) and isinstance(position, int):
+            try:
+                length = len(self.dataset)
+            except TypeError:
+                return
+            if 0 <= position < length:
+                error.add_note(
+                    f"len(dataset) says {length}, so position {position} should exist; if the dataset is shorter than that, "
+                    "mend its __len__, otherwise the error is in its __getitem__"
+                )
+            else:
+                error.add_note(f"the position comes from the sampler and is outside the dataset, whose len is {length}")
+
+
+class MapTask:
+    """The reading of one batch in parts, by several threads."""
+
+    __slots__ = ("maker", "positions", "recipe", "samples", "size", "skipped")
+
+    def __init__(self, maker: MapMaker, recipe: Recipe) -> None:
+        self.maker, self.recipe = maker, recipe
+        self.positions = _listed_positions(recipe)
+        # one call for all, where the dataset takes many positions: it may want to see them together
+        self.size = 1 if maker.reads_many else len(self.positions)
+        self.samples: list[Any] = [None] * len(self.positions)
+        self.skipped: list[tuple[int, list[Skipped]]] = []
+
+    def do(self, start: int, stop: int) -> None:
+        """Read some of the samples."""
+        skipped: list[Skipped] = []
+        if self.maker.reads_many:
+            self.samples = self.maker.read(self.recipe, self.positions, skipped)
+        else:
+            self.samples[start:stop] = self.maker.read(self.recipe, self.positions[start:stop], skipped)
+        if skipped:
+            self.skipped.append((start, skipped))
+
+    def finish(self) -> Made:
+        """Return the batch."""
+        skipped = [entry for _, part in sorted(self.skipped, key=lambda item: item[0]) for entry in part]
+        return Made(self.recipe, self.maker.finish(self.recipe, self.samples), skipped, None)
+
+
+def batch_key(keys: dict[tuple[int, int], int], seed: int, recipe: Recipe) -> int:
+    """Return the key of a batch's process-wide random numbers: (seed, epoch, step), and the rank, or all ranks would
+    augment alike. `keys` remembers the part that is the same for an epoch.
+    """
+    base = keys.get((recipe.epoch, recipe.rank))
+    if base is None:
+        keys.clear()
+        base = keys[recipe.epoch, recipe.rank] = derived_key(seed, recipe.epoch, recipe.rank)
+    return mixed((base + recipe.step * GOLDEN) & MASK)
+
+
+def described(dataset: Any, position: Any) -> str | None:
+    """Return where a sample comes from, if the dataset has a method `describe(position)` that tells."""
+    describe = getattr(dataset, "describe", None)
+    if not callable(describe):
+        return None
+    try:
+        return str(describe(position))
+    except Exception as error:  # telling about an error must not hide it
+        return f"describe() raised {type(error).__name__}"
+
+
+def _listed_positions(recipe: Recipe) -> list[Any]:
+    positions: Any = recipe.positions
+    return positions if isinstance(positions, list) else positions.tolist()  # type: ignore[no-any-return]
+
+
+def _listed(recipe: Recipe) -> str:
+    positions = _listed_positions(recipe)
+    shown = ", ".join(map(str, positions[:8]))
+    return f"positions {shown}{', ...' if len(positions) > 8 else ''}"

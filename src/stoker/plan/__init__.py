@@ -1,0 +1,27 @@
+"""Which sample, when, for which rank: arithmetic, no I/O, no torch."""
+
+from __future__ import annotations
+
+from stoker.plan.digest import added, digests
+from stoker.plan.mixing import derived_key
+from stoker.plan.order import Order, Sequential, Shuffle, Window, order_named
+from stoker.plan.permutation import Permutation, permutation
+from stoker.plan.plan import Origin, Place, Plan, Recipe, Tail
+
+__all__ = [
+    "Order",
+    "Origin",
+    "Permutation",
+    "Place",
+    "Plan",
+    "Recipe",
+    "Sequential",
+    "Shuffle",
+    "Tail",
+    "Window",
+    "added",
+    "derived_key",
+    "digests",
+    "order_named",
+    "permutation",
+]

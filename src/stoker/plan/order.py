@@ -1,0 +1,175 @@
+"""In which order the samples of an epoch come.
+
+An epoch is a row of *slots*, numbered from 0; an order says which sample's position is in which slot, and back. Each
+epoch has an order of its own, made from (seed, epoch).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ArgumentError
+from stoker.plan.mixing import derived_key
+from stoker.plan.permutation import permutation
+
+Indices = NDArray[np.int64]
+
+
+class Order(Protocol):
+    """A bijection between slots and positions for every (seed, epoch), evaluated on demand."""
+
+    @property
+    def name(self) -> str:
+        """The word for it in a state and on the command line."""
+        ...
+
+    def positions(self, slots: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
+        """Return the positions that are in `slots`."""
+        ...
+
+    def slots(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
+        """Return the slots that hold `positions`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """As the samples lie."""
+
+    name: ClassVar[str] = "sequential"
+
+    def positions(self, slots: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:  # noqa: ARG002
+        """Return the positions that are in `slots`."""
+        return slots
+
+    def slots(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:  # noqa: ARG002
+        """Return the slots that hold `positions`."""
+        return positions
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """Every order equally likely, over all samples."""
+
+    name: ClassVar[str] = "shuffle"
+
+    def positions(self, slots: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
+        """Return the positions that are in `slots`."""
+        return permutation(num_samples, derived_key(seed, epoch)).forward(slots)
+
+    def slots(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
+        """Return the slots that hold `positions`."""
+        return permutation(num_samples, derived_key(seed, epoch)).inverse(positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Near-sequential: whole blocks are shuffled, then the samples inside a window of several blocks.
+
+    At any time only the blocks of one window are being read, and each is read to its end, so that a disk or an object
+    store sees `size` / `block` long runs instead of single samples.
+    """
+
+    name: ClassVar[str] = "window"
+
+    size: int = 65536
+    """Samples in a window: how far apart two samples that lie together may come to be."""
+    block: int = 1024
+    """Samples in a block: how many neighbours on disk are read in one window."""
+
+    def __post_init__(self) -> None:
+        if self.block < 1 or self.size < self.block or self.size % self.block:
+            raise ArgumentError(
+                f"a window of {self.size} samples cannot be cut into blocks of {self.block}",
+                hint="choose Window(size=..., block=...) with size a multiple of block, both at least 1",
+            )
+
+    def positions(self, slots: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
+        """Return the positions that are in `slots`."""
+        layout = _Layout(self, epoch=epoch, num_samples=num_samples, seed=seed)
+        return layout.positions(np.asarray(slots, dtype=np.int64))
+
+    def slots(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
+        """Return the slots that hold `positions`."""
+        layout = _Layout(self, epoch=epoch, num_samples=num_samples, seed=seed)
+        return layout.slots(np.asarray(positions, dtype=np.int64))
+
+
+class _Layout:
+    """Where the blocks of one epoch lie.
+
+    All blocks have `block` samples but the last of the data, which may be shorter by `gap`. The arithmetic is done as
+    if it were full: `place` counts slots with the gap left in, and whatever comes behind the gap is moved by it.
+    """
+
+    def __init__(self, window: Window, *, epoch: int, num_samples: int, seed: int) -> None:
+        self.size, self.block = window.size, window.block
+        self.num_samples = num_samples
+        self.num_blocks = -(-num_samples // self.block)
+        self.gap = self.num_blocks * self.block - num_samples
+        self.key = derived_key(seed, epoch, self.size, self.block)
+        self.blocks = permutation(self.num_blocks, self.key)
+        last = int(self.blocks.inverse(np.array([self.num_blocks - 1]))[0])
+        self.gap_window = last * self.block // self.size
+        self.gap_window_end = min((self.gap_window + 1) * self.size, self.num_blocks * self.block) - self.gap
+        # inside its window, the short block's samples end here and the gap begins
+        self.gap_at = last * self.block - self.gap_window * self.size + self.block - self.gap
+
+    def window_size(self, window: int) -> int:
+        whole = min((window + 1) * self.size, self.num_blocks * self.block) - window * self.size
+        return whole - self.gap if window == self.gap_window else whole
+
+    def positions(self, slots: Indices) -> Indices:
+        places = slots + self.gap * (slots >= self.gap_window_end)
+        windows = places // self.size
+        found = np.empty_like(places)
+        for window in np.unique(windows).tolist():
+            chosen = windows == window
+            inside = places[chosen] - window * self.size
+            inside = permutation(self.window_size(window), derived_key(self.key, window)).forward(inside)
+            if window == self.gap_window:
+                inside += self.gap * (inside >= self.gap_at)
+            found[chosen] = inside + window * self.size
+        blocks = self.blocks.forward(found // self.block)
+        return blocks * self.block + found % self.block
+
+    def slots(self, positions: Indices) -> Indices:
+        places = self.blocks.inverse(positions // self.block) * self.block + positions % self.block
+        windows = places // self.size
+        found = np.empty_like(places)
+        for window in np.unique(windows).tolist():
+            chosen = windows == window
+            inside = places[chosen] - window * self.size
+            if window == self.gap_window:
+                inside -= self.gap * (inside >= self.gap_at)
+            inside = permutation(self.window_size(window), derived_key(self.key, window)).inverse(inside)
+            found[chosen] = inside + window * self.size
+        return found - self.gap * (windows > self.gap_window)
+
+
+ORDERS: dict[str, type[Sequential] | type[Shuffle] | type[Window]] = {
+    kind.name: kind for kind in (Sequential, Shuffle, Window)
+}
+
+
+def order_named(order: str | Order) -> Order:
+    """Return the order that a word or a value stands for."""
+    if not isinstance(order, str):
+        if not hasattr(order, "positions") or not hasattr(order, "slots"):
+            raise ArgumentError(f"order={order!r} is not an order", hint=f"choose one of {', '.join(ORDERS)}")
+        return order
+    if order not in ORDERS:
+        raise ArgumentError(
+            f"order={order!r} is not known",
+            hint=f"choose one of {', '.join(ORDERS)}, or stoker.Window(size=..., block=...)",
+        )
+    return ORDERS[order]()
+
+
+def told(order: Order) -> dict[str, Any]:
+    """Return what makes up `order` as plain values, for a state."""
+    return {"name": order.name, **asdict(order)}  # type: ignore[call-overload, unused-ignore]

@@ -1,0 +1,113 @@
+"""A shuffle that is computed, not stored.
+
+A `Permutation` maps any index in `range(size)` to another one, and back, at a cost that does not depend
+on `size`. It is a Feistel network on pairs: an index is written as (left, right) with left < a, right < b and
+a * b just above `size`; each round adds a keyed hash of one half to the other. That is a bijection of
+range(a * b) whatever the hash is. The few results that fall outside range(size) are fed through again until
+they land inside ("cycle walking"), which keeps it a bijection. As a * b - size < a, that happens to one index
+in sqrt(size) at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import isqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.plan.mixing import FIRST, SECOND, Words, derived_key, mix
+
+MAX_SIZE = 1 << 62
+"""Left and right halves stay below 2**32, so that no product overflows 64 bits."""
+
+NUM_ROUNDS = 6
+"""Four make a network of strong rounds indistinguishable from random for large halves; two more are for halves of
+five bits. The tests of uniformity fail at three."""
+
+SORTED_BELOW = 1024
+"""Under this size all indices are sorted by a hash: exactly as random as the hash, where a network of tiny halves
+is not, and quicker."""
+
+_FIRST, _SECOND, _32 = np.uint64(FIRST), np.uint64(SECOND), np.uint64(32)
+
+
+@lru_cache(maxsize=512)
+def permutation(size: int, key: int) -> Permutation:
+    """Return the permutation of range(size) for `key`; the most recent ones are kept."""
+    return Permutation(size, key)
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A keyed bijection of range(size). Thread-safe; equal keys and sizes give equal maps, for ever."""
+
+    size: int
+    key: int
+
+    def forward(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where each index goes."""
+        return self._sorted[0][indices] if self.size < SORTED_BELOW else self._walked(indices, inverse=False)
+
+    def inverse(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where each index came from."""
+        return self._sorted[1][indices] if self.size < SORTED_BELOW else self._walked(indices, inverse=True)
+
+    @cached_property
+    def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        hashes = mix(np.arange(self.size, dtype=np.uint64) + np.uint64(self.key))
+        forward = np.argsort(hashes, kind="stable").astype(np.int64)
+        backward = np.empty_like(forward)
+        backward[forward] = np.arange(self.size)
+        return forward, backward
+
+    @cached_property
+    def _sides(self) -> tuple[int, int]:
+        """The numbers of values of the left and the right half."""
+        right = isqrt(self.size - 1) + 1
+        return -(-self.size // right), right
+
+    @cached_property
+    def _round_keys(self) -> tuple[np.uint64, ...]:
+        return tuple(np.uint64(derived_key(self.key, number)) for number in range(NUM_ROUNDS))
+
+    def _walked(self, indices: NDArray[np.int64], *, inverse: bool) -> NDArray[np.int64]:
+        size = np.uint64(self.size)
+        words = self._network(np.asarray(indices).astype(np.uint64), inverse=inverse)
+        outside = np.flatnonzero(words >= size)
+        while outside.size:
+            words[outside] = self._network(words[outside], inverse=inverse)
+            outside = outside[words[outside] >= size]
+        return words.view(np.int64)
+
+    def _network(self, words: Words, *, inverse: bool) -> Words:
+        num_left, num_right = self._sides
+        width = np.uint64(num_right)
+        left = words // width
+        right = words - left * width
+        halves = ((left, np.uint64(num_left), right), (right, width, left))
+        scratch, high = np.empty_like(left), np.empty_like(left)
+        rounds = range(NUM_ROUNDS)
+        for number in reversed(rounds) if inverse else rounds:
+            target, sides, other = halves[number % 2]
+            # scratch = hash(other) scaled to range(sides) by its upper 32 bits
+            np.add(other, self._round_keys[number], out=scratch)
+            scratch *= _FIRST
+            np.right_shift(scratch, _32, out=high)
+            scratch ^= high
+            scratch *= _SECOND
+            scratch >>= _32
+            scratch *= sides
+            scratch >>= _32
+            # addition modulo `sides`: of x and x - sides one is in range, the other wraps round to a huge number
+            if inverse:
+                np.subtract(target, scratch, out=target)
+                np.add(target, sides, out=scratch)
+            else:
+                target += scratch
+                np.subtract(target, sides, out=scratch)
+            np.minimum(target, scratch, out=target)
+        left *= width
+        left += right
+        return left

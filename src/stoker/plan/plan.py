@@ -1,0 +1,293 @@
+"""Which sample goes to which rank at every step, for ever."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ArgumentError, PositionError
+from stoker.plan.digest import digests
+from stoker.plan.order import Indices, Order, Sequential, order_named, told
+from stoker.plan.permutation import MAX_SIZE
+
+Tail = Literal["drop", "keep", "pad"]
+
+CHUNK = 4096
+"""Slots evaluated together when steps are asked for in a row: enough to hide NumPy's cost per call, little enough to
+stay in the first-level cache."""
+
+
+class Recipe(NamedTuple):
+    """What one rank reads at one step."""
+
+    step: int
+    epoch: int
+    rank: int
+    slots: Indices
+    """Where the samples stand in the epoch's order; padding repeats from its beginning."""
+    positions: Indices
+    padding: NDArray[np.bool_] | None
+    """True where a sample only fills up the batch. None when there is no padding."""
+    num_slots: int
+    """Slots of the epoch that the whole step takes up, over all ranks."""
+    digest: int
+    """What this share adds to the running digest of what was served."""
+
+
+class Place(NamedTuple):
+    """When and where a sample comes."""
+
+    step: int
+    rank: int
+    row: int
+    """Which sample of the rank's share it is."""
+    is_skipped: bool
+    """The step is in a range of `Plan.skip`, so the sample is passed over."""
+
+
+class Origin(NamedTuple):
+    """Where the count of steps began: after a change of batch size, in the middle of an epoch."""
+
+    epoch: int = 0
+    slot: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which sample goes to which rank at every step.
+
+    A plan is arithmetic: it reads no data and holds no iterator. Processes with equal plans agree on every sample. Steps
+    are counted on from epoch to epoch; the number of ranks is not part of the plan, for it only shares out a step.
+    """
+
+    num_samples: int
+    batch_size: int
+    """Samples in one step, over all ranks together."""
+    order: Order = field(default_factory=Sequential)
+    seed: int = 0
+    tail: Tail = "keep"
+    """What becomes of the last, incomplete batch of an epoch: dropped, kept short (each rank gets one sample at least),
+    or padded with marked samples from the epoch's beginning."""
+    skip: tuple[tuple[int, int], ...] = ()
+    """Ranges (first, stop) of steps that are passed over. They keep their numbers, so all others do too."""
+    origin: Origin = Origin()
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ArgumentError(f"{name}={value!r} is not a positive integer", hint=f"give {name} as 1 or more")
+        if self.num_samples > MAX_SIZE:
+            raise ArgumentError(f"num_samples={self.num_samples} is too many", hint=f"{MAX_SIZE} is the limit")
+        if self.tail not in get_args(Tail):
+            raise ArgumentError(f"tail={self.tail!r} is not known", hint=f"choose one of {', '.join(get_args(Tail))}")
+        object.__setattr__(self, "order", order_named(self.order))
+        object.__setattr__(self, "skip", _joined(self.skip))
+        object.__setattr__(self, "origin", Origin(*self.origin))
+
+    # ---------------------------------------------------------------- counting
+
+    def steps_in(self, epoch: int) -> int:
+        """Return the number of steps of `epoch`, skipped ones included; the same on every rank."""
+        slots = self.num_samples - self._first_slot(epoch)
+        return slots // self.batch_size if self.tail == "drop" else -(-slots // self.batch_size)
+
+    def num_steps(self, epoch: int) -> int:
+        """Return how many steps of `epoch` are served: all that are not skipped."""
+        first = self.first_step(epoch)
+        stop = first + self.steps_in(epoch)
+        return stop - first - sum(max(0, min(stop, b) - max(first, a)) for a, b in self.skip)
+
+    def first_step(self, epoch: int) -> int:
+        """Return the number of the first step of `epoch`."""
+        epochs = epoch - self.origin.epoch
+        if epochs < 0:
+            raise ArgumentError(
+                f"epoch {epoch} lies before this plan, which begins in epoch {self.origin.epoch}",
+                hint="ask the plan of the run that served it: this one begins where the batch size changed",
+            )
+        if epochs == 0:
+            return self.origin.step
+        return self.origin.step + self.steps_in(self.origin.epoch) + (epochs - 1) * self.steps_in(epoch)
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch that `step` is in."""
+        return self._start_of(step)[0]
+
+    def is_skipped(self, step: int) -> bool:
+        """Return whether `step` is passed over."""
+        return any(first <= step < stop for first, stop in self.skip)
+
+    # ---------------------------------------------------------------- what comes when
+
+    def recipe(self, step: int, rank: int = 0, num_ranks: int = 1) -> Recipe:
+        """Return what `rank` of `num_ranks` reads at `step`, in time independent of the corpus and of the step."""
+        self._check_rank(rank, num_ranks)
+        epoch, start = self._start_of(step)
+        real = min(self.batch_size, self.num_samples - start)
+        whole = self.batch_size if self.tail == "pad" else real
+        slots = np.arange(start + rank, start + whole, num_ranks, dtype=np.int64)
+        padding: NDArray[np.bool_] | None = None
+        if not slots.size:  # tail="keep" with fewer samples left than ranks: no rank may fall out of step
+            slots, padding = np.array([start], dtype=np.int64), np.array([True])
+        elif start + whole > self.num_samples:
+            padding = slots >= self.num_samples
+            slots %= self.num_samples
+            padding = padding if padding.any() else None
+        positions = self._positions(slots, epoch)
+        counted = slice(None) if padding is None else ~padding
+        digest = int(digests(epoch, slots[counted], positions[counted]).sum(dtype=np.uint64))
+        return Recipe(step, epoch, rank, slots, positions, padding, whole, digest)
+
+    def recipes(self, step: int, rank: int = 0, num_ranks: int = 1) -> Iterator[Recipe]:
+        """Yield the recipes from `step` to the end of its epoch, without the skipped ones.
+
+        The same as asking `recipe` for each, but many steps are evaluated in one go.
+        """
+        epoch, _ = self._start_of(step)
+        stop = self.first_step(epoch) + self.steps_in(epoch)
+        num_full = (self.num_samples - self._first_slot(epoch)) // self.batch_size
+        last_full = self.first_step(epoch) + num_full
+        for first, end in self._unskipped(step, stop):
+            # few steps first, so that the first batch does not wait for a whole chunk
+            ahead, most = 1, max(1, CHUNK * num_ranks // self.batch_size)
+            while first < min(end, last_full):
+                count = min(ahead, end - first, last_full - first)
+                yield from self._full_recipes(first, count, rank, num_ranks, epoch)
+                first += count
+                ahead = min(2 * ahead, most)
+            for tail_step in range(first, end):
+                yield self.recipe(tail_step, rank, num_ranks)
+
+    def find(self, position: int, epoch: int = 0, num_ranks: int = 1) -> Place | None:
+        """Return when and where the sample at `position` comes in `epoch`, or None if the tail drops it."""
+        if not 0 <= position < self.num_samples:
+            raise PositionError(position, length=self.num_samples, what="the plan")
+        self._check_rank(0, num_ranks)
+        step = self.first_step(epoch)
+        slots = self.order.slots(
+            np.array([position], dtype=np.int64), epoch=epoch, num_samples=self.num_samples, seed=self.seed
+        )
+        steps, offset = divmod(int(slots[0]) - self._first_slot(epoch), self.batch_size)
+        if not 0 <= steps < self.steps_in(epoch):
+            return None
+        row, rank = divmod(offset, num_ranks)
+        return Place(step + steps, rank, row, self.is_skipped(step + steps))
+
+    # ---------------------------------------------------------------- change and identity
+
+    def step_at(self, epoch: int, slot: int) -> int:
+        """Return the step that takes up `slot` of `epoch`."""
+        return self.first_step(epoch) + (slot - self._first_slot(epoch)) // self.batch_size
+
+    def skipping(self, first: int, stop: int) -> Plan:
+        """Return this plan with the steps from `first` to before `stop` passed over as well."""
+        return replace(self, skip=(*self.skip, (first, stop)))
+
+    def rebatched(self, batch_size: int, origin: Origin) -> Plan:
+        """Return this plan going on at `origin` with another batch size.
+
+        Skipped ranges keep their samples. A new step that holds any skipped sample is skipped as a whole.
+        """
+        new = replace(self, batch_size=batch_size, origin=origin, skip=())
+        ranges = []
+        for first, stop in self.skip:
+            if stop <= origin.step:
+                continue
+            epoch, slot = self._start_of(max(first, origin.step))
+            last_epoch, last_slot = self._start_of(stop - 1)
+            last_slot = min(last_slot + self.batch_size, self.num_samples) - 1
+            ranges.append((new.step_at(epoch, slot), new.step_at(last_epoch, last_slot) + 1))
+        return replace(new, skip=tuple(ranges))
+
+    def identity(self) -> dict[str, Any]:
+        """Return what makes the stream of samples what it is, as plain values.
+
+        Batch size, ranks, skipped steps and origin are not in it: they only cut the stream up.
+        """
+        return {"num_samples": self.num_samples, "order": told(self.order), "seed": self.seed, "tail": self.tail}
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of `identity`."""
+        return hashlib.blake2b(json.dumps(self.identity(), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    # ---------------------------------------------------------------- inside
+
+    def _first_slot(self, epoch: int) -> int:
+        return self.origin.slot if epoch == self.origin.epoch else 0
+
+    def _start_of(self, step: int) -> tuple[int, int]:
+        """Return the epoch of `step` and the slot with which it begins."""
+        steps = step - self.origin.step
+        if steps < 0:
+            raise ArgumentError(
+                f"step {step} lies before this plan, which begins at step {self.origin.step}",
+                hint="steps count from 0; after a change of batch size, from where it changed",
+            )
+        in_first = self.steps_in(self.origin.epoch)
+        if steps < in_first:
+            return self.origin.epoch, self.origin.slot + steps * self.batch_size
+        per_epoch = self.steps_in(self.origin.epoch + 1)
+        if not per_epoch:
+            raise ArgumentError(
+                f"the plan has no steps: tail='drop' leaves nothing of {self.num_samples} samples "
+                f"in batches of {self.batch_size}",
+                hint="use a smaller batch, or tail='keep' or 'pad'",
+            )
+        epochs, steps = divmod(steps - in_first, per_epoch)
+        return self.origin.epoch + 1 + epochs, steps * self.batch_size
+
+    def _positions(self, slots: Indices, epoch: int) -> Indices:
+        return self.order.positions(slots, epoch=epoch, num_samples=self.num_samples, seed=self.seed)
+
+    def _full_recipes(self, step: int, count: int, rank: int, num_ranks: int, epoch: int) -> Iterator[Recipe]:
+        self._check_rank(rank, num_ranks)
+        _, start = self._start_of(step)
+        share = np.arange(rank, self.batch_size, num_ranks, dtype=np.int64)
+        slots = np.arange(start, start + count * self.batch_size, self.batch_size, dtype=np.int64)[:, None] + share
+        flat = slots.reshape(-1)
+        positions = self._positions(flat, epoch)
+        sums = digests(epoch, flat, positions).reshape(slots.shape).sum(axis=1, dtype=np.uint64)
+        rows = zip(slots, positions.reshape(slots.shape), sums.tolist(), strict=True)
+        for number, (slots_row, positions_row, digest) in enumerate(rows, step):
+            yield Recipe(number, epoch, rank, slots_row, positions_row, None, self.batch_size, digest)
+
+    def _unskipped(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        for skip_first, skip_stop in self.skip:
+            if first < min(skip_first, stop):
+                yield first, min(skip_first, stop)
+            first = max(first, skip_stop)
+        if first < stop:
+            yield first, stop
+
+    def _check_rank(self, rank: int, num_ranks: int) -> None:
+        if not 0 <= rank < num_ranks:
+            raise ArgumentError(f"there is no rank {rank} of {num_ranks}", hint="ranks run from 0 to num_ranks - 1")
+        if num_ranks > self.batch_size:
+            raise ArgumentError(
+                f"{num_ranks} ranks cannot share a batch of {self.batch_size}",
+                hint="the plan's batch_size counts the samples of all ranks together; give each one sample at least",
+            )
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return `ranges` sorted, without empty ones, overlapping and touching ones made one."""
+    joined: list[tuple[int, int]] = []
+    for first, stop in sorted((int(first), int(stop)) for first, stop in ranges):
+        if first < 0 or stop < first:
+            raise ArgumentError(f"({first}, {stop}) is not a range of steps", hint="give (first, stop), 0 <= first < stop")
+        if first == stop:
+            continue
+        if joined and first <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((first, stop))
+    return tuple(joined)

@@ -1,0 +1,113 @@
+"""Compressed files as a stream of plain bytes: gzip and zstd, told by the file's suffix."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import IO, Literal
+
+from stoker.errors import DataError, MissingExtra
+
+Compression = Literal["gzip", "zstd"]
+
+_SUFFIXES: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+
+# zstd frames may announce windows up to 2 GiB (`zstd --long=31`); the library's own limit is 128 MiB.
+_MAX_WINDOW_BYTES = 1 << 31
+
+# One call of the zstd object unpacks all it was given, so this bounds its memory: 32 KiB become a few hundred.
+_ZSTD_INPUT_BYTES = 32 << 10
+
+
+def compression_of(path: Path) -> Compression | None:
+    """Return how the file is compressed, judged by its suffix alone."""
+    return _SUFFIXES.get(path.suffix.lower())
+
+
+def check_magic(path: Path, compression: Compression) -> None:
+    """Raise `DataError` unless the file begins as files of its suffix do."""
+    with open(path, "rb") as file:
+        head = file.read(4)
+    if compression == "gzip":
+        is_right = head.startswith(b"\x1f\x8b")
+    else:  # a zstd frame, or a skippable one (0x184D2A50 to 0x184D2A5F), which parallel compressors write first
+        is_right = head == b"\x28\xb5\x2f\xfd" or (head[1:] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F)
+    if not is_right:
+        found = f"its first bytes are {head.hex(' ')}" if head else "it is empty"
+        raise DataError(
+            f"{path} is not a {compression} file, though its suffix says so: {found}\n"
+            f"hint: rename it without {path.suffix!r} if it is not compressed; otherwise copy or compress it again"
+        )
+
+
+def require_library(compression: Compression) -> None:
+    """Raise `MissingExtra` where the library that unpacks is not installed."""
+    if compression == "zstd":
+        try:
+            import zstandard  # noqa: F401
+        except ImportError as error:
+            raise MissingExtra("zstandard", extra="zstd", need="reading .zst files") from error
+
+
+def unpacked(
+    file: IO[bytes], compression: Compression, *, path: Path, chunk_bytes: int
+) -> Generator[bytes, None, None]:
+    """Yield the unpacked content of `file` in pieces of about `chunk_bytes`, never an empty one.
+
+    Several gzip members or zstd frames one after the other are one content. Data that ends early or is
+    damaged raises `DataError` after the pieces before it. `file` stays the caller's to close.
+    """
+    num_bytes = 0
+    pieces = _unpacked_gzip(file, chunk_bytes) if compression == "gzip" else _unpacked_zstd(file)
+    try:
+        for piece in pieces:
+            num_bytes += len(piece)
+            yield piece
+    except EOFError as error:
+        raise _damaged(path, compression, num_bytes, "the data ends early, as if the file had been cut off") from error
+    except (zlib.error, gzip.BadGzipFile, _FrameError) as error:
+        raise _damaged(path, compression, num_bytes, f"the data is damaged ({error})") from error
+
+
+class _FrameError(Exception):
+    """The zstd library refused the data; a name of ours, as the library is imported late."""
+
+
+def _damaged(path: Path, compression: Compression, num_bytes: int, reason: str) -> DataError:
+    tool = "gzip -t" if compression == "gzip" else "zstd -t"
+    return DataError(
+        f"{path} cannot be unpacked: {reason}, after about {num_bytes} unpacked bytes\n"
+        f"hint: `{tool} {path}` checks the file; copy or compress it again"
+    )
+
+
+def _unpacked_gzip(file: IO[bytes], chunk_bytes: int) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=file, mode="rb") as members:
+        while piece := members.read(chunk_bytes):
+            yield piece
+
+
+def _unpacked_zstd(file: IO[bytes]) -> Iterator[bytes]:
+    require_library("zstd")
+    import zstandard
+
+    # Not `stream_reader`: it takes data that ends inside a frame for a complete file.
+    context = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+    frame = None
+    while packed := file.read(_ZSTD_INPUT_BYTES):
+        while packed:
+            if frame is None:
+                frame = context.decompressobj()
+            try:
+                piece = frame.decompress(packed)
+            except zstandard.ZstdError as error:
+                raise _FrameError(str(error)) from error
+            packed = b""
+            if frame.eof:
+                packed, frame = frame.unused_data, None
+            if piece:
+                yield piece
+    if frame is not None:
+        raise EOFError("inside a zstd frame")

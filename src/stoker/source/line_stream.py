@@ -1,0 +1,394 @@
+"""The lines of files in order, without an index, shared out without a counting pass."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from typing import Any, NoReturn, Self, cast, final
+
+from stoker.errors import ArgumentError, StateMismatch, StateUnreadable
+from stoker.source.line_file import LineFile, Paths, fingerprint_of, line_files
+from stoker.source.line_format import BOM, LineParser, Parse, bad_line
+from stoker.source.line_reader import LineReader, first_line
+
+_STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much is read and shared out at a time; tests make them tiny."""
+
+    chunk_bytes: int = 256 << 10
+    """Read at a time: large enough for few calls, small enough for its lines to stay in a core's cache."""
+    block_bytes: int = 1 << 20
+    """Lines that begin in the same block of unpacked data go to the same part. States of parts depend on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteShare:
+    """The lines of a plain file that begin in one range of bytes."""
+
+    file: int
+    start: int
+    stop: int
+
+    def ranges(self, start: int, sizes: Sizes) -> Iterator[tuple[int, int | None]]:  # noqa: ARG002
+        """Yield the ranges of this share from the line at `start` on."""
+        yield max(self.start, start), self.stop
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShare:
+    """The lines of a compressed file that begin in every `modulus`-th block.
+
+    Blocks are counted from the file's number on, not from zero: of many files that are shorter than a block,
+    each part then gets some.
+    """
+
+    file: int
+    residue: int = 0
+    modulus: int = 1
+
+    def ranges(self, start: int, sizes: Sizes) -> Iterator[tuple[int, int | None]]:
+        """Yield the ranges of this share from the line at `start` on, without end: the file's length is not known."""
+        if self.modulus == 1:
+            yield start, None
+            return
+        first = start // sizes.block_bytes
+        first += (self.residue - self.file - first) % self.modulus
+        for block in count(first, self.modulus):
+            yield max(start, block * sizes.block_bytes), (block + 1) * sizes.block_bytes
+
+
+Share = ByteShare | BlockShare
+
+
+@final
+class LineStream:
+    """The lines of some files, one after the other, each parsed into a sample. Each `iter` starts anew.
+
+    Takes the arguments of `Lines`. There is no index and no counting pass: plain files are read in big pieces,
+    compressed ones are unpacked on the way. `split` shares it out. Iterators know their exact position
+    (`state_dict`). Files must not change during a run; each is checked against its size and time when it is opened.
+    """
+
+    def __init__(self, paths: Paths, *, parse: Parse | None = None) -> None:
+        self._set(line_files(paths, parse), sizes=Sizes())
+
+    @classmethod
+    def of(cls, files: Sequence[LineFile], *, sizes: Sizes | None = None) -> LineStream:
+        """Return the stream over files already looked at."""
+        stream = cls.__new__(cls)
+        stream._set(tuple(files), sizes=sizes or Sizes())
+        return stream
+
+    def _set(self, files: tuple[LineFile, ...], *, sizes: Sizes) -> None:
+        self._files, self._sizes = files, sizes
+        self._part: tuple[tuple[int, int], ...] = ()
+        self._fingerprint: str | None = None
+        self._shares: tuple[Share, ...] = tuple(
+            ByteShare(number, 0, file.size_bytes) if file.compression is None else BlockShare(number)
+            for number, file in enumerate(files)
+        )
+
+    def __iter__(self) -> LineIterator:
+        return LineIterator.over(_Cursor(self._files, self._shares, self._part, self._sizes))
+
+    def __repr__(self) -> str:
+        first, more = self._files[0].path, len(self._files) - 1
+        part = "".join(f".split({index}, {count})" for index, count in self._part)
+        return f"LineStream({str(first)!r}{f' and {more} more' if more else ''}){part}"
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that changes when the files do, and stays when they are copied; the same for every part."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint_of(self._files)
+        return self._fingerprint
+
+    def split(self, index: int, count: int, /) -> Self:
+        """Return part `index` of `count`. The parts together hold every line exactly once; a part can be split again.
+
+        Plain files are split by bytes: a line belongs to the part in which its first byte lies. Of compressed
+        files, each part gets whole ones where there are enough; otherwise every part unpacks every file and takes its
+        share of the blocks (1 MiB of unpacked data each).
+        """
+        index, count = operator.index(index), operator.index(count)
+        if not 0 <= index < count:
+            raise ArgumentError(
+                f"there is no part {index} of {count}",
+                hint="parts are numbered from 0 to count - 1, and count is at least 1",
+            )
+        part = self.of(self._files, sizes=self._sizes)
+        part._part = (*self._part, (index, count))
+        part._shares = _split(self._shares, index, count)
+        part._fingerprint = self._fingerprint
+        return part
+
+
+@final
+class LineIterator(chain[Any]):
+    """An iterator over a `LineStream` that knows its exact position.
+
+    A line that cannot be parsed raises `BadLine`, and the next call goes on with the line after it. Any other error
+    of the data (`StaleSource`, a damaged compressed file) is raised again by every further call. Its file is
+    closed at the end, on such an error, by `close`, and when nothing refers to the iterator any more.
+    For one thread at a time.
+    """
+
+    # A `chain` of one iterator per piece: lines then pass from a list to the caller without a call of a Python
+    # function for each, which would take longer than reading and splitting them. The position is not counted but
+    # read off the list's iterator when asked for.
+
+    _cursor: _Cursor
+
+    @classmethod
+    def over(cls, cursor: _Cursor) -> LineIterator:
+        """Return the iterator over what `cursor` reads."""
+        lines = cast(LineIterator, cls.from_iterable(cursor))
+        lines._cursor = cursor
+        return lines
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an iterator over lines cannot be pickled or copied; use its state_dict()")
+
+    def close(self) -> None:
+        """Close the file; the iterator is at its end."""
+        self._cursor.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, as plain values that JSON can hold: the file and byte where the next line begins."""
+        file, offset, line = self._cursor.position()
+        part = [list(split) for split in self._cursor.part]
+        return {"version": _STATE_VERSION, "part": part, "file": file, "offset": offset, "line": line}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, in a new iterator over the same files and the same part of them.
+
+        Plain files are entered at the byte; a compressed one is unpacked again up to it, without parsing.
+        """
+        try:
+            version, part = state["version"], [list(split) for split in state["part"]]
+            file, offset = operator.index(state["file"]), operator.index(state["offset"])
+            line = None if state["line"] is None else operator.index(state["line"])
+        except (TypeError, KeyError) as error:
+            raise StateUnreadable(f"a position in a stream of lines has other fields ({error!r})") from error
+        if version != _STATE_VERSION:
+            raise StateUnreadable(f"its version is {version!r}, and this is version {_STATE_VERSION}")
+        ours = [list(split) for split in self._cursor.part]
+        if part != ours:
+            raise StateMismatch({"part": (part, ours)})
+        if not 0 <= file <= self._cursor.num_files or offset < 0:
+            raise StateUnreadable(f"file {file}, byte {offset} is outside the {self._cursor.num_files} files")
+        if self._cursor.is_ended:
+            raise StateUnreadable("this iterator is at its end; load the state into a new one")
+        self._cursor.go_to(file, offset, line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Whole lines of one file."""
+
+    file: int
+    offset: int
+    """Where `raw` begins in the unpacked data."""
+    line: int | None
+    """How many lines of the file are before it, where that is known."""
+    raw: bytes
+
+
+class _Cursor:
+    """Reads piece after piece, and tells how far the caller has come.
+
+    Each `next` gives an iterator over the samples of one piece. Nothing here refers to those iterators or to
+    the `LineIterator`: without a cycle, dropping that closes the file at once.
+    """
+
+    def __init__(
+        self, files: tuple[LineFile, ...], shares: tuple[Share, ...], part: tuple[tuple[int, int], ...], sizes: Sizes
+    ) -> None:
+        self._files, self._shares, self._sizes, self.part = files, shares, sizes, part
+        self._lines: Iterator[Any] = iter(())
+        """The lines of the piece that were not yet taken; a list's iterator, which knows how many they are."""
+        self._pieces: Iterator[_Piece] | None = None
+        self._parser: tuple[int, LineParser] | None = None
+        self.failure: Exception | None = None
+        self.is_ended = False
+        self.go_to(0, 0, 0)
+
+    def __iter__(self) -> Iterator[Iterable[Any]]:
+        return self
+
+    def __next__(self) -> Iterable[Any]:
+        if self.is_ended:
+            raise StopIteration
+        try:
+            start = self.position()
+            if self._pieces is None:
+                self._pieces = _pieces(self._files, self._shares, start, self._sizes)
+            piece = next(self._pieces, None)
+            if piece is None:
+                self.end()
+                raise StopIteration
+            return self._samples(piece)
+        except StopIteration:
+            raise
+        except Exception as error:
+            # `chain` takes an error from here for the end of everything, but not one from what it was given.
+            self._close()
+            self.failure = error
+            return _Failing(self)
+
+    @property
+    def num_files(self) -> int:
+        return len(self._files)
+
+    def go_to(self, file: int, offset: int, line: int | None) -> None:
+        """Read on from the line that begins at `offset` of a file; what was read of the present piece is dropped."""
+        for _ in self._lines:
+            pass
+        self._close()
+        self.failure = None
+        self._mark(_Piece(file, offset, line, b""), 0)
+
+    def end(self) -> None:
+        """Close the file and give nothing more."""
+        self.go_to(self.num_files, 0, None)
+        self.is_ended = True
+
+    def position(self) -> tuple[int, int, int | None]:
+        """Return the file, the offset and (where known) the number from 0 of the line that comes next."""
+        return self._place_of(self._num_lines - operator.length_hint(self._lines))
+
+    def _close(self) -> None:
+        self._pieces = None  # the generator closes its file when it is dropped
+
+    def _mark(self, piece: _Piece, num_lines: int) -> None:
+        self._piece, self._num_lines = piece, num_lines
+        self._known = (0, 0)  # a line of the piece and where it begins in `raw`: see `_place_of`
+
+    def _place_of(self, number: int) -> tuple[int, int, int | None]:
+        """Return where line `number` of the piece begins; it costs a search from the last line asked for."""
+        piece = self._piece
+        known, begin = self._known if self._known[0] <= number else (0, 0)
+        if number == self._num_lines:
+            begin = len(piece.raw)
+        else:
+            for _ in range(number - known):
+                begin = piece.raw.index(b"\n", begin) + 1
+        self._known = (number, begin)
+        return piece.file, piece.offset + begin, None if piece.line is None else piece.line + number
+
+    def _samples(self, piece: _Piece) -> Iterable[Any]:
+        file = self._files[piece.file]
+        parser = self._parser_of(piece.file)
+        raw = piece.raw
+        if not piece.offset and file.format.drops_bom:
+            raw = raw.removeprefix(BOM)
+        if b"\r" in raw:
+            raw = raw.replace(b"\r\n", b"\n")
+        lines: list[Any]
+        function: Callable[[Any], Any] | None = parser.function
+        try:
+            lines = raw.decode().split("\n") if parser.is_text else raw.split(b"\n")
+        except UnicodeDecodeError:
+            lines, function = raw.split(b"\n"), parser  # one by one, to find the bad ones
+        if piece.raw.endswith(b"\n"):
+            del lines[-1]
+        self._mark(piece, len(lines))
+        self._lines = iter(lines)
+        return self._lines if function is None else map(self._locating(function), self._lines)
+
+    def _parser_of(self, number: int) -> LineParser:
+        if self._parser is None or self._parser[0] != number:
+            file = self._files[number]
+            header = first_line(file, chunk_bytes=self._sizes.chunk_bytes) if file.format.has_header else None
+            self._parser = number, file.format.parser(header)
+        return self._parser[1]
+
+    def _locating(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return `function` with its errors telling file and place."""
+
+        def parse(line: Any) -> Any:
+            try:
+                return function(line)
+            except ValueError as error:
+                _, offset, number = self._place_of_last()
+                path = self._files[self._piece.file].path
+                line_number = None if number is None else number + 1
+                raise bad_line(error, path=path, line=line_number, offset=offset) from error
+            except Exception as error:
+                _, offset, _ = self._place_of_last()
+                error.add_note(f"while parsing the line at byte {offset} of {self._files[self._piece.file].path}")
+                raise
+
+        return parse
+
+    def _place_of_last(self) -> tuple[int, int, int | None]:
+        return self._place_of(self._num_lines - operator.length_hint(self._lines) - 1)
+
+
+class _Failing:
+    """An iterator that raises the failure of a cursor at every call, until the cursor is sent elsewhere."""
+
+    def __init__(self, cursor: _Cursor) -> None:
+        self._cursor = cursor
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> NoReturn:
+        raise StopIteration if self._cursor.failure is None else self._cursor.failure
+
+
+def _pieces(
+    files: tuple[LineFile, ...], shares: tuple[Share, ...], start: tuple[int, int, int | None], sizes: Sizes
+) -> Iterator[_Piece]:
+    """Yield the lines of `shares` from `start` on, in whole lines; a file is open only while its pieces are drawn."""
+    for share in shares:
+        if share.file < start[0]:
+            continue
+        offset, line = (start[1], start[2]) if share.file == start[0] else (0, 0)
+        file = files[share.file]
+        with LineReader(file, chunk_bytes=sizes.chunk_bytes) as reader:
+            for begin, stop in share.ranges(offset, sizes):
+                is_next = begin <= reader.offset or begin == offset
+                if not reader.skip_to(begin):
+                    break
+                if not is_next:
+                    line = None  # lines were skipped, and nobody counted them
+                while raw := reader.lines_before(stop):
+                    at = reader.offset - len(raw)
+                    num_lines = raw.count(b"\n") + (not raw.endswith(b"\n"))
+                    before, line = line, None if line is None else line + num_lines
+                    if at == 0 and file.format.has_header:
+                        at = raw.find(b"\n") + 1 or len(raw)
+                        raw, before = raw[at:], 1
+                    if raw:
+                        yield _Piece(share.file, at, before, raw)
+
+
+def _split(shares: tuple[Share, ...], index: int, count: int) -> tuple[Share, ...]:
+    plain = [share for share in shares if isinstance(share, ByteShare)]
+    blocks = [share for share in shares if isinstance(share, BlockShare)]
+    taken: list[Share] = []
+
+    num_bytes = sum(share.stop - share.start for share in plain)
+    begin, end = num_bytes * index // count, num_bytes * (index + 1) // count
+    base = 0
+    for share in plain:
+        start, stop = max(share.start, share.start + begin - base), min(share.stop, share.start + end - base)
+        if start < stop:
+            taken.append(ByteShare(share.file, start, stop))
+        base += share.stop - share.start
+
+    if len(blocks) >= count:
+        taken += blocks[index::count]
+    else:
+        taken += (
+            replace(share, residue=share.residue + share.modulus * index, modulus=share.modulus * count)
+            for share in blocks
+        )
+    return tuple(sorted(taken, key=lambda share: share.file))
