@@ -21,7 +21,7 @@ import torch.utils.data._utils.worker as torch_worker
 
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.processes import has_looked
-from stoker.engine.process_wide import borrow, give_back
+from stoker.engine.process_wide import Loan
 from stoker.engine.randomness import SampleContext, entered
 from stoker.loader.work import Finisher, Made, batch_key
 from stoker.plan import Recipe, Tail, derived_key
@@ -67,17 +67,18 @@ class StreamMaker:
         self.iteration: int | None = None
         self.reader: _Reader | None = None
         self._keys: dict[tuple[int, int], int] = {}
+        self._loan = Loan(is_repeatable=False)  # what was drawn from a stream is gone
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "iteration": None, "reader": None}
 
     def make(self, turn: Turn) -> Made:
         """Return the next batch, with the process-wide generators seeded from the step; StopIteration at the end."""
-        borrowed = borrow(batch_key(self._keys, self.seed, _unread(turn, self.setting.rank)))
-        try:
-            return self.task(turn).finish()
-        finally:
-            give_back(borrowed)
+        key = batch_key(self._keys, self.seed, _unread(turn, self.setting.rank))
+        return self._loan.run(self._make, turn, key)
+
+    def _make(self, turn: Turn) -> Made:
+        return self.task(turn).finish()
 
     def task(self, turn: Turn) -> StreamTask:
         """Draw the samples of the next batch. Only `finish` is left to do, by any thread."""
@@ -152,15 +153,13 @@ class _Reader:
         """Draw what was delivered before and drop it, with the random numbers with which it was drawn."""
         num_samples, num_steps = begin["samples"], begin.get("steps", 0)
         keys: dict[tuple[int, int], int] = {}
+        loan = Loan(is_repeatable=False)
         first_step = turn.step - turn.turn - num_steps
         per_step = num_samples // num_steps if num_steps and num_samples % num_steps == 0 else num_samples
         for number in range(num_samples // per_step):
             step = turn._replace(step=first_step + number)
-            borrowed = borrow(batch_key(keys, maker.seed, _unread(step, self.rank)))
-            try:
-                self._read(per_step, [], step)
-            finally:
-                give_back(borrowed)
+            key = batch_key(keys, maker.seed, _unread(step, self.rank))
+            loan.run(lambda step: self._read(per_step, [], step), step, key)
 
     def draw(self, turn: Turn) -> tuple[Recipe, list[Any], list[Skipped], dict[str, Any]]:
         """Return the next batch of this worker."""

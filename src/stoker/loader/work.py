@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from stoker.batch import plain_collate
 from stoker.engine.ledger import Policy, Skipped
-from stoker.engine.process_wide import borrow, give_back
+from stoker.engine.process_wide import Loan
 from stoker.engine.randomness import SampleContext, entered
 from stoker.errors import NothingCollated
 from stoker.plan import Recipe, derived_key
@@ -59,17 +59,16 @@ class MapMaker:
         reads_many = finish.is_batched and bool(getattr(dataset, "__getitems__", None))
         self.reads_many = reads_many
         self._keys: dict[tuple[int, int], int] = {}
+        self._loan = Loan(is_repeatable=True)
 
     def make(self, recipe: Recipe) -> Made:
         """Return the batch of `recipe`, made here and now, with the process-wide generators seeded from the step."""
-        positions = _listed_positions(recipe)
+        return self._loan.run(self._make, recipe, batch_key(self._keys, self.seed, recipe))
+
+    def _make(self, recipe: Recipe) -> Made:
         skipped: list[Skipped] = []
-        borrowed = borrow(batch_key(self._keys, self.seed, recipe))
-        try:
-            samples = self.read(recipe, positions, skipped)
-            return Made(recipe, self.finish(recipe, samples), skipped, None)
-        finally:
-            give_back(borrowed)
+        samples = self.read(recipe, _listed_positions(recipe), skipped)
+        return Made(recipe, self.finish(recipe, samples), skipped, None)
 
     def task(self, recipe: Recipe) -> MapTask:
         """Return the work of `recipe`, to be shared out among threads."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count, repeat
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -159,9 +160,9 @@ class Plan:
             # few steps first, so that the first batch does not wait for a whole chunk
             ahead, most = 1, max(1, CHUNK * num_ranks // self.batch_size)
             while first < min(end, last_full):
-                count = min(ahead, end - first, last_full - first)
-                yield from self._full_recipes(first, count, rank, num_ranks, epoch)
-                first += count
+                num_steps = min(ahead, end - first, last_full - first)
+                yield from self._full_recipes(first, num_steps, rank, num_ranks, epoch)
+                first += num_steps
                 ahead = min(2 * ahead, most)
             for tail_step in range(first, end):
                 yield self.recipe(tail_step, rank, num_ranks)
@@ -248,17 +249,17 @@ class Plan:
     def _positions(self, slots: Indices, epoch: int) -> Indices:
         return self.order.positions(slots, epoch=epoch, num_samples=self.num_samples, seed=self.seed)
 
-    def _full_recipes(self, step: int, count: int, rank: int, num_ranks: int, epoch: int) -> Iterator[Recipe]:
+    def _full_recipes(self, step: int, num_steps: int, rank: int, num_ranks: int, epoch: int) -> Iterator[Recipe]:
         self._check_rank(rank, num_ranks)
         _, start = self._start_of(step)
         share = np.arange(rank, self.batch_size, num_ranks, dtype=np.int64)
-        slots = np.arange(start, start + count * self.batch_size, self.batch_size, dtype=np.int64)[:, None] + share
+        slots = np.arange(start, start + num_steps * self.batch_size, self.batch_size, dtype=np.int64)[:, None] + share
         flat = slots.reshape(-1)
         positions = self._positions(flat, epoch)
         sums = digests(epoch, flat, positions).reshape(slots.shape).sum(axis=1, dtype=np.uint64)
-        rows = zip(slots, positions.reshape(slots.shape), sums.tolist(), strict=True)
-        for number, (slots_row, positions_row, digest) in enumerate(rows, step):
-            yield Recipe(number, epoch, rank, slots_row, positions_row, None, self.batch_size, digest)
+        rows = zip(count(step), repeat(epoch), repeat(rank), slots, positions.reshape(slots.shape), repeat(None),
+                   repeat(self.batch_size), sums.tolist())
+        return map(Recipe._make, rows)
 
     def _unskipped(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         for skip_first, skip_stop in self.skip:

@@ -20,8 +20,8 @@ _STATE_VERSION = 1
 class Sizes:
     """How much is read and shared out at a time; tests make them tiny."""
 
-    chunk_bytes: int = 256 << 10
-    """Read at a time: large enough for few calls, small enough for its lines to stay in a core's cache."""
+    chunk_bytes: int = 64 << 10
+    """Read at a time. From 128 KiB on, the allocator maps and unmaps each buffer, which costs more than reading."""
     block_bytes: int = 1 << 20
     """Lines that begin in the same block of unpacked data go to the same part. States of parts depend on it."""
 
@@ -197,6 +197,8 @@ class _Piece:
     line: int | None
     """How many lines of the file are before it, where that is known."""
     raw: bytes
+    is_next: bool = False
+    """Whether it follows the piece before it; `line` then goes on from there."""
 
 
 class _Cursor:
@@ -297,6 +299,8 @@ class _Cursor:
             lines, function = raw.split(b"\n"), parser  # one by one, to find the bad ones
         if piece.raw.endswith(b"\n"):
             del lines[-1]
+        if piece.is_next:
+            piece = replace(piece, line=None if self._piece.line is None else self._piece.line + self._num_lines)
         self._mark(piece, len(lines))
         self._lines = iter(lines)
         return self._lines if function is None else map(self._locating(function), self._lines)
@@ -351,23 +355,23 @@ def _pieces(
         if share.file < start[0]:
             continue
         offset, line = (start[1], start[2]) if share.file == start[0] else (0, 0)
-        file = files[share.file]
+        file, is_next = files[share.file], False
         with LineReader(file, chunk_bytes=sizes.chunk_bytes) as reader:
             for begin, stop in share.ranges(offset, sizes):
-                is_next = begin <= reader.offset or begin == offset
+                if begin > reader.offset:
+                    # Where lines are skipped nobody counts them; at `offset` the caller knows how many there were.
+                    is_next, line = False, line if begin == offset else None
                 if not reader.skip_to(begin):
                     break
-                if not is_next:
-                    line = None  # lines were skipped, and nobody counted them
                 while raw := reader.lines_before(stop):
                     at = reader.offset - len(raw)
-                    num_lines = raw.count(b"\n") + (not raw.endswith(b"\n"))
-                    before, line = line, None if line is None else line + num_lines
                     if at == 0 and file.format.has_header:
                         at = raw.find(b"\n") + 1 or len(raw)
-                        raw, before = raw[at:], 1
+                        raw, line, is_next = raw[at:], 1, False
                     if raw:
-                        yield _Piece(share.file, at, before, raw)
+                        # Counting lines here would cost as much as splitting them; the cursor knows how many it split.
+                        yield _Piece(share.file, at, line, raw, is_next)
+                        is_next = True
 
 
 def _split(shares: tuple[Share, ...], index: int, count: int) -> tuple[Share, ...]:

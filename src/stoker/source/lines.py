@@ -7,10 +7,10 @@ import os
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar, final
+from typing import Any, SupportsIndex, TypeVar, final
 
 from stoker.errors import PositionError, StaleSource
 from stoker.source.line_file import LineFile, Paths, fingerprint_of, line_files
@@ -49,7 +49,7 @@ class Lines:
 
     The first `len` or read builds an index of each file and keeps it in `index_dir` (by default
     `$XDG_CACHE_HOME/stoker/lines`, or `~/.cache/stoker/lines`) for every later process; where that cannot be written
-    to, it stays in memory. The index is about a thousandth of the file. A *compressed file is unpacked* there as
+    to, it stays in memory. The index is a few thousandths of the file. A *compressed file is unpacked* there as
     well, and takes the disk space of its whole content; `stream()` needs neither.
 
     Safe to use from any number of threads; pickles as its arguments; works after a fork and in spawned processes.
@@ -88,29 +88,29 @@ class Lines:
         """Return the number of samples. The first call builds the indexes that are not there yet."""
         return self._ends_of_files()[-1]
 
-    def __getitem__(self, position: int, /) -> Any:
+    def __getitem__(self, position: SupportsIndex, /) -> Any:
         """Return the sample at `position`; negative positions count from the end."""
         number, line = self._place_of(operator.index(position))
         file = self._file(number)
         block, at = divmod(line, file.stride)
         return file.sample(block, file.read_block(block, at + 1), at)
 
-    def __getitems__(self, positions: Sequence[int], /) -> list[Any]:
+    def __getitems__(self, positions: Sequence[SupportsIndex], /) -> list[Any]:
         """Return the samples at `positions`, in that order; they are read in the order in which they lie on disk."""
         places = [self._place_of(operator.index(position)) for position in positions]
         samples: list[Any] = [None] * len(places)
-        present: tuple[int, int] | None = None
-        for slot in sorted(range(len(places)), key=places.__getitem__):
-            number, line = places[slot]
+        slots = sorted(range(len(places)), key=places.__getitem__)
+        for number, in_file in groupby(slots, key=lambda slot: places[slot][0]):
             file = self._file(number)
-            block, at = divmod(line, file.stride)
-            if (number, block) != present:
-                lines = file.read_block(block, -1)  # neighbours share one read
-                present = number, block
-            samples[slot] = file.sample(block, lines, at)
+            stride = file.stride
+            for block, in_block in groupby(in_file, key=lambda slot, stride=stride: places[slot][1] // stride):  # type: ignore[misc]
+                together = list(in_block)
+                lines = file.read_block(block, places[together[-1]][1] % stride + 1)
+                for slot in together:
+                    samples[slot] = file.sample(block, lines, places[slot][1] % stride)
         return samples
 
-    def describe(self, position: int) -> str:
+    def describe(self, position: SupportsIndex) -> str:
         """Return where the sample at `position` comes from: the path, and the line counted from 1."""
         number, line = self._place_of(operator.index(position))
         return f"{self._files[number].path}, line {line + 1}"
@@ -204,7 +204,7 @@ class _OpenFile:
         self._parser: LineParser = file.format.parser(header)
 
     def read_block(self, block: int, num_lines: int) -> list[bytes]:
-        """Return the lines of a block, still with their carriage returns; -1: all, n: at least the first n."""
+        """Return the first `num_lines` lines of a block, with their carriage returns, and the rest unsplit."""
         begin, end = self._index.block(block)
         raw = os.pread(self._handle, end - begin, begin)
         if len(raw) < end - begin:
