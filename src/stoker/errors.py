@@ -7,10 +7,10 @@
     ├── MissingExtra (ImportError)          an optional library is not installed
     ├── DataError                           the data is not what it said it was
     │   ├── EmptyDataset (ValueError)       there is nothing to load
-    │   ├── ShortDataset (IndexError)       `len(dataset)` promised more than is there
     │   ├── PositionError (IndexError)      a position outside the data
     │   ├── BadLine (ValueError)            a line of a file cannot be parsed
     │   ├── StaleSource                     a file changed after it was opened
+    │   ├── DamagedFile                     a file's bytes are not what its name says
     │   └── TooManySkipped                  more bad samples than the policy allows
     ├── BatchError                          samples that do not make a batch
     │   └── NothingCollated                 the collate function returned None
@@ -77,17 +77,6 @@ class EmptyDataset(DataError, ValueError):
         )
 
 
-class ShortDataset(DataError, IndexError):
-    """`len(dataset)` promised more samples than the dataset gives."""
-
-    def __init__(self, dataset: str, *, position: int, length: int) -> None:
-        super().__init__(
-            f"the dataset ({dataset}) says it has {length} samples but raises IndexError at position {position}\n"
-            "hint: make `__len__` return the number of samples that `__getitem__` can give"
-        )
-        self.position, self.length = position, length
-
-
 class PositionError(DataError, IndexError):
     """A position is outside the data."""
 
@@ -119,6 +108,14 @@ class StaleSource(DataError):
             f"{path} is no longer the file that was opened: {what}\n"
             "hint: files must not change during a run; open the source again to use the new content"
         )
+        self.path = str(path)
+
+
+class DamagedFile(DataError):
+    """A file is cut short, damaged, or not of the kind its name says."""
+
+    def __init__(self, path: str | Path, *, what: str, hint: str = "copy or make the file again") -> None:
+        super().__init__(f"{path} {what}\nhint: {hint}")
         self.path = str(path)
 
 
@@ -169,8 +166,10 @@ class StateMismatch(StateError):
     """The state was made by another plan or on another dataset."""
 
     def __init__(self, differences: Mapping[str, tuple[Any, Any]]) -> None:
-        lines = "".join(f"\n  {name}: the state has {theirs!r}, this loader {ours!r}"
-                        for name, (theirs, ours) in differences.items())
+        lines = "".join(
+            f"\n  {name}: the state has {theirs!r}, this loader {ours!r}"
+            for name, (theirs, ours) in differences.items()
+        )
         super().__init__(
             f"the state belongs to another stream of samples; what differs:{lines}\n"
             "hint: the number of ranks, workers, threads and the batch size may change between runs, these may not; "

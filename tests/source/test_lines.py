@@ -358,10 +358,10 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_not_compressed_though_its_name_says_so_is_refused(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(b"[1]\n")
-    with pytest.raises(errors.DataError, match="though its suffix says so: its first bytes are 5b 31 5d 0a"):
+    with pytest.raises(errors.DamagedFile, match="though its suffix says so: its first bytes are 5b 31 5d 0a"):
         Lines(path)
     path.write_bytes(b"")
-    with pytest.raises(errors.DataError, match="it is empty"):
+    with pytest.raises(errors.DamagedFile, match="it is empty"):
         Lines(path)
 
 
@@ -396,12 +396,12 @@ def test_damaged_compressed_data_is_an_error_that_names_the_file(tmp_path: Path,
     path.write_bytes(packed)
     lines = Lines(path, parse="bytes", index_dir=tmp_path / "i")
     for _ in range(2):
-        with pytest.raises(errors.DataError, match=f"{path} {text}"):
+        with pytest.raises(errors.DamagedFile, match=f"{path} {text}"):
             len(lines)
     assert not [file for file in (tmp_path / "i").rglob("*") if file.suffix not in ("", ".lock")]
     iterator = iter(lines.stream())
     for _ in range(2):  # and not the end of the data
-        with pytest.raises(errors.DataError, match=f"{path} {text}"):
+        with pytest.raises(errors.DamagedFile, match=f"{path} {text}"):
             for _ in iterator:
                 pass
 
@@ -720,7 +720,7 @@ def test_an_iterator_that_failed_can_be_sent_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(packed[:-1000])
     iterator = iter(LineStream(tmp_path / "a.gz"))
     start = iterator.state_dict()
-    with pytest.raises(errors.DataError, match="ends early"):
+    with pytest.raises(errors.DamagedFile, match="ends early"):
         list(iterator)
     iterator.load_state_dict({**start, "file": 1})
     assert list(iterator) == []

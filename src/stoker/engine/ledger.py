@@ -34,7 +34,9 @@ class Policy:
         if self.action not in ("raise", "skip"):
             raise ArgumentError(f"on_error={self.action!r} is not known", hint="choose 'raise', 'skip' or Policy(...)")
         if self.max_skipped is not None and self.max_skipped < 0:
-            raise ArgumentError(f"max_skipped={self.max_skipped} is negative", hint="give a count, or None for no limit")
+            raise ArgumentError(
+                f"max_skipped={self.max_skipped} is negative", hint="give a count, or None for no limit"
+            )
         if self.max_rate is not None and not 0 <= self.max_rate <= 1:
             raise ArgumentError(f"max_rate={self.max_rate} is not a rate", hint="give a number from 0 to 1, or None")
 

@@ -166,4 +166,3 @@ class Loan:
         finally:
             trainer.restore()
             _torch.set_state(torch_state)
-

@@ -162,7 +162,10 @@ class DataLoader(TorchDataLoader[T_co]):
         if isinstance(progress, StreamProgress):
             progress.iteration = self._num_iterations
         if not self._is_planned:
-            self._draw_base_seed()
+            # one draw, as in torch's loader, so that a sampler that draws next sees what it would there
+            drawn = self._draw_base_seed()
+            if self._drawn_seed is None:
+                self._drawn_seed = drawn
         return LoaderIterator(
             self._started(progress),
             progress,
@@ -210,7 +213,9 @@ class DataLoader(TorchDataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the latest iteration is: what was yielded, not what is prefetched. Small and JSON-serialisable."""
         if self._is_foreign:
-            raise StateError("torch's DataPipes cannot tell where they are\nhint: use a dataset, or a stream with state_dict()")
+            raise StateError(
+                "torch's DataPipes cannot tell where they are\nhint: use a dataset, or a stream with state_dict()"
+            )
         progress = self._progress or self._new_progress(self._next_epoch)
         self._progress = progress
         state = progress.state()
@@ -265,7 +270,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return self._drawn_seed
 
     def _draw_base_seed(self) -> int:
-        """Draw as torch's loader does at the start of an iteration, so that samplers that draw next see what they would there."""
+        """Draw a seed as torch's loader does at the start of an iteration."""
         return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
 
     def _current_plan(self) -> Plan:

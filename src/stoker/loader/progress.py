@@ -170,7 +170,9 @@ class SamplerProgress:
         before = (self.num_batches, self.num_samples)
         iterator, drawn_batches, drawn_samples = self._started()
         # a user's batch sampler counts in batches; where we cut the batches ourselves, the size may have changed
-        forward = before[0] - drawn_batches if self.batch_size is None and self.is_batched else before[1] - drawn_samples
+        forward = (
+            before[0] - drawn_batches if self.batch_size is None and self.is_batched else before[1] - drawn_samples
+        )
         with _replayed(self.sampler, self._generator_state) as self._generator_state:
             first = next(iterator, _END)  # samplers draw their random numbers with the first
         if first is _END:
@@ -265,7 +267,11 @@ class SamplerProgress:
         if state["sampler"] != type(self.sampler).__name__:
             raise StateMismatch({"sampler": (state["sampler"], type(self.sampler).__name__)})
         progress = SamplerProgress(
-            self.sampler, int(state["epoch"]), batch_size=self.batch_size, drop_last=self.drop_last, is_batched=self.is_batched
+            self.sampler,
+            int(state["epoch"]),
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            is_batched=self.is_batched,
         )
         progress.num_batches, progress.num_samples = int(state["num_batches"]), int(state["num_samples"])
         progress.first_step = int(state["step"]) - progress.num_batches
@@ -279,7 +285,9 @@ class SamplerProgress:
 class StreamProgress:
     """The place in a stream: its own state if it has one, a count otherwise."""
 
-    def __init__(self, epoch: int, *, sharing: str, num_workers: int, num_ranks: int, rank: int, in_order: bool = True) -> None:
+    def __init__(
+        self, epoch: int, *, sharing: str, num_workers: int, num_ranks: int, rank: int, in_order: bool = True
+    ) -> None:
         self.epoch, self.sharing, self.num_workers = epoch, sharing, num_workers
         self.num_ranks, self.rank, self.in_order = num_ranks, rank, in_order
         self.last: Recipe | None = None
@@ -373,12 +381,16 @@ def readable(state: Any) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise StateUnreadable(f"it is a {type(state).__name__}, not a dict")
     if "version" not in state or "kind" not in state:
-        raise StateUnreadable(f"it has no version and kind; its keys are {', '.join(map(str, sorted(state, key=str))) or 'none'}")
+        raise StateUnreadable(
+            f"it has no version and kind; its keys are {', '.join(map(str, sorted(state, key=str))) or 'none'}"
+        )
     if state["version"] != VERSION:
         raise StateUnreadable(f"it has version {state['version']!r}, and this Stoker reads version {VERSION}")
     missing = _FIELDS.get(state["kind"], set()) - set(state)
     if state["kind"] not in _FIELDS or missing:
-        raise StateUnreadable(f"its kind is {state['kind']!r}" + (f" and it lacks {', '.join(sorted(missing))}" if missing else ""))
+        raise StateUnreadable(
+            f"its kind is {state['kind']!r}" + (f" and it lacks {', '.join(sorted(missing))}" if missing else "")
+        )
     return state
 
 

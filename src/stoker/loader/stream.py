@@ -99,8 +99,16 @@ class StreamTask:
 
     size = 0
 
-    def __init__(self, finish: Finisher, recipe: Recipe, samples: list[Any], skipped: list[Skipped], stream: dict[str, Any]):
-        self._finish, self._recipe, self._samples, self._skipped, self._stream = finish, recipe, samples, skipped, stream
+    def __init__(
+        self, finish: Finisher, recipe: Recipe, samples: list[Any], skipped: list[Skipped], stream: dict[str, Any]
+    ):
+        self._finish, self._recipe, self._samples, self._skipped, self._stream = (
+            finish,
+            recipe,
+            samples,
+            skipped,
+            stream,
+        )
 
     def do(self, start: int, stop: int) -> None:
         """Nothing is left to do in parts."""
@@ -117,7 +125,12 @@ class _Reader:
         setting = maker.setting
         self.policy, self.hides_worker = maker.policy, setting.hides_worker
         self.rank, self.epoch = setting.rank, turn.epoch
-        self.sharing, self.worker, self.batch_size, self.tail = setting.sharing, worker, setting.batch_size, setting.tail
+        self.sharing, self.worker, self.batch_size, self.tail = (
+            setting.sharing,
+            worker,
+            setting.batch_size,
+            setting.tail,
+        )
         dataset = maker.dataset
         self.seed = maker.seed
         if setting.sharing == "whole":
@@ -141,7 +154,9 @@ class _Reader:
             if own is not None and hasattr(dataset, "load_state_dict"):
                 dataset.load_state_dict(own)
             self.iterator = iter(dataset)
-            self.teller = next((it for it in (self.iterator, dataset) if hasattr(it, "state_dict")), None) if is_alone else None
+            self.teller = (
+                next((it for it in (self.iterator, dataset) if hasattr(it, "state_dict")), None) if is_alone else None
+            )
             if own is not None and self.teller is self.iterator:
                 self.iterator.load_state_dict(own)
             if own is not None:
@@ -214,11 +229,15 @@ class _Reader:
                 except Exception as error:
                     self.index += len(samples) - before
                     in_a_row = in_a_row + 1 if len(samples) == before else 1
-                    error.add_note(f"raised by the stream after {self.index} samples, step {turn.step}, epoch {turn.epoch}")
+                    error.add_note(
+                        f"raised by the stream after {self.index} samples, step {turn.step}, epoch {turn.epoch}"
+                    )
                     if self.policy.action == "raise" or in_a_row > MAX_IN_A_ROW:
                         raise
                     if isinstance(self.iterator, GeneratorType):
-                        error.add_note("on_error='skip' cannot help: a generator ends with its first error; use a class with __next__")
+                        error.add_note(
+                            "on_error='skip' cannot help: a generator ends with its first error; use a class with __next__"
+                        )
                         raise
                     reason = f"{type(error).__name__}: {error}".splitlines()[0]
                     skipped.append(Skipped(turn.epoch, turn.step, self.index, reason))

@@ -85,7 +85,9 @@ class MapMaker:
                     return self.dataset.__getitems__(positions)  # type: ignore[no-any-return]
                 except Exception as error:
                     if self.policy.action == "raise":
-                        error.add_note(f"raised while reading {_listed(recipe)} (step {recipe.step}, epoch {recipe.epoch})")
+                        error.add_note(
+                            f"raised while reading {_listed(recipe)} (step {recipe.step}, epoch {recipe.epoch})"
+                        )
                         raise
             getitem = self.dataset.__getitem__
             while True:
@@ -115,7 +117,9 @@ class MapMaker:
             finally:
                 entered(previous)
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            skipped.append(Skipped(recipe.epoch, recipe.step, position, reason, described(self.dataset, position), other))
+            skipped.append(
+                Skipped(recipe.epoch, recipe.step, position, reason, described(self.dataset, position), other)
+            )
             return sample
         self._tell(error, recipe, position)
         error.add_note(f"{MAX_REPLACEMENTS} other samples, tried in its place, could not be read either")

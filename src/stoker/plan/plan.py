@@ -257,8 +257,16 @@ class Plan:
         flat = slots.reshape(-1)
         positions = self._positions(flat, epoch)
         sums = digests(epoch, flat, positions).reshape(slots.shape).sum(axis=1, dtype=np.uint64)
-        rows = zip(count(step), repeat(epoch), repeat(rank), slots, positions.reshape(slots.shape), repeat(None),
-                   repeat(self.batch_size), sums.tolist())
+        rows = zip(
+            count(step),
+            repeat(epoch),
+            repeat(rank),
+            slots,
+            positions.reshape(slots.shape),
+            repeat(None),
+            repeat(self.batch_size),
+            sums.tolist(),
+        )
         return map(Recipe._make, rows)
 
     def _unskipped(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -284,7 +292,9 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     joined: list[tuple[int, int]] = []
     for first, stop in sorted((int(first), int(stop)) for first, stop in ranges):
         if first < 0 or stop < first:
-            raise ArgumentError(f"({first}, {stop}) is not a range of steps", hint="give (first, stop), 0 <= first < stop")
+            raise ArgumentError(
+                f"({first}, {stop}) is not a range of steps", hint="give (first, stop), 0 <= first < stop"
+            )
         if first == stop:
             continue
         if joined and first <= joined[-1][1]:

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Literal
 
-from stoker.errors import DataError, MissingExtra
+from stoker.errors import DamagedFile, MissingExtra
 
 Compression = Literal["gzip", "zstd"]
 
@@ -27,7 +27,7 @@ def compression_of(path: Path) -> Compression | None:
 
 
 def check_magic(path: Path, compression: Compression) -> None:
-    """Raise `DataError` unless the file begins as files of its suffix do."""
+    """Raise `DamagedFile` unless the file begins as files of its suffix do."""
     with open(path, "rb") as file:
         head = file.read(4)
     if compression == "gzip":
@@ -36,9 +36,10 @@ def check_magic(path: Path, compression: Compression) -> None:
         is_right = head == b"\x28\xb5\x2f\xfd" or (head[1:] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F)
     if not is_right:
         found = f"its first bytes are {head.hex(' ')}" if head else "it is empty"
-        raise DataError(
-            f"{path} is not a {compression} file, though its suffix says so: {found}\n"
-            f"hint: rename it without {path.suffix!r} if it is not compressed; otherwise copy or compress it again"
+        raise DamagedFile(
+            path,
+            what=f"is not a {compression} file, though its suffix says so: {found}",
+            hint=f"rename it without {path.suffix!r} if it is not compressed; otherwise copy or compress it again",
         )
 
 
@@ -57,7 +58,7 @@ def unpacked(
     """Yield the unpacked content of `file` in pieces of about `chunk_bytes`, never an empty one.
 
     Several gzip members or zstd frames one after the other are one content. Data that ends early or is
-    damaged raises `DataError` after the pieces before it. `file` stays the caller's to close.
+    damaged raises `DamagedFile` after the pieces before it. `file` stays the caller's to close.
     """
     num_bytes = 0
     pieces = _unpacked_gzip(file, chunk_bytes) if compression == "gzip" else _unpacked_zstd(file)
@@ -75,11 +76,12 @@ class _FrameError(Exception):
     """The zstd library refused the data; a name of ours, as the library is imported late."""
 
 
-def _damaged(path: Path, compression: Compression, num_bytes: int, reason: str) -> DataError:
+def _damaged(path: Path, compression: Compression, num_bytes: int, reason: str) -> DamagedFile:
     tool = "gzip -t" if compression == "gzip" else "zstd -t"
-    return DataError(
-        f"{path} cannot be unpacked: {reason}, after about {num_bytes} unpacked bytes\n"
-        f"hint: `{tool} {path}` checks the file; copy or compress it again"
+    return DamagedFile(
+        path,
+        what=f"cannot be unpacked: {reason}, after about {num_bytes} unpacked bytes",
+        hint=f"`{tool} {path}` checks the file; copy or compress it again",
     )
 
 

@@ -57,7 +57,7 @@ def line_files(paths: Paths, parse: Parse | None) -> tuple[LineFile, ...]:
     """Return the files at `paths`, in that order, with what they are at this moment.
 
     Raises `FileNotFoundError` for a file that is not there, `ArgumentError` for one that cannot be a file of
-    lines, and `DataError` for one whose first bytes are not those of its compression.
+    lines, and `DamagedFile` for one whose first bytes are not those of its compression.
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]

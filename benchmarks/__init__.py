@@ -1,0 +1,1 @@
+"""What the loader costs, beside its peers: `python -m benchmarks --list`."""

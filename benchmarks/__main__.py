@@ -1,0 +1,51 @@
+"""Run benchmarks: all, or those that are named."""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from importlib import import_module
+
+from rich.console import Console
+
+from benchmarks.report import OUT, Setting, save, show, write
+
+NAMES = {
+    "overhead": "what the loader itself costs per batch, beside torch and torchdata",
+    "plan_cost": "what it costs to know the order, from a thousand samples to a million million",
+    "state_cost": "what it costs to save the state at every step, and to resume",
+    "lines": "lines of a text file: at random, in order, and the index",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help="which ones (default: all)")
+    parser.add_argument("--list", action="store_true", help="tell what there is")
+    parser.add_argument("--quick", action="store_true", help="a smoke run of a few seconds; its numbers mean nothing")
+    parser.add_argument("--save", action="store_true", help="keep plot, record and findings in benchmarks/results")
+    chosen = parser.parse_args()
+    console = Console(width=None if Console().is_terminal else 160)
+    if chosen.list:
+        for name, what in NAMES.items():
+            console.print(f"{name:12}{what}")
+        return
+    unknown = [name for name in chosen.names if name not in NAMES]
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(unknown)}; choose from {', '.join(NAMES)}")
+    if chosen.quick and chosen.save:
+        parser.error("numbers of a quick run are not worth saving")
+    warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata's, at every construction
+    for name in chosen.names or NAMES:
+        begin = time.perf_counter()
+        report = import_module(f"benchmarks.{name}").run(Setting(is_quick=chosen.quick))
+        show(report, console)
+        write(report, OUT)
+        if chosen.save:
+            save(report)
+        console.print(f"[dim]{name}: {time.perf_counter() - begin:.0f} s, plot and record in out/benchmarks[/dim]\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""What a benchmark leaves behind: a table on the screen, a plot and a record as files, a section in the results."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure import Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HERE = Path(__file__).resolve().parent
+OUT = HERE.parent / "out" / "benchmarks"
+RESULTS = HERE / "results"
+
+INK = {
+    "torch": "#767676",
+    "StatefulDataLoader": "#b8860b",
+    "stoker": "#c8391b",
+    "1 thread": "#2b6ca3",
+    "2 threads": "#123c69",
+}
+"""One colour per contender in all plots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a benchmark is to run."""
+
+    is_quick: bool = False
+    """Only see that everything works: a few seconds, numbers without meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a benchmark found."""
+
+    name: str
+    title: str
+    records: list[Record]
+    shows: list[str]
+    """What can be read from the numbers, one sentence with numbers each."""
+    limits: list[str]
+    """What must not be read from them."""
+    draw: Callable[[], Figure]
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def machine() -> dict[str, Any]:
+    """Return what kind of machine this is, and nothing that tells which one."""
+    return {
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "architecture": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "torchdata", "numpy", "stoker")},
+    }
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the table and the findings."""
+    console.print(_table(report))
+    for sentence in report.shows:
+        console.print(f"  {sentence}")
+    console.print()
+
+
+def write(report: Report, folder: Path) -> None:
+    """Write the record and the plot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {
+        "name": report.name,
+        "title": report.title,
+        "date": date.today().isoformat(),
+        "machine": machine(),
+        "shows": report.shows,
+        "limits": report.limits,
+        **report.extra,
+        "records": [_rounded(asdict(record)) for record in report.records],
+    }
+    (folder / f"{report.name}.json").write_text(_json(found))
+    figure = report.draw()
+    figure.savefig(folder / f"{report.name}.png", dpi=110, bbox_inches="tight")
+
+
+def save(report: Report) -> None:
+    """Write record and plot to the results, and the section that tells about them."""
+    write(report, RESULTS)
+    path = RESULTS / "README.md"
+    text = path.read_text() if path.exists() else _PREFACE
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE))
+    sections[report.name] = _section(report)
+    path.write_text(_PREFACE + "".join(f"## {name}\n{sections[name].rstrip()}\n\n" for name in sorted(sections)).rstrip() + "\n")
+
+
+_PREFACE = """# Results
+
+Made by `python -m benchmarks --save`; each section is rewritten by its own run. Contenders take turns within one run, so
+ratios mean more than times: another machine has other times. All numbers are in the `.json` file beside each plot.
+
+"""
+
+
+def _section(report: Report) -> str:
+    kind = machine()
+    where = (
+        f"{kind['cores']} cores ({kind['architecture']}, {kind['system']}), Python {kind['python']}, torch {kind['torch']}, "
+        f"torchdata {kind['torchdata']}, NumPy {kind['numpy']}"
+    )
+    lines = ["", report.title + ".", "", f"*{date.today().isoformat()}; {where}.*", ""]
+    lines += [f"![{report.title}]({report.name}.png)", "", "It shows:", ""]
+    lines += [f"- {sentence}" for sentence in report.shows]
+    lines += ["", "It does not show:", ""]
+    lines += [f"- {sentence}" for sentence in report.limits]
+    return "\n".join(lines) + "\n"
+
+
+def _table(report: Report) -> Table:
+    table = Table(title=report.title, title_justify="left", header_style="bold")
+    names = list(dict.fromkeys(name for record in report.records for name in record.case))
+    for name in names:
+        table.add_column(name)
+    table.add_column("contender")
+    for name in ("best", "median", "p90", "CPU"):
+        table.add_column(f"{name} µs", justify="right")
+    table.add_column("of reference:\nbest", justify="right")
+    table.add_column("\nmedian", justify="right")
+    table.add_column("per", style="dim")
+    before: dict[str, Any] | None = None
+    for record in report.records:
+        if before is not None and record.case != before:
+            table.add_section()
+        case = ["" if record.case == before else _told(record.case.get(name, "")) for name in names]
+        times = [_microseconds(time) for time in (record.best, record.median, record.p90, record.median_cpu)]
+        ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in (record.best_ratio, record.median_ratio)]
+        table.add_row(*case, record.contender, *times, *ratios, record.unit)
+        before = record.case
+    return table
+
+
+def power(number: int) -> str:
+    """Return a power of ten as one: 10^6."""
+    digits = str(number)
+    return f"10^{len(digits) - 1}" if digits == "1" + "0" * (len(digits) - 1) and number >= 1000 else digits
+
+
+def only(records: Sequence[Record], contender: str | None = None, **case: Any) -> list[Record]:
+    """Return the records of a contender in the cases that have these values."""
+    return [
+        record
+        for record in records
+        if contender in (None, record.contender) and all(record.case.get(name) == value for name, value in case.items())
+    ]
+
+
+def span(values: Sequence[float], digits: int = 2) -> str:
+    """Return the range of `values` in words."""
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _told(value: Any) -> str:
+    return power(value) if isinstance(value, int) else str(value)
+
+
+def _microseconds(time: float) -> str:
+    return f"{time:,.1f}" if time < 1000 else f"{time:,.0f}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return value
+
+
+def _json(found: dict[str, Any]) -> str:
+    """Return JSON with one record in a line."""
+    records = found.pop("records")
+    head = json.dumps(found, indent=1, ensure_ascii=False)[:-2]
+    lines = ",\n".join(f"  {json.dumps(record, ensure_ascii=False)}" for record in records)
+    return f'{head},\n "records": [\n{lines}\n ]\n}}\n'

@@ -1,0 +1,88 @@
+"""`stoker about`: what one pastes into a bug report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from stoker.cli.words import bytes_told
+
+
+def about() -> None:
+    """Tell versions, cores, memory and limits: what to paste into a bug report.
+
+    Example: [bold cyan]stoker about[/]
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts():
+        table.add_row(name, value)
+    Console(highlight=False).print(table)
+
+
+def facts() -> Iterator[tuple[str, str]]:
+    """Yield what is worth knowing about this machine, as names and values."""
+    import numpy as np
+    import torch
+
+    from stoker._version import __version__
+
+    yield "stoker", __version__
+    yield "python", f"{platform.python_version()} ({platform.python_implementation()})"
+    yield "torch", torch.__version__
+    yield "numpy", np.__version__
+    yield "system", platform.platform()
+    yield "cores", _cores()
+    yield "memory", _memory()
+    yield "/dev/shm", _shared_memory()
+    yield "open files", _open_files()
+    yield "CUDA", _cuda()
+
+
+def _cores() -> str:
+    present = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
+    return str(present) if usable == present else f"{usable} usable of {present}"
+
+
+def _memory() -> str:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+    except (OSError, ValueError):  # no control groups, or "max": no limit
+        return bytes_told(total)
+    return f"{bytes_told(limit)} (limit of the container; the machine has {bytes_told(total)})"
+
+
+def _shared_memory() -> str:
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError:
+        return "not there"
+    return f"{bytes_told(usage.total)}, {bytes_told(usage.free)} free"
+
+
+def _open_files() -> str:
+    import resource
+
+    soft, hard = (
+        "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    return f"{soft} (can be raised to {hard})" if soft != hard else soft
+
+
+def _cuda() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no devices"
+    names = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    return "\n".join(f"{number}: {told.name}, {bytes_told(told.total_memory)}" for number, told in enumerate(names))

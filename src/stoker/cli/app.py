@@ -1,0 +1,90 @@
+"""The verbs together, and what becomes of errors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from stoker._version import __version__
+from stoker.cli.about import about
+from stoker.cli.demo import demo
+from stoker.cli.lines import lines
+from stoker.cli.plan import plan_app
+from stoker.errors import StokerError
+
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C ended: 128 and the number of the signal."""
+
+
+class Verbs(TyperGroup):
+    """The group of all verbs, which turns errors made for users into messages."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb; end quietly on Ctrl-C, and with a message and no traceback on an error of ours."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except (StokerError, OSError) as error:
+            if ctx.params.get("debug"):
+                raise
+            tell(error)
+            raise typer.Exit(1) from None
+
+
+def tell(error: StokerError | OSError) -> None:
+    """Print what happened in red, then the hint and the notes."""
+    what, *more = _message(error).splitlines()
+    text = Text.assemble(("error: ", "bold red"), (what, "red"))
+    for line in (*more, *getattr(error, "__notes__", ())):
+        is_hint = line.startswith("hint: ")
+        text.append("\n")
+        text.append("hint: " if is_hint else line, style="bold cyan" if is_hint else "")
+        text.append(line.removeprefix("hint: ") if is_hint else "")
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True)
+
+
+def _message(error: StokerError | OSError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"stoker {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=Verbs,
+    name="stoker",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def stoker(
+    version: Annotated[  # noqa: ARG001
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,  # noqa: ARG001
+) -> None:
+    """Keeps accelerators fed with training data: an order known in advance, and exact resume.
+
+    Try [bold]stoker demo[/], or ask a verb for its help: [bold]stoker plan show --help[/].
+    """
+
+
+app.command()(demo)
+app.add_typer(plan_app, name="plan")
+app.command()(lines)
+app.command()(about)

@@ -1,0 +1,3 @@
+"""demo placeholder."""
+def demo() -> None:
+    """x"""

@@ -1,0 +1,144 @@
+"""What the demo loads: pictures of shapes as JPEG files, and a corpus of sentences as JSON lines. All made here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from stoker.engine.randomness import rng
+
+Advance = Callable[[], None]
+"""Called after each thing written, to move a progress bar."""
+
+CLASSES = ("circle", "square", "triangle", "cross", "ring", "star")
+STORED_SIDE = 256
+"""Pixels of a stored picture's side. Decoding it costs a few times what the small model would need in pixels, as in life."""
+SERVED_SIDE = 48
+"""Pixels of a side after cropping: what the model sees."""
+
+_SUBJECTS = ("the stoker", "a sailor", "the engineer", "an old captain", "the cook", "a passenger", "the pilot")
+_VERBS = ("feeds", "watches", "repairs", "forgets", "polishes", "paints", "listens to", "sings about")
+_OBJECTS = ("the boiler", "a lantern", "the compass", "the northern sea", "a rope", "the steam", "an empty deck")
+_TIMES = ("at dawn", "every evening", "before the storm", "while others sleep", "in silence", "once more", "for hours")
+
+
+class Shapes:
+    """A folder of JPEG files as a map-style dataset: decoded, cropped and flipped at random.
+
+    Random numbers come from `stoker.rng()`, so a picture is cropped alike in every thread, process and rank.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = list(paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, position: int) -> tuple[NDArray[np.float32], int]:
+        path = self.paths[position]
+        random = rng()
+        with Image.open(path) as picture:
+            side = picture.width * random.uniform(0.75, 1.0)
+            left, top = random.uniform(0, picture.width - side, size=2)
+            box = (left, top, left + side, top + side)
+            cropped = picture.resize((SERVED_SIDE, SERVED_SIDE), Image.Resampling.BILINEAR, box)
+        pixels = np.asarray(cropped)
+        if random.random() < 0.5:
+            pixels = pixels[:, ::-1]
+        scaled = np.multiply(pixels.transpose(2, 0, 1), np.float32(1 / 255), dtype=np.float32)
+        return scaled, CLASSES.index(path.name.split("-")[0])
+
+    def describe(self, position: int) -> str:
+        """Return the file of a sample, for messages."""
+        return str(self.paths[position])
+
+
+def write_pictures(folder: Path, *, num_pictures: int, advance: Advance) -> list[Path]:
+    """Write JPEG files, the classes in turn, and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(7)
+    # One large field of noise from which each picture takes a piece: drawing a new one each time costs more than the JPEG.
+    noise = random.normal(0, 18, size=(2 * STORED_SIDE, 2 * STORED_SIDE, 3)).astype(np.float32)
+    paths = []
+    for number in range(num_pictures):
+        name = CLASSES[number % len(CLASSES)]
+        path = folder / f"{name}-{number:05}.jpg"
+        _picture(name, noise, random).save(path, quality=85)
+        paths.append(path)
+        advance()
+    return paths
+
+
+def write_corpus(path: Path, *, num_lines: int, advance: Advance) -> Path:
+    """Write sentences as JSON lines, each with its number as `id`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(11)
+    parts = (_SUBJECTS, _VERBS, _OBJECTS, _TIMES)
+    choices = np.stack([random.integers(0, len(words), num_lines) for words in parts], axis=1).tolist()
+    with path.open("w") as file:
+        for number, chosen in enumerate(choices):
+            sentence = " ".join(words[at] for words, at in zip(parts, chosen))
+            file.write(json.dumps({"id": number, "text": f"{sentence}."}) + "\n")
+            advance()
+    return path
+
+
+def _picture(name: str, noise: NDArray[np.float32], random: Generator) -> Image.Image:
+    """Return one shape, anywhere, at any size, angle and colour, on a noisy ground."""
+    ground, colour = random.integers(20, 236, size=(2, 3))
+    while np.abs(ground - colour).sum() < 140:  # or it could not be seen
+        ground, colour = random.integers(20, 236, size=(2, 3))
+    picture = Image.new("RGB", (STORED_SIDE, STORED_SIDE), _rgb(ground))
+    radius = random.uniform(0.22, 0.34) * STORED_SIDE
+    centre = random.uniform(radius + 8, STORED_SIDE - radius - 8, size=2)
+    _draw(ImageDraw.Draw(picture), name, centre, radius, random.uniform(0, math.tau), _rgb(colour))
+    x, y = random.integers(0, STORED_SIDE, size=2)
+    noisy = np.asarray(picture) + noise[y : y + STORED_SIDE, x : x + STORED_SIDE]
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+
+
+def _draw(
+    draw: ImageDraw.ImageDraw,
+    name: str,
+    centre: NDArray[np.float64],
+    radius: float,
+    angle: float,
+    colour: tuple[int, int, int],
+) -> None:
+    if name in ("circle", "ring"):
+        box = (*(centre - radius), *(centre + radius))
+        if name == "circle":
+            draw.ellipse(box, fill=colour)
+        else:
+            draw.ellipse(box, outline=colour, width=int(radius / 3))
+        return
+    corners = [
+        (centre[0] + radius * far * math.cos(angle + turn), centre[1] + radius * far * math.sin(angle + turn))
+        for turn, far in _outline(name)
+    ]
+    draw.polygon(corners, fill=colour)
+
+
+def _outline(name: str) -> list[tuple[float, float]]:
+    """Return the corners of a shape as (angle, distance), with the farthest at distance 1."""
+    if name in ("triangle", "square"):
+        count = 3 if name == "triangle" else 4
+        return [(math.tau * corner / count, 1.0) for corner in range(count)]
+    if name == "star":
+        return [(math.tau * corner / 10, 0.42 if corner % 2 else 1.0) for corner in range(10)]
+    arm, width = 1.0, 0.3
+    cross = [(arm, -width), (arm, width), (width, width)]
+    corners = [(quarter * math.pi / 2, x, y) for quarter in range(4) for x, y in cross]
+    return [(turn + math.atan2(y, x), math.hypot(x, y) / math.hypot(arm, width)) for turn, x, y in corners]
+
+
+def _rgb(colour: NDArray[np.int64]) -> tuple[int, int, int]:
+    red, green, blue = colour.tolist()
+    return red, green, blue

@@ -1,0 +1,113 @@
+"""A small model trained from a loader, with the time of each step split into waiting and computing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from stoker.cli.demo.data import CLASSES, SERVED_SIDE, Shapes
+from stoker.loader import DataLoader
+
+BATCH_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What was measured while training, one entry per step."""
+
+    name: str
+    wait_seconds: NDArray[np.float64]
+    """From asking the loader for a batch to having it."""
+    compute_seconds: NDArray[np.float64]
+    """Forward, backward and optimizer step. On a CPU they are over when they return."""
+    losses: NDArray[np.float64]
+    accuracies: NDArray[np.float64]
+
+    @property
+    def step_seconds(self) -> NDArray[np.float64]:
+        """The whole of each step."""
+        return self.wait_seconds + self.compute_seconds
+
+    @property
+    def wait_share(self) -> float:
+        """The part of the time that was spent waiting for data."""
+        return float(self.wait_seconds.sum() / self.step_seconds.sum())
+
+    @property
+    def images_per_second(self) -> float:
+        """All images over the whole time."""
+        return float(len(self.losses) * BATCH_SIZE / self.step_seconds.sum())
+
+
+def trained(dataset: Shapes, *, name: str, num_threads: int, num_steps: int, advance: Callable[[], None]) -> Run:
+    """Train a new model for `num_steps` and return the measurements. Equal in all but time for any `num_threads`."""
+    model, optimizer = _model()
+    loader: DataLoader[list[torch.Tensor]] = DataLoader(
+        dataset, batch_size=BATCH_SIZE, shuffle=True, drop_last=True, seed=1, num_threads=num_threads
+    )
+    measured = np.empty((num_steps, 4))
+    batches = _endless(loader)
+    try:
+        for step in range(num_steps):
+            begin = perf_counter()
+            images, labels = next(batches)
+            ready = perf_counter()
+            logits = model(images)
+            loss = nn.functional.cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            accuracy = (logits.argmax(1) == labels).float().mean().item()
+            measured[step] = ready - begin, perf_counter() - ready, loss.item(), accuracy
+            advance()
+    finally:
+        batches.close()
+    wait, compute, losses, accuracies = measured.T
+    return Run(name=name, wait_seconds=wait, compute_seconds=compute, losses=losses, accuracies=accuracies)
+
+
+@contextmanager
+def one_compute_thread() -> Iterator[None]:
+    """Let torch compute on one core, so that on a small machine there is one left to load with."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def warm_up() -> None:
+    """Run a few steps on noise, so that the first run does not pay for what torch sets up once."""
+    model, optimizer = _model()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.rand(BATCH_SIZE, 3, SERVED_SIDE, SERVED_SIDE)).sum().backward()
+        optimizer.step()
+
+
+def _endless(loader: DataLoader[list[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
+    """Yield epoch after epoch. A generator, so that leaving it ends the loader's threads."""
+    while True:
+        batches = iter(loader)
+        try:
+            yield from batches
+        finally:
+            batches.close()
+
+
+def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        for channels, wider in ((3, 16), (16, 32), (32, 64)):
+            layers += [nn.Conv2d(channels, wider, 3, padding=1), nn.BatchNorm2d(wider), nn.ReLU(), nn.MaxPool2d(2)]
+        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(64 * 9, len(CLASSES)))
+    return model, torch.optim.AdamW(model.parameters(), lr=3e-3)

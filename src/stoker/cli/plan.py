@@ -1,0 +1,175 @@
+"""`stoker plan`: what is in a step, and when a sample comes. Arithmetic only: no data is read."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stoker.plan import Order, Plan, Recipe, Tail
+
+SHOWN = 16
+"""Positions of a share that are printed, unless all are asked for."""
+
+
+class OrderName(StrEnum):
+    """The orders that have a name."""
+
+    sequential = "sequential"
+    shuffle = "shuffle"
+    window = "window"
+
+
+class TailName(StrEnum):
+    """What may become of the last, incomplete batch of an epoch."""
+
+    keep = "keep"
+    drop = "drop"
+    pad = "pad"
+
+
+Samples = Annotated[int, typer.Option(help="Samples in the dataset.")]
+BatchSize = Annotated[int, typer.Option(help="Samples in one step over ALL ranks: the loader's batch_size x num_ranks.")]
+OrderOption = Annotated[OrderName, typer.Option("--order", help="In which order the samples of an epoch come.")]
+WindowSize = Annotated[int | None, typer.Option(help="With --order window: samples in a window.")]
+Block = Annotated[int | None, typer.Option(help="With --order window: neighbours on disk that are read together.")]
+Seed = Annotated[int, typer.Option(help="The run's seed; `seed` in a saved state.")]
+TailOption = Annotated[TailName, typer.Option("--tail", help="What becomes of an epoch's last, incomplete batch.")]
+NumRanks = Annotated[int, typer.Option(help="Ranks that share each step.")]
+
+plan_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Ask what is in a step, or when a sample comes.")
+
+
+@plan_app.command()
+def show(
+    samples: Samples,
+    batch_size: BatchSize,
+    order: OrderOption = OrderName.shuffle,
+    window_size: WindowSize = None,
+    block: Block = None,
+    seed: Seed = 0,
+    tail: TailOption = TailName.keep,
+    step: Annotated[int, typer.Option(help="Which step, counted on from epoch to epoch.")] = 0,
+    rank: Annotated[int | None, typer.Option(help="Only this rank's share; by default that of every rank.")] = None,
+    num_ranks: NumRanks = 1,
+    all: Annotated[bool, typer.Option("--all", help=f"List every position, not the first {SHOWN} of a share.")] = False,
+) -> None:
+    """Show what is in a step, and how many steps an epoch has. No data is read.
+
+    The batch size here is the [bold]global[/] one: a loader with batch_size=8 on 4 ranks has 32.
+
+    Example: [bold cyan]stoker plan show --samples 1000000 --batch-size 32 --seed 7 --step 41200 --num-ranks 4[/]
+    """
+    from rich.console import Console
+
+    plan = _plan(samples, batch_size, _order(order, window_size, block), seed, tail)
+    ranks = range(num_ranks) if rank is None else (rank,)
+    shares = [plan.recipe(step, number, num_ranks) for number in ranks]
+    console = Console(highlight=False)
+    console.print(_facts(plan))
+    console.print(_shares(shares, plan, num_shown=None if all else SHOWN))
+
+
+@plan_app.command()
+def find(
+    position: Annotated[int, typer.Argument(help="The sample's position in the dataset, from 0.")],
+    samples: Samples,
+    batch_size: BatchSize,
+    order: OrderOption = OrderName.shuffle,
+    window_size: WindowSize = None,
+    block: Block = None,
+    seed: Seed = 0,
+    tail: TailOption = TailName.keep,
+    epoch: Annotated[int, typer.Option(help="In which epoch.")] = 0,
+    num_ranks: NumRanks = 1,
+) -> None:
+    """Find when and where a sample comes: step, rank and row. No data is read.
+
+    The batch size here is the [bold]global[/] one: a loader with batch_size=8 on 4 ranks has 32.
+
+    Example: [bold cyan]stoker plan find 123456 --samples 1000000 --batch-size 32 --seed 7 --epoch 2 --num-ranks 4[/]
+    """
+    from rich.console import Console
+
+    plan = _plan(samples, batch_size, _order(order, window_size, block), seed, tail)
+    place = plan.find(position, epoch=epoch, num_ranks=num_ranks)
+    console = Console(highlight=False)
+    if place is None:
+        console.print(f"position {position} does not come in epoch {epoch}: it is in the tail, which --tail drop leaves out")
+        return
+    first = plan.first_step(epoch)
+    console.print(f"position {position} comes in epoch {epoch} at [bold green]step {place.step}[/]")
+    console.print(f"  step in the epoch  {place.step - first} of {plan.steps_in(epoch)}, counted from 0")
+    console.print(f"  rank               {place.rank} of {num_ranks}")
+    console.print(f"  row                {place.row} of the rank's share, counted from 0")
+
+
+def _order(name: OrderName, window_size: int | None, block: int | None) -> Order:
+    from stoker.errors import ArgumentError
+    from stoker.plan import Window, order_named
+
+    if name is not OrderName.window:
+        if window_size is not None or block is not None:
+            raise ArgumentError(
+                f"--window-size and --block mean nothing with --order {name}", hint="pass --order window as well"
+            )
+        return order_named(name.value)
+    usual = Window()
+    return Window(
+        size=usual.size if window_size is None else window_size, block=usual.block if block is None else block
+    )
+
+
+def _plan(samples: int, batch_size: int, order: Order, seed: int, tail: TailName) -> Plan:
+    from stoker.plan import Plan
+
+    kept: Tail = tail.value
+    return Plan(num_samples=samples, batch_size=batch_size, order=order, seed=seed, tail=kept)
+
+
+def _facts(plan: Plan) -> Table:
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    settings = ", ".join(f"{name} {value}" for name, value in asdict(plan.order).items())  # type: ignore[call-overload]
+    rest = plan.num_samples % plan.batch_size
+    fate = {"keep": "in a short last step", "drop": "dropped", "pad": "in a last step that is padded"}[plan.tail]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("samples", f"{plan.num_samples:,}")
+    table.add_row("batch size", f"{plan.batch_size:,} (global: over all ranks together)")
+    table.add_row("order", f"{plan.order.name}{f' ({settings})' if settings else ''}, seed {plan.seed}")
+    table.add_row("tail", f"{plan.tail}: {rest} samples left over, {fate}" if rest else f"{plan.tail}: nothing left over")
+    table.add_row("steps per epoch", f"{plan.steps_in(0):,}")
+    table.add_row("fingerprint", plan.fingerprint)
+    return table
+
+
+def _shares(shares: list[Recipe], plan: Plan, *, num_shown: int | None) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    step, epoch = shares[0].step, shares[0].epoch
+    in_epoch = step - plan.first_step(epoch)
+    table = Table(
+        title=f"step {step:,}: step {in_epoch:,} of epoch {epoch}", title_justify="left", title_style="bold", box=box.SIMPLE
+    )
+    table.add_column("rank", justify="right")
+    table.add_column("samples", justify="right")
+    table.add_column("padding", justify="right")
+    table.add_column("positions", overflow="fold")
+    for share in shares:
+        is_padding = [False] * len(share.positions) if share.padding is None else share.padding.tolist()
+        words = [f"[dim]({at})[/]" if pads else str(at) for at, pads in zip(share.positions.tolist(), is_padding)]
+        shown = words[:num_shown]
+        more = f" [dim]... {len(words) - len(shown)} more (--all)[/]" if len(shown) < len(words) else ""
+        table.add_row(str(share.rank), str(len(words) - sum(is_padding)), str(sum(is_padding)), " ".join(shown) + more)
+    if any(share.padding is not None for share in shares):
+        table.caption, table.caption_justify = "in brackets: padding, samples that only fill up the step", "left"
+    return table

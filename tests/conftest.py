@@ -1,0 +1,87 @@
+"""What holds for every test: nothing is left behind, and what is random is repeatable."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing.resource_tracker
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadline: timings are noisy. Derandomised in CI, so that a failure there can be had again.
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+GRACE_SECONDS = 5.0
+"""How long a test's threads and processes may take to go, after it is over."""
+
+
+def _threads() -> set[str]:
+    return {f"thread {thread.name} ({thread.ident})" for thread in threading.enumerate()}
+
+
+def _children() -> set[str]:
+    tracker = getattr(multiprocessing.resource_tracker._resource_tracker, "_pid", None)
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            pids = (task / "children").read_text().split()
+        except OSError:  # the thread is gone
+            continue
+        # the standard library's tracker is started by the first spawned process and stays with the interpreter
+        found |= {f"process {pid} ({_command(pid)})" for pid in pids if int(pid) != tracker}
+    return found
+
+
+def _command(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:80]
+    except OSError:
+        return "gone"
+
+
+def _descriptors() -> set[str]:
+    tracker = getattr(multiprocessing.resource_tracker._resource_tracker, "_fd", None)
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:  # the one that lists the folder
+            continue
+        # what stays open by design: torch and NumPy read the machine's description, randomness comes from a device, and the
+        # standard library keeps its heap for locks between processes (pym-)
+        if int(entry.name) != tracker and not target.startswith(
+            ("/proc/", "/sys/", "/dev/urandom", "/dev/null", "/dev/shm/pym-")
+        ):
+            found.add(f"descriptor {entry.name} -> {target}")
+    return found
+
+
+def _shared_memory() -> set[str]:
+    mine = {f"psm_{os.getpid()}", f"torch_{os.getpid()}", f"sem.mp-{os.getpid()}"}
+    return {f"shared memory {name}" for name in os.listdir("/dev/shm") if any(part in name for part in mine)}
+
+
+KINDS: tuple[Callable[[], set[str]], ...] = (_threads, _children, _descriptors, _shared_memory)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a thread, a child process, a file descriptor or shared memory."""
+    before = [kind() for kind in KINDS]
+    yield
+    deadline = time.monotonic() + GRACE_SECONDS
+    while True:
+        left = set().union(*(kind() - were for kind, were in zip(KINDS, before)))
+        if not left:
+            return
+        gc.collect()
+        if time.monotonic() > deadline:
+            pytest.fail("left behind:\n  " + "\n  ".join(sorted(left)))
+        time.sleep(0.02)

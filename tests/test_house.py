@@ -1,0 +1,143 @@
+"""The house: which room may import which, and how light the front door is."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker
+from stoker import errors
+
+SOURCE = Path(stoker.__file__).parent
+
+# The rooms in the order data flows, and what each may import; `None` stands for all further up.
+ROOMS: dict[str, set[str] | None] = {
+    "errors": set(),
+    "store": {"errors"},
+    "source": {"errors", "store"},
+    "plan": {"errors"},
+    "transform": {"errors"},
+    "batch": {"errors"},
+    "engine": {"errors"},
+    "deliver": {"errors", "engine"},
+    "loader": None,
+    "prepare": {"errors", "store", "source", "transform", "engine"},
+    "remote": None,
+    "bench": None,
+    "view": {"errors", "bench"},
+    "cli": None,
+    "testing": None,
+}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path} has a relative import; say where from"
+            names = [f"stoker.{alias.name}" for alias in node.names] if node.module == "stoker" else [node.module]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("stoker.")}
+    return rooms - {"_version", "__version__"}
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_only_to_rooms_further_up(path: Path) -> None:
+    room = room_of(path)
+    if room in ("__init__", "_version"):
+        return  # the front door, which shows the way to every room
+    order = list(ROOMS)
+    assert room in ROOMS, f"{room} is not a room of the house"
+    allowed = ROOMS[room]
+    if allowed is None:
+        allowed = set(order[: order.index(room)])
+    assert imported_rooms(path) <= allowed | {room}
+
+
+def test_the_import_rule_sees_late_imports_too(tmp_path: Path) -> None:
+    late = tmp_path / "late.py"
+    late.write_text(
+        "def f():\n    from stoker.loader import DataLoader\n    import stoker.plan.order\n    from stoker import Lines\n"
+    )
+    assert imported_rooms(late) == {"loader", "plan", "Lines"}
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_importing_stoker_leaves_torch_and_numpy_alone() -> None:
+    loaded = run("import sys, stoker; print('torch' in sys.modules, 'numpy' in sys.modules)").split()
+    assert loaded == ["False", "False"]
+
+
+def test_importing_stoker_takes_less_than_a_tenth_of_a_second() -> None:
+    code = "import time; t = time.perf_counter(); import stoker; print(time.perf_counter() - t)"
+    assert min(float(run(code)) for _ in range(3)) < 0.1
+
+
+def test_the_plan_and_the_sources_do_without_torch() -> None:
+    assert run("import sys, stoker.plan, stoker.source; stoker.rng(); print('torch' in sys.modules)").strip() == "False"
+
+
+def test_every_name_that_is_promised_is_there() -> None:
+    for name in stoker.__all__:
+        assert getattr(stoker, name) is not None
+        assert name in dir(stoker)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = stoker.nothing
+
+
+def leaves(kind: type[errors.StokerError]) -> list[type[errors.StokerError]]:
+    return [kind, *(leaf for child in kind.__subclasses__() for leaf in leaves(child))]
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "ArgumentError": {"what": "no", "hint": "yes"},
+    "MissingExtra": {"library": "x", "extra": "y", "need": "z"},
+    "EmptyDataset": {"dataset": "D"},
+    "PositionError": {"position": 7, "length": 3, "what": "it"},
+    "BadLine": {"path": "a.txt", "line": 3, "offset": 20, "reason": "bad"},
+    "StaleSource": {"path": "a.txt", "what": "changed"},
+    "DamagedFile": {"path": "a.gz", "what": "cut short"},
+    "TooManySkipped": {"skipped": 3, "served": 9, "limit": "max_skipped=2", "recent": ["one"]},
+    "NothingCollated": {"function": "f", "step": 3},
+    "StateUnreadable": {"reason": "odd"},
+    "StateMismatch": {"differences": {"seed": (1, 2)}},
+    "NotPicklable": {"what": "the dataset", "reason": "lambda", "start_method": "spawn"},
+    "WorkerStuck": {"seconds": 2.0, "stacks": "File x"},
+    "WorkerDied": {"reason": "killed"},
+    "ForeignProcess": {},
+}
+
+
+@pytest.mark.parametrize("kind", leaves(errors.StokerError), ids=lambda kind: kind.__name__)
+def test_every_error_survives_pickling_with_its_fields_and_notes(kind: type[errors.StokerError]) -> None:
+    fields = EXAMPLES.get(kind.__name__)
+    error = kind(**fields) if fields is not None else kind("what happened")
+    error.add_note("and where")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert again.__dict__ == error.__dict__
+    assert again.__notes__ == ["and where"]
+    if fields is not None:
+        assert "hint: " in str(error)
+
+
+def test_the_tree_at_the_top_of_errors_shows_every_error() -> None:
+    assert errors.__doc__ is not None
+    for kind in leaves(errors.StokerError):
+        assert kind.__name__ in errors.__doc__
