@@ -1,7 +1,8 @@
 """Measuring contenders side by side.
 
-Machines drift, and other work comes and goes. So contenders are never measured one after the other: in each *round* every
-contender runs once, in an order that rotates from round to round, and ratios are taken inside a round before their median is.
+Machines drift, and other work comes and goes. So contenders are never measured one after the other: in each *round*
+every contender runs once, in an order that rotates from round to round, and ratios are taken inside a round before
+their median is.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def run(setting: Setting) -> Report:
         records=records,
         shows=_shows(records),
         limits=[
-            "how loaders compare when samples take time to read or decode. Threads can only lose here, because there is "
-            "nothing to do in the meantime; what they cost is what a sample has to be worth before they pay.",
+            "how loaders compare when samples take time to read or decode. Threads can only lose here, because nobody "
+            "has anything to do in the meantime; what they cost is what a batch has to be worth before they pay.",
             "worker processes, pinned memory or a device.",
             "the garbage collector, which is held off while the clock runs.",
             "memory effects: all samples of a dataset are one object, which stays in the cache.",
@@ -112,7 +112,9 @@ def _first_batches(num_samples: int, setting: Setting) -> list[Record]:
         {name: _first_batch(loader) for name, loader in loaders.items()},
         case={"what": "first batch", "samples": "tensor", "batch": 32, "order": "shuffled", "size": num_samples},
         unit="batch",
-        pace=Pace(0.01, min_rounds=2) if setting.is_quick else Pace(10.0, max_rounds=100, min_rounds=7 if is_large else 50),
+        pace=Pace(0.01, min_rounds=2)
+        if setting.is_quick
+        else Pace(10.0, max_rounds=100, min_rounds=7 if is_large else 50),
         reference=TORCH,
     )
 
@@ -134,24 +136,29 @@ def _shows(records: list[Record]) -> list[str]:
         inline = only(records, OURS, what="epoch", batch=batch_size)
         peers = only(records, STATEFUL, what="epoch", batch=batch_size)
         sentences.append(
-            f"batch {batch_size}: Stoker inline takes {span(_ratios(inline))} of the time of torch's loader (medians over the "
-            f"kinds of samples and orders), StatefulDataLoader {span(_ratios(peers))}."
+            f"batch {batch_size}: Stoker inline takes {span(_ratios(inline))} of the time of torch's loader (median "
+            f"ratios of all kinds of samples and orders), StatefulDataLoader {span(_ratios(peers))}."
         )
         tightest = max(inline, key=lambda record: record.median_ratio or 0.0)
         sentences.append(
-            f"batch {batch_size}, the tightest case ({tightest.case['samples']}, {tightest.case['order']}): {tightest.median:.1f} µs a "
-            f"batch, {tightest.median_ratio:.2f} of torch's median and {tightest.best_ratio:.2f} of its best."
+            f"batch {batch_size}, the tightest case ({tightest.case['samples']}, {tightest.case['order']}): "
+            f"{tightest.median:.1f} µs a batch, {tightest.median_ratio:.2f} of torch's time "
+            f"(median of the rounds) and {tightest.best_ratio:.2f} (best by best)."
         )
         for name in (ONE, TWO):
             threads = only(records, name, what="epoch", batch=batch_size, samples="tensor")
             inline = only(records, OURS, what="epoch", batch=batch_size, samples="tensor")
             more = [slow.median - quick.median for slow, quick in zip(threads, inline)]
-            sentences.append(f"batch {batch_size}, tensors: {name.split(', ')[1]} cost {span(more, 0)} µs a batch more than inline.")
+            sentences.append(
+                f"batch {batch_size}, tensors: {name.split(', ')[1]} cost {span(more, 0)} µs a batch more than inline."
+            )
     for num_samples in sorted({record.case["size"] for record in only(records, TORCH, what="first batch")}):
         torchs, ours = (
             only(records, name, what="first batch", size=num_samples)[0].median / 1000 for name in (TORCH, OURS)
         )
-        sentences.append(f"first batch of {num_samples:,} shuffled samples: torch after {torchs:.2f} ms, Stoker after {ours:.2f} ms.")
+        sentences.append(
+            f"first batch of {num_samples:,} shuffled samples: torch after {torchs:.2f} ms, Stoker after {ours:.2f} ms."
+        )
     return sentences
 
 
@@ -167,12 +174,28 @@ def _figure(records: list[Record]) -> Figure:
     kinds = list(SAMPLES)
     for axis, batch_size in zip(axes, BATCH_SIZES):
         for shift, name in enumerate(LOADERS):
-            found = [only(records, name, what="epoch", batch=batch_size, samples=kind, order="shuffled")[0] for kind in kinds]
+            found = [
+                only(records, name, what="epoch", batch=batch_size, samples=kind, order="shuffled")[0] for kind in kinds
+            ]
             places = np.arange(len(kinds)) + (shift - 2) * 0.17
             axis.bar(places, [record.median for record in found], 0.16, color=inks[name], label=name)
-            axis.plot(places, [record.best for record in found], "_", color="black", markersize=7, label="best round" if shift == 4 else None)
+            axis.plot(
+                places,
+                [record.best for record in found],
+                "_",
+                color="black",
+                markersize=7,
+                label="best round" if shift == 4 else None,
+            )
             for place, record in zip(places, found):
-                axis.annotate(f"{record.median:.0f}", (place, record.median), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=6)
+                axis.annotate(
+                    f"{record.median:.0f}",
+                    (place, record.median),
+                    xytext=(0, 2),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=6,
+                )
         axis.set_xticks(range(len(kinds)), kinds)
         axis.set_yscale("log")
         axis.set_title(f"Epoch in batches of {batch_size}, shuffled", fontsize=10)

@@ -102,13 +102,15 @@ def save(report: Report) -> None:
     text = path.read_text() if path.exists() else _PREFACE
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE))
     sections[report.name] = _section(report)
-    path.write_text(_PREFACE + "".join(f"## {name}\n{sections[name].rstrip()}\n\n" for name in sorted(sections)).rstrip() + "\n")
+    path.write_text(
+        _PREFACE + "".join(f"## {name}\n{sections[name].rstrip()}\n\n" for name in sorted(sections)).rstrip() + "\n"
+    )
 
 
 _PREFACE = """# Results
 
-Made by `python -m benchmarks --save`; each section is rewritten by its own run. Contenders take turns within one run, so
-ratios mean more than times: another machine has other times. All numbers are in the `.json` file beside each plot.
+Made by `python -m benchmarks --save`; each section is rewritten by its own run. Contenders take turns within one
+run, so ratios mean more than times: another machine has other times. All numbers are in the `.json` beside each plot.
 
 """
 
@@ -116,8 +118,8 @@ ratios mean more than times: another machine has other times. All numbers are in
 def _section(report: Report) -> str:
     kind = machine()
     where = (
-        f"{kind['cores']} cores ({kind['architecture']}, {kind['system']}), Python {kind['python']}, torch {kind['torch']}, "
-        f"torchdata {kind['torchdata']}, NumPy {kind['numpy']}"
+        f"{kind['cores']} cores ({kind['architecture']}, {kind['system']}), Python {kind['python']}, "
+        f"torch {kind['torch']}, torchdata {kind['torchdata']}, NumPy {kind['numpy']}"
     )
     lines = ["", report.title + ".", "", f"*{date.today().isoformat()}; {where}.*", ""]
     lines += [f"![{report.title}]({report.name}.png)", "", "It shows:", ""]
@@ -140,7 +142,7 @@ def _table(report: Report) -> Table:
     table.add_column("per", style="dim")
     before: dict[str, Any] | None = None
     for record in report.records:
-        if before is not None and record.case != before:
+        if before is not None and _kind_of(record.case) != _kind_of(before):
             table.add_section()
         case = ["" if record.case == before else _told(record.case.get(name, "")) for name in names]
         times = [_microseconds(time) for time in (record.best, record.median, record.p90, record.median_cpu)]
@@ -148,6 +150,10 @@ def _table(report: Report) -> Table:
         table.add_row(*case, record.contender, *times, *ratios, record.unit)
         before = record.case
     return table
+
+
+def _kind_of(case: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in case.items() if name not in ("size", "step")}
 
 
 def power(number: int) -> str:

@@ -6,11 +6,13 @@ to know, so it does not matter which worker makes which; torch hands them out in
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
+from weakref import finalize
 
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import DataLoader, Sampler
@@ -135,6 +137,7 @@ class Processes(Generic[T]):
                 persistent_workers=persistent,
                 **arguments,
             )
+        self._is_ending = False
         self.lease = 0
         """Which run the workers belong to: with persistent workers, the last one."""
 
@@ -149,6 +152,9 @@ class Processes(Generic[T]):
                 iterator = iter(self._loader)
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             raise self._unpicklable(error) from error
+        if self._loader.persistent_workers and not self._is_ending:
+            self._is_ending = True
+            finalize(self, _end_workers, iterator)
         return Run(self, iterator, self.lease)
 
     def _unpicklable(self, error: Exception) -> Exception:
@@ -167,6 +173,10 @@ class Run(Generic[T]):
 
     def __init__(self, processes: Processes[T], iterator: Any, lease: int) -> None:
         self._processes, self._iterator, self._lease = processes, iterator, lease
+        if not processes._loader.persistent_workers:
+            self._ending: Callable[[], Any] = finalize(self, _end_workers, iterator)
+        else:
+            self._ending = _nothing  # they are only borrowed
 
     def __next__(self) -> T:
         if self._iterator is None:
@@ -189,7 +199,18 @@ class Run(Generic[T]):
 
     def close(self) -> None:
         """End the workers, unless they are persistent."""
-        self._iterator = None  # torch ends its workers when its iterator goes
+        self._iterator = None
+        self._ending()
+
+
+def _end_workers(iterator: Any) -> None:
+    """End torch's workers. One that is ended in the middle of sending may crash, which is an end, too."""
+    with contextlib.suppress(RuntimeError):
+        iterator._shutdown_workers()
+
+
+def _nothing() -> None:
+    pass
 
 
 def torch_worker_start_method() -> str:

@@ -128,7 +128,7 @@ class DataLoader(TorchDataLoader[T_co]):
             multiprocessing_context,
             generator,
             # torch knows no threads, and refuses to prefetch without workers
-            prefetch_factor=prefetch_factor if num_workers else None,
+            prefetch_factor=None if num_threads else prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
@@ -154,7 +154,11 @@ class DataLoader(TorchDataLoader[T_co]):
     def __iter__(self) -> Any:
         if self._is_foreign:
             return super().__iter__()
-        progress = self._resume or self._new_progress(self._next_epoch)
+        progress = self._resume
+        if progress is None:
+            progress = self._new_progress(self._next_epoch)
+            if self._progress is not None:
+                progress.go_on_from(self._progress)
         self._resume = None
         self._next_epoch = progress.epoch + 1
         self._progress = progress
@@ -299,9 +303,8 @@ class DataLoader(TorchDataLoader[T_co]):
             if epoch < plan.origin.epoch:  # back to an epoch before a change of batch size: count from its beginning
                 plan = self._plan = replace(plan, origin=Origin())
             return PlanProgress(plan, epoch, rank=self._rank, num_ranks=self._num_ranks, in_order=self.in_order)
-        previous = self._progress
         if self._is_stream:
-            stream = StreamProgress(
+            return StreamProgress(
                 epoch,
                 sharing=self._sharing,
                 num_workers=max(1, self.num_workers),
@@ -309,19 +312,14 @@ class DataLoader(TorchDataLoader[T_co]):
                 rank=self._rank,
                 in_order=self.in_order,
             )
-            stream.step = previous.step if isinstance(previous, StreamProgress) else 0
-            return stream
         is_own_batching = self.batch_sampler is not None and self.batch_size is None
-        progress = SamplerProgress(
+        return SamplerProgress(
             self.batch_sampler if is_own_batching else self.sampler,
             epoch,
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             is_batched=self._auto_collation,
         )
-        if isinstance(previous, SamplerProgress):
-            progress.first_step = previous.first_step + previous.num_batches
-        return progress
 
     @property
     def _sharing(self) -> Sharing:

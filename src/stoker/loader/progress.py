@@ -31,6 +31,10 @@ class Progress(Protocol):
     last: Recipe | None
     """The recipe of the batch that was yielded last."""
 
+    def go_on_from(self, previous: Any) -> None:
+        """Count on from the iteration before this one."""
+        ...
+
     def recipes(self) -> Iterator[Any]:
         """Yield what is to be made from here to the end of the epoch."""
         ...
@@ -60,6 +64,10 @@ class PlanProgress:
         self.ahead: set[int] = set()
         """Steps that were yielded before an earlier one, with in_order=False."""
         self.constant: dict[str, Any] | None = None
+
+    def go_on_from(self, previous: PlanProgress) -> None:
+        """Count on from the iteration before this one."""
+        self.digest, self.since = previous.digest, previous.since
 
     def recipes(self) -> Iterator[Recipe]:
         """Yield what is to be made from here to the end of the epoch."""
@@ -164,6 +172,12 @@ class SamplerProgress:
         """The sampler's own state after each batch that was drawn and not yet yielded."""
         self._sampler_state: Any = None
         self._generator_state: str | None = None
+
+    def go_on_from(self, previous: SamplerProgress) -> None:
+        """Count on from the iteration before this one."""
+        previous._sum_up()
+        self.digest = previous.digest
+        self.first_step = previous.first_step + previous.num_batches
 
     def recipes(self) -> Iterator[Recipe]:
         """Yield what is to be made from here to the end of the epoch."""
@@ -296,6 +310,10 @@ class StreamProgress:
         """Where the stream was when this iteration began."""
         self.place: dict[str, Any] = {"turn": 0, "steps": 0, "samples": 0, "workers": {}}
         self.iteration = 0
+
+    def go_on_from(self, previous: StreamProgress) -> None:
+        """Count on from the iteration before this one."""
+        self.step = previous.step
 
     def recipes(self) -> Iterator[Turn]:
         """Yield turns for ever: only the stream knows its end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
@@ -106,8 +107,8 @@ def _endless(loader: DataLoader[list[torch.Tensor]]) -> Iterator[list[torch.Tens
 def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        layers: list[nn.Module] = []
-        for channels, wider in ((3, 16), (16, 32), (32, 64)):
+        layers: list[nn.Module] = [nn.BatchNorm2d(3)]
+        for channels, wider in pairwise((3, 16, 32, 64, 64)):
             layers += [nn.Conv2d(channels, wider, 3, padding=1), nn.BatchNorm2d(wider), nn.ReLU(), nn.MaxPool2d(2)]
-        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(64 * 9, len(CLASSES)))
+        model = nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(64, len(CLASSES)))
     return model, torch.optim.AdamW(model.parameters(), lr=3e-3)

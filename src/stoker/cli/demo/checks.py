@@ -1,0 +1,148 @@
+"""What the demo claims, each with its evidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from stoker.cli.demo.data import Shapes
+from stoker.cli.demo.training import Run
+from stoker.loader import DataLoader
+from stoker.plan import Window, added
+from stoker.source import Lines
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Something the demo says, and whether it was seen to hold."""
+
+    text: str
+    evidence: str
+    holds: bool
+
+
+def training_claims(inline: Run, overlapped: Run) -> list[Claim]:
+    """Return what the two training runs show."""
+    few = max(1, len(inline.losses) // 10)
+    first, last = inline.losses[:few].mean(), inline.losses[-few:].mean()
+    return [
+        Claim(
+            "loading hides behind computing",
+            f"waiting {inline.wait_share:.0%} of the time inline, {overlapped.wait_share:.0%} overlapped",
+            overlapped.wait_share < inline.wait_share / 2,
+        ),
+        Claim(
+            "threads change no batch",
+            f"{len(inline.losses)} losses equal, bit for bit, inline and overlapped",
+            inline.losses.tolist() == overlapped.losses.tolist(),
+        ),
+        Claim("the model learns", f"loss {first:.2f} to {last:.2f}", bool(last < first)),
+    ]
+
+
+def resume_claims(dataset: Shapes, *, state_path: Path) -> list[Claim]:
+    """Stop in the middle of an epoch, go on with another batch size and other threads, and compare with a whole epoch."""
+    whole = _pictures(dataset, batch_size=64, num_threads=2)
+    expected = _pixels(whole)
+
+    before = _pictures(dataset, batch_size=64, num_threads=2)
+    num_steps = len(before) * 2 // 5
+    batches = iter(before)
+    seen = _pixels(islice(batches, num_steps))
+    batches.close()
+    state_path.write_text(json.dumps(before.state_dict(), indent=2))
+
+    after = _pictures(dataset, batch_size=48, num_threads=1)
+    after.load_state_dict(json.loads(state_path.read_text()))
+    seen = added(seen, _pixels(after))
+    return [
+        Claim(
+            "resume in mid-epoch is exact",
+            f"stopped at step {num_steps}, went on with batches of 48 instead of 64; digest {_digest(after)}, "
+            f"that of a whole epoch {_digest(whole)}",
+            _digest(after) == _digest(whole),
+        ),
+        Claim(
+            "augmentation too",
+            f"checksum of all {len(dataset):,} decoded, cropped images {seen:016x}, of a whole epoch {expected:016x}",
+            seen == expected,
+        ),
+    ]
+
+
+def rank_claims(corpus: Lines) -> list[Claim]:
+    """Read the corpus in windows on one rank, then on two, and compare."""
+    begin = perf_counter()
+    alone = _sentences(corpus, batch_size=256, rank=0, num_ranks=1)
+    ids = _ids(alone)
+    seconds = perf_counter() - begin
+    pair = [_sentences(corpus, batch_size=128, rank=rank, num_ranks=2) for rank in range(2)]
+    shares = [_ids(loader) for loader in pair]
+    together = f"{added(*(int(_digest(loader), 16) for loader in pair)):016x}"
+    num_far = sum(abs(a - b) > 1 for a, b in zip(ids, ids[1:]))
+    return [
+        Claim(
+            "a window shuffles 100 %, reads near by",
+            f"{len(ids):,} lines once each, {num_far / len(ids):.1%} not beside the one before; "
+            f"{len(ids) / seconds:,.0f} lines/s",
+            sorted(ids) == list(range(len(corpus))) and num_far > 0.9 * len(ids),
+        ),
+        Claim(
+            "2 ranks serve the stream of 1",
+            f"digests {' + '.join(_digest(loader) for loader in pair)} = {together}; one rank {_digest(alone)}",
+            together == _digest(alone) and sorted(shares[0] + shares[1]) == sorted(ids),
+        ),
+        Claim(
+            "equal steps on every rank",
+            f"{len(pair[0])} and {len(pair[1])}",
+            len(pair[0]) == len(pair[1]) == len(alone),
+        ),
+    ]
+
+
+def stream_claim(corpus: Lines) -> Claim:
+    """Read the corpus as a stream that two worker processes share."""
+    begin = perf_counter()
+    loader: DataLoader[dict[str, Any]] = DataLoader(corpus.stream(), batch_size=256, num_workers=2, shard="auto")
+    ids = _ids(loader)
+    seconds = perf_counter() - begin
+    return Claim(
+        "workers share a stream",
+        f"2 processes, {len(ids):,} lines once each; {len(ids) / seconds:,.0f} lines/s, start of the workers included",
+        sorted(ids) == list(range(len(corpus))),
+    )
+
+
+def _pictures(dataset: Shapes, *, batch_size: int, num_threads: int) -> DataLoader[list[torch.Tensor]]:
+    return DataLoader(dataset, batch_size=batch_size, shuffle=True, seed=2, num_threads=num_threads)
+
+
+def _sentences(corpus: Lines, *, batch_size: int, rank: int, num_ranks: int) -> DataLoader[dict[str, Any]]:
+    order = Window(size=16_384, block=512)
+    return DataLoader(corpus, batch_size=batch_size, order=order, seed=3, rank=rank, num_ranks=num_ranks)
+
+
+def _digest(loader: DataLoader[Any]) -> str:
+    digest: str = loader.state_dict()["digest"]
+    return digest
+
+
+def _pixels(batches: Iterable[list[torch.Tensor]]) -> int:
+    """Return a checksum of all images, in whatever batches they come."""
+    total = 0
+    for images, _ in batches:
+        for image in images.numpy():
+            total = added(total, crc32(image))
+    return total
+
+
+def _ids(batches: Iterable[dict[str, Any]]) -> list[int]:
+    return [number for batch in batches for number in batch["id"].tolist()]

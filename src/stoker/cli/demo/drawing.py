@@ -1,0 +1,127 @@
+"""The demo's picture: where the time of each step went, how the loss fell, and what a batch looks like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from stoker.cli.demo.training import BATCH_SIZE, Run
+
+COMPUTE, WAIT, INK, FAINT = "#3b6fa0", "#e8833a", "#22262b", "#7b838c"
+NUM_SHOWN = 12
+"""Images of the batch that are shown."""
+
+
+def draw(path: Path, *, inline: Run, overlapped: Run, images: NDArray[np.float32], labels: list[str]) -> None:
+    """Save the picture. `images` is a batch as the model sees it: (image, channel, row, column), from 0 to 1."""
+    figure = Figure(figsize=(12, 9), dpi=130, facecolor="white")
+    rows = figure.add_gridspec(3, 1, height_ratios=(1.0, 0.95, 0.42), left=0.07, right=0.97, top=0.86, bottom=0.04, hspace=0.5)
+    _head(figure, inline, overlapped)
+
+    top = rows[0].subgridspec(1, 2, wspace=0.08)
+    left = figure.add_subplot(top[0])
+    right = figure.add_subplot(top[1], sharey=left)
+    highest = 1000 * max(np.quantile(run.step_seconds, 0.99) for run in (inline, overlapped))
+    left.set_ylim(0, 1.3 * float(highest))
+    for axes, run in ((left, inline), (right, overlapped)):
+        _draw_steps(axes, run)
+    left.set_ylabel("time of a step (ms)", color=INK)
+    right.tick_params(labelleft=False)
+
+    middle = rows[1].subgridspec(1, 2, wspace=0.22)
+    _draw_progress(figure.add_subplot(middle[0]), inline, overlapped)
+    _draw_losses(figure.add_subplot(middle[1]), inline, overlapped)
+
+    strip = rows[2].subgridspec(1, NUM_SHOWN, wspace=0.08)
+    for number, (image, label) in enumerate(zip(images[:NUM_SHOWN], labels)):
+        axes = figure.add_subplot(strip[number])
+        axes.imshow(image.transpose(1, 2, 0))
+        axes.set_xlabel(label, fontsize=9, color=INK, labelpad=3)
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        if not number:
+            axes.set_title(f"{NUM_SHOWN} images of a batch, cropped and flipped with stoker.rng()", loc="left", fontsize=11)
+    figure.savefig(path)
+
+
+def _head(figure: Figure, inline: Run, overlapped: Run) -> None:
+    ratio = overlapped.images_per_second / inline.images_per_second
+    figure.text(0.07, 0.955, "Loading behind computing", fontsize=19, fontweight="bold", color=INK)
+    told = (
+        f"{len(inline.losses)} steps of {BATCH_SIZE} images, the same batches in both runs, one core computing: "
+        f"{inline.images_per_second:,.0f} images/s inline, {overlapped.images_per_second:,.0f} overlapped ({ratio:.2f}x)"
+    )
+    figure.text(0.07, 0.922, told, fontsize=11.5, color=FAINT)
+
+
+def _draw_steps(axes: Axes, run: Run) -> None:
+    """Draw each step as a bar: computing below, waiting on top."""
+    steps = np.arange(len(run.losses))
+    compute, wait = 1000 * run.compute_seconds, 1000 * run.wait_seconds
+    axes.bar(steps, compute, width=1.0, color=COMPUTE)
+    axes.bar(steps, wait, width=1.0, bottom=compute, color=WAIT)
+    median = 1000 * float(np.median(run.step_seconds))
+    axes.set_title(f"{run.name}: {median:.0f} ms a step, {run.wait_share:.0%} of the time waiting", loc="left", fontsize=11)
+    axes.set_xlabel("step", color=INK)
+    axes.set_xlim(-0.5, len(steps) - 0.5)
+    for x, colour, word in ((0.985, COMPUTE, "computing"), (0.845, WAIT, "waiting for data")):
+        axes.text(
+            x, 0.93, word, color=colour, fontweight="bold", ha="right", va="center", transform=axes.transAxes, fontsize=10
+        )
+    _plain(axes)
+
+
+def _draw_progress(axes: Axes, inline: Run, overlapped: Run) -> None:
+    axes.set_title("images seen", loc="left", fontsize=11)
+    for run, colour in ((inline, WAIT), (overlapped, COMPUTE)):
+        seconds = run.step_seconds.cumsum()
+        seen = BATCH_SIZE * np.arange(1, len(seconds) + 1)
+        axes.plot(seconds, seen, color=colour, linewidth=2.4)
+        axes.plot(seconds[-1], seen[-1], "o", color=colour, markersize=6)
+    ends = [float(run.step_seconds.sum()) for run in (inline, overlapped)]
+    total = len(inline.losses) * BATCH_SIZE
+    axes.set_xlim(0, 1.12 * max(ends))
+    axes.set_ylim(0, 1.22 * total)
+    for end, name, colour in ((ends[0], inline.name, WAIT), (ends[1], overlapped.name, COMPUTE)):
+        axes.annotate(
+            f"{name}\n{end:.1f} s", (end, total), xytext=(0, 9), textcoords="offset points", ha="center", color=colour,
+            fontsize=10, fontweight="bold", linespacing=1.1,
+        )  # fmt: skip
+    axes.set_xlabel("seconds of training", color=INK)
+    axes.set_ylabel("images", color=INK)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    _plain(axes)
+
+
+def _draw_losses(axes: Axes, inline: Run, overlapped: Run) -> None:
+    axes.set_title("training loss (mean of 8 steps)", loc="left", fontsize=11)
+    for run, colour in ((inline, WAIT), (overlapped, COMPUTE)):
+        seconds, losses = run.step_seconds.cumsum(), _smooth(run.losses)
+        axes.plot(seconds[-len(losses) :], losses, color=colour, linewidth=2.4)
+        axes.annotate(
+            run.name, (seconds[-1], losses[-1]), xytext=(7, 0), textcoords="offset points", va="center", color=colour,
+            fontsize=10, fontweight="bold",
+        )  # fmt: skip
+    axes.set_xlim(0, 1.25 * max(float(run.step_seconds.sum()) for run in (inline, overlapped)))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("seconds of training", color=INK)
+    axes.set_ylabel("cross entropy", color=INK)
+    _plain(axes)
+
+
+def _smooth(values: NDArray[np.float64], width: int = 8) -> NDArray[np.float64]:
+    width = min(width, len(values))
+    return np.convolve(values, np.ones(width) / width, mode="valid")
+
+
+def _plain(axes: Axes) -> None:
+    """Take away the lines nobody needs."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#c4c9ce")
+    axes.tick_params(colors=FAINT, length=3)
+    axes.grid(axis="y", color="#e6e8ea", linewidth=0.8)
+    axes.set_axisbelow(True)
