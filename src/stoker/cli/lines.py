@@ -11,6 +11,8 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from stoker.source.line_format import FormatName
+
 
 class FormatOption(StrEnum):
     """What a line can be read as."""
@@ -50,7 +52,7 @@ def lines(
 
     from stoker.source import Lines
 
-    name = None if parse is None else parse.value
+    name: FormatName | None = None if parse is None else parse.value
     counts = [counted(path, name, index_dir) for path in paths]
     console = Console(highlight=False)
     console.print(_table(counts))
@@ -62,7 +64,7 @@ def lines(
         console.print(_shown(source[position]), markup=False)
 
 
-def counted(path: Path, parse: Any, index_dir: Path | None) -> Counted:
+def counted(path: Path, parse: FormatName | None, index_dir: Path | None) -> Counted:
     """Return what is in one file; builds its index if there is none."""
     from time import perf_counter
 

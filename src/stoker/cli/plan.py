@@ -33,7 +33,9 @@ class TailName(StrEnum):
 
 
 Samples = Annotated[int, typer.Option(help="Samples in the dataset.")]
-BatchSize = Annotated[int, typer.Option(help="Samples in one step over ALL ranks: the loader's batch_size x num_ranks.")]
+BatchSize = Annotated[
+    int, typer.Option(help="Samples in one step over ALL ranks: the loader's batch_size x num_ranks.")
+]
 OrderOption = Annotated[OrderName, typer.Option("--order", help="In which order the samples of an epoch come.")]
 WindowSize = Annotated[int | None, typer.Option(help="With --order window: samples in a window.")]
 Block = Annotated[int | None, typer.Option(help="With --order window: neighbours on disk that are read together.")]
@@ -41,7 +43,9 @@ Seed = Annotated[int, typer.Option(help="The run's seed; `seed` in a saved state
 TailOption = Annotated[TailName, typer.Option("--tail", help="What becomes of an epoch's last, incomplete batch.")]
 NumRanks = Annotated[int, typer.Option(help="Ranks that share each step.")]
 
-plan_app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Ask what is in a step, or when a sample comes.")
+plan_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", help="Ask what is in a step, or when a sample comes."
+)
 
 
 @plan_app.command()
@@ -99,7 +103,9 @@ def find(
     place = plan.find(position, epoch=epoch, num_ranks=num_ranks)
     console = Console(highlight=False)
     if place is None:
-        console.print(f"position {position} does not come in epoch {epoch}: it is in the tail, which --tail drop leaves out")
+        console.print(
+            f"position {position} does not come in epoch {epoch}: it is in the tail, which --tail drop leaves out"
+        )
         return
     first = plan.first_step(epoch)
     console.print(f"position {position} comes in epoch {epoch} at [bold green]step {place.step}[/]")
@@ -145,7 +151,9 @@ def _facts(plan: Plan) -> Table:
     table.add_row("samples", f"{plan.num_samples:,}")
     table.add_row("batch size", f"{plan.batch_size:,} (global: over all ranks together)")
     table.add_row("order", f"{plan.order.name}{f' ({settings})' if settings else ''}, seed {plan.seed}")
-    table.add_row("tail", f"{plan.tail}: {rest} samples left over, {fate}" if rest else f"{plan.tail}: nothing left over")
+    table.add_row(
+        "tail", f"{plan.tail}: {rest} samples left over, {fate}" if rest else f"{plan.tail}: nothing left over"
+    )
     table.add_row("steps per epoch", f"{plan.steps_in(0):,}")
     table.add_row("fingerprint", plan.fingerprint)
     return table
@@ -158,7 +166,10 @@ def _shares(shares: list[Recipe], plan: Plan, *, num_shown: int | None) -> Table
     step, epoch = shares[0].step, shares[0].epoch
     in_epoch = step - plan.first_step(epoch)
     table = Table(
-        title=f"step {step:,}: step {in_epoch:,} of epoch {epoch}", title_justify="left", title_style="bold", box=box.SIMPLE
+        title=f"step {step:,}: step {in_epoch:,} of epoch {epoch}",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE,
     )
     table.add_column("rank", justify="right")
     table.add_column("samples", justify="right")

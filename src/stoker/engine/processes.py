@@ -70,11 +70,11 @@ class _Info:
     """torch's WorkerInfo with the user's dataset in it, and a note of whether anyone looked at it."""
 
     def __init__(self, info: Any, dataset: Any) -> None:
-        self.__dict__.update(_info=info, _dataset=dataset, _has_looked=False)
+        self.__dict__.update(_info=info, _own={"dataset": dataset}, _has_looked=False)
 
     def __getattr__(self, name: str) -> Any:
         self.__dict__["_has_looked"] = True
-        return self._dataset if name == "dataset" else getattr(self._info, name)
+        return self._own[name] if name in self._own else getattr(self._info, name)
 
     def __repr__(self) -> str:
         return repr(self._info)
@@ -218,6 +218,13 @@ def torch_worker_start_method() -> str:
     import multiprocessing
 
     return multiprocessing.get_start_method()
+
+
+def act_as(worker: int) -> None:
+    """Let the user's code in this worker see `worker` as its number: after a resume another one may take its turn."""
+    info: Any = torch_worker._worker_info
+    if isinstance(info, _Info):
+        info.__dict__["_own"]["id"] = worker
 
 
 def has_looked() -> bool:

@@ -108,6 +108,7 @@ class DataLoader(TorchDataLoader[T_co]):
             skip=skip,
         )
         self._tail: Tail = tail or ("drop" if drop_last else "keep")
+        drop_last = drop_last or (tail == "drop" and batch_size is not None)  # for code that looks at the attribute
         self._order = order_named(order if order is not None else Shuffle() if shuffle else Sequential())
         if is_planned:
             _check_sized(dataset)

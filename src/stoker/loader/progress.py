@@ -329,27 +329,20 @@ class StreamProgress:
         self.last = made.recipe
         assert made.stream is not None
         self.step += 1
-        self._count(made.stream)
-        self.place["steps"] += 1
+        self._count(made.stream, num_steps=1)
 
     def end_of(self, worker: int) -> None:
         """Note that a worker has nothing more."""
-        self._count({"worker": worker, "samples": self._worker(worker).get("samples", 0), "is_ended": True})
+        self._count({"worker": worker, "is_ended": True}, num_steps=0)
 
-    def _worker(self, worker: int) -> dict[str, Any]:
-        return self.place["workers"].get(str(worker), {})  # type: ignore[no-any-return]
-
-    def _count(self, stream: dict[str, Any]) -> None:
+    def _count(self, stream: dict[str, Any], *, num_steps: int) -> None:
         self.place["turn"] += 1
-        if self.sharing == "whole":
-            if not stream.get("is_ended"):
-                self.place["samples"] = stream["samples"]
-                self.place["state"] = stream.get("state")
-            return
-        before = self._worker(stream["worker"])
-        told = {name: stream[name] for name in ("samples", "state", "is_ended") if name in stream}
-        told["steps"] = before.get("steps", 0) + (not stream.get("is_ended"))
-        self.place["workers"][str(stream["worker"])] = {**before, **told}
+        # where everyone goes through the whole stream there is one place, otherwise one for each worker
+        place = self.place
+        if self.sharing != "whole":
+            place = self.place["workers"].setdefault(str(stream["worker"]), {"steps": 0, "samples": 0})
+        place["steps"] += num_steps
+        place |= {name: stream[name] for name in ("samples", "state", "is_ended") if name in stream}
 
     def finish(self) -> None:
         """Note that the epoch is over: the next one begins."""

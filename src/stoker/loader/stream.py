@@ -20,7 +20,7 @@ import numpy as np
 import torch.utils.data._utils.worker as torch_worker
 
 from stoker.engine.ledger import Policy, Skipped
-from stoker.engine.processes import has_looked
+from stoker.engine.processes import act_as, has_looked
 from stoker.engine.process_wide import Loan
 from stoker.engine.randomness import SampleContext, entered
 from stoker.loader.work import Finisher, Made, batch_key
@@ -88,6 +88,7 @@ class StreamMaker:
             start = turn.start or {}
             before = 0 if self.setting.sharing == "whole" else start.get("turn", 0)
             worker = (before + turn.turn) % self.setting.num_workers
+            act_as(worker)
             self.reader = _Reader(self, turn, worker, start)
             self.iteration = turn.iteration
         assert self.reader is not None
@@ -201,7 +202,7 @@ class _Reader:
             samples = samples + list(islice(_around(whole), missing))
             slots = np.concatenate([slots, np.arange(missing, dtype=np.int64) % len(whole) + first])
         recipe = Recipe(turn.step, turn.epoch, self.rank, slots, slots, padding, len(whole), 0)
-        where: dict[str, Any] = {"worker": self.worker, "samples": self.index}
+        where: dict[str, Any] = {"worker": self.worker, "samples": self.index, "is_ended": self.is_ended}
         if self.sharing == "own":
             where["has_looked"] = has_looked()
         if self.teller is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from stoker.cli.demo.training import BATCH_SIZE, Run
 
-COMPUTE, WAIT, INK, FAINT = "#3b6fa0", "#e8833a", "#22262b", "#7b838c"
+COMPUTE, WAIT, INK, FAINT = "#3b6fa0", "#e8833a", "#22262b", "#6b737c"
+INLINE, OVERLAPPED = "#9a6fb0", "#2a9d6f"
 NUM_SHOWN = 12
 """Images of the batch that are shown."""
 
@@ -19,7 +21,9 @@ NUM_SHOWN = 12
 def draw(path: Path, *, inline: Run, overlapped: Run, images: NDArray[np.float32], labels: list[str]) -> None:
     """Save the picture. `images` is a batch as the model sees it: (image, channel, row, column), from 0 to 1."""
     figure = Figure(figsize=(12, 9), dpi=130, facecolor="white")
-    rows = figure.add_gridspec(3, 1, height_ratios=(1.0, 0.95, 0.42), left=0.07, right=0.97, top=0.86, bottom=0.04, hspace=0.5)
+    rows = figure.add_gridspec(
+        3, 1, height_ratios=(1.0, 0.95, 0.42), left=0.07, right=0.97, top=0.835, bottom=0.04, hspace=0.5
+    )
     _head(figure, inline, overlapped)
 
     top = rows[0].subgridspec(1, 2, wspace=0.08)
@@ -44,7 +48,9 @@ def draw(path: Path, *, inline: Run, overlapped: Run, images: NDArray[np.float32
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         if not number:
-            axes.set_title(f"{NUM_SHOWN} images of a batch, cropped and flipped with stoker.rng()", loc="left", fontsize=11)
+            axes.set_title(
+                f"{NUM_SHOWN} images of a batch, cropped and flipped with stoker.rng()", loc="left", fontsize=11
+            )
     figure.savefig(path)
 
 
@@ -53,9 +59,12 @@ def _head(figure: Figure, inline: Run, overlapped: Run) -> None:
     figure.text(0.07, 0.955, "Loading behind computing", fontsize=19, fontweight="bold", color=INK)
     told = (
         f"{len(inline.losses)} steps of {BATCH_SIZE} images, the same batches in both runs, one core computing: "
-        f"{inline.images_per_second:,.0f} images/s inline, {overlapped.images_per_second:,.0f} overlapped ({ratio:.2f}x)"
+        f"{inline.images_per_second:,.0f} images/s inline, "
+        f"{overlapped.images_per_second:,.0f} overlapped ({ratio:.2f}x)"
     )
-    figure.text(0.07, 0.922, told, fontsize=11.5, color=FAINT)
+    figure.text(0.07, 0.925, told, fontsize=11.5, color=FAINT)
+    for x, colour, word in ((0.07, COMPUTE, "computing"), (0.16, WAIT, "waiting for data")):
+        figure.text(x, 0.893, f"\N{BLACK SQUARE} {word}", fontsize=11.5, fontweight="bold", color=colour)
 
 
 def _draw_steps(axes: Axes, run: Run) -> None:
@@ -65,32 +74,24 @@ def _draw_steps(axes: Axes, run: Run) -> None:
     axes.bar(steps, compute, width=1.0, color=COMPUTE)
     axes.bar(steps, wait, width=1.0, bottom=compute, color=WAIT)
     median = 1000 * float(np.median(run.step_seconds))
-    axes.set_title(f"{run.name}: {median:.0f} ms a step, {run.wait_share:.0%} of the time waiting", loc="left", fontsize=11)
+    axes.set_title(
+        f"{run.name}: {median:.0f} ms a step, {run.wait_share:.0%} of the time waiting", loc="left", fontsize=11
+    )
     axes.set_xlabel("step", color=INK)
     axes.set_xlim(-0.5, len(steps) - 0.5)
-    for x, colour, word in ((0.985, COMPUTE, "computing"), (0.845, WAIT, "waiting for data")):
-        axes.text(
-            x, 0.93, word, color=colour, fontweight="bold", ha="right", va="center", transform=axes.transAxes, fontsize=10
-        )
     _plain(axes)
 
 
 def _draw_progress(axes: Axes, inline: Run, overlapped: Run) -> None:
     axes.set_title("images seen", loc="left", fontsize=11)
-    for run, colour in ((inline, WAIT), (overlapped, COMPUTE)):
+    for run, colour in ((inline, INLINE), (overlapped, OVERLAPPED)):
         seconds = run.step_seconds.cumsum()
         seen = BATCH_SIZE * np.arange(1, len(seconds) + 1)
         axes.plot(seconds, seen, color=colour, linewidth=2.4)
         axes.plot(seconds[-1], seen[-1], "o", color=colour, markersize=6)
-    ends = [float(run.step_seconds.sum()) for run in (inline, overlapped)]
-    total = len(inline.losses) * BATCH_SIZE
-    axes.set_xlim(0, 1.12 * max(ends))
-    axes.set_ylim(0, 1.22 * total)
-    for end, name, colour in ((ends[0], inline.name, WAIT), (ends[1], overlapped.name, COMPUTE)):
-        axes.annotate(
-            f"{name}\n{end:.1f} s", (end, total), xytext=(0, 9), textcoords="offset points", ha="center", color=colour,
-            fontsize=10, fontweight="bold", linespacing=1.1,
-        )  # fmt: skip
+    _name_lines(axes, inline, overlapped, x=0.03, align="left", has_seconds=True)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("seconds of training", color=INK)
     axes.set_ylabel("images", color=INK)
     axes.yaxis.set_major_formatter("{x:,.0f}")
@@ -99,18 +100,26 @@ def _draw_progress(axes: Axes, inline: Run, overlapped: Run) -> None:
 
 def _draw_losses(axes: Axes, inline: Run, overlapped: Run) -> None:
     axes.set_title("training loss (mean of 8 steps)", loc="left", fontsize=11)
-    for run, colour in ((inline, WAIT), (overlapped, COMPUTE)):
+    for run, colour in ((inline, INLINE), (overlapped, OVERLAPPED)):
         seconds, losses = run.step_seconds.cumsum(), _smooth(run.losses)
         axes.plot(seconds[-len(losses) :], losses, color=colour, linewidth=2.4)
-        axes.annotate(
-            run.name, (seconds[-1], losses[-1]), xytext=(7, 0), textcoords="offset points", va="center", color=colour,
-            fontsize=10, fontweight="bold",
-        )  # fmt: skip
-    axes.set_xlim(0, 1.25 * max(float(run.step_seconds.sum()) for run in (inline, overlapped)))
+    _name_lines(axes, inline, overlapped, x=0.97, align="right", has_seconds=False)
+    axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("seconds of training", color=INK)
     axes.set_ylabel("cross entropy", color=INK)
     _plain(axes)
+
+
+def _name_lines(
+    axes: Axes, inline: Run, overlapped: Run, *, x: float, align: Literal["left", "right"], has_seconds: bool
+) -> None:
+    """Write the names of the two lines in the corner that they leave free, however close they run."""
+    for y, run, colour in ((0.92, overlapped, OVERLAPPED), (0.81, inline, INLINE)):
+        word = f"{run.name}: {run.step_seconds.sum():.1f} s" if has_seconds else run.name
+        axes.text(
+            x, y, word, ha=align, va="center", color=colour, fontweight="bold", fontsize=11, transform=axes.transAxes
+        )
 
 
 def _smooth(values: NDArray[np.float64], width: int = 8) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from stoker.cli.demo.data import CLASSES, SERVED_SIDE, Shapes
+from stoker.cli.demo.machine import Others
 from stoker.loader import DataLoader
 
 BATCH_SIZE = 64
@@ -30,6 +31,8 @@ class Run:
     """Forward, backward and optimizer step. On a CPU they are over when they return."""
     losses: NDArray[np.float64]
     accuracies: NDArray[np.float64]
+    others_cores: float | None
+    """How many cores other programs kept busy meanwhile; None where that is not known."""
 
     @property
     def step_seconds(self) -> NDArray[np.float64]:
@@ -54,7 +57,7 @@ def trained(dataset: Shapes, *, name: str, num_threads: int, num_steps: int, adv
         dataset, batch_size=BATCH_SIZE, shuffle=True, drop_last=True, seed=1, num_threads=num_threads
     )
     measured = np.empty((num_steps, 4))
-    batches = _endless(loader)
+    batches, others = _endless(loader), Others()
     try:
         for step in range(num_steps):
             begin = perf_counter()
@@ -63,15 +66,23 @@ def trained(dataset: Shapes, *, name: str, num_threads: int, num_steps: int, adv
             logits = model(images)
             loss = nn.functional.cross_entropy(logits, labels)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             accuracy = (logits.argmax(1) == labels).float().mean().item()
             measured[step] = ready - begin, perf_counter() - ready, loss.item(), accuracy
             advance()
+        others_cores = others.num_cores()  # before the loader's threads are waited for
     finally:
         batches.close()
     wait, compute, losses, accuracies = measured.T
-    return Run(name=name, wait_seconds=wait, compute_seconds=compute, losses=losses, accuracies=accuracies)
+    return Run(
+        name=name,
+        wait_seconds=wait,
+        compute_seconds=compute,
+        losses=losses,
+        accuracies=accuracies,
+        others_cores=others_cores,
+    )
 
 
 @contextmanager
@@ -94,7 +105,7 @@ def warm_up() -> None:
         optimizer.step()
 
 
-def _endless(loader: DataLoader[list[torch.Tensor]]) -> Iterator[list[torch.Tensor]]:
+def _endless(loader: DataLoader[list[torch.Tensor]]) -> Generator[list[torch.Tensor], None, None]:
     """Yield epoch after epoch. A generator, so that leaving it ends the loader's threads."""
     while True:
         batches = iter(loader)

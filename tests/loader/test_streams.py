@@ -1,0 +1,354 @@
+"""Iterable datasets: shared out exactly once, resumed, and warned of when every worker reads everything."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data as torch_data
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stoker
+from stoker.source import Lines
+from tests.loader.datasets import Counting, KeyedOnly, Remembering, Sharing, ShuffleBuffer, SizedCounting, listed, plain
+
+INLINE = listed(torch_data.DataLoader(Counting(50), batch_size=7))
+
+
+def test_shard_auto_gives_the_inline_stream_for_any_number_of_workers() -> None:
+    for engine in ({}, {"num_threads": 2}, {"num_workers": 1}, {"num_workers": 2}):
+        loader = stoker.DataLoader(Counting(50), batch_size=7, shard="auto", **engine)  # type: ignore[arg-type]
+        assert listed(loader) == INLINE, engine
+        assert listed(loader) == INLINE, engine
+
+
+def test_shard_auto_with_more_workers_than_batches() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of more workers than cores
+        loader = stoker.DataLoader(Counting(10), batch_size=7, shard="auto", num_workers=5)
+    assert listed(loader) == [[0, 1, 2, 3, 4, 5, 6], [7, 8, 9]]
+
+
+def test_shard_auto_hides_the_workers_from_datasets_that_share_themselves_out() -> None:
+    assert listed(stoker.DataLoader(Sharing(50), batch_size=7, shard="auto", num_workers=2)) == INLINE
+
+
+def test_shard_auto_with_persistent_workers() -> None:
+    loader = stoker.DataLoader(Counting(50), batch_size=7, shard="auto", num_workers=2, persistent_workers=True)
+    assert listed(loader) == listed(loader) == INLINE
+
+
+@given(
+    length=st.integers(0, 60),
+    share=st.integers(1, 5),
+    num_ranks=st.integers(1, 5),
+    tail=st.sampled_from(["keep", "drop", "pad"]),
+)
+def test_shard_auto_shares_out_among_ranks_in_step(length: int, share: int, num_ranks: int, tail: Any) -> None:
+    runs = []
+    for rank in range(num_ranks):
+        loader = stoker.DataLoader(
+            SizedCounting(length, length), share, shard="auto", rank=rank, num_ranks=num_ranks, tail=tail
+        )
+        rows = []
+        iterator = iter(loader)
+        for batch in iterator:
+            recipe = iterator.recipe
+            padding = recipe.padding if recipe.padding is not None else [False] * len(batch)
+            rows.append([value for value, is_padding in zip(plain(batch), padding) if not is_padding])
+            assert len(batch) == share or tail == "keep"
+        assert len(rows) == len(loader)
+        runs.append(rows)
+    assert len({len(rows) for rows in runs}) == 1
+    served = sorted(value for rows in runs for row in rows for value in row)
+    whole = share * num_ranks
+    assert served == list(range(length // whole * whole if tail == "drop" else length))
+
+
+def test_workers_that_all_read_everything_are_warned_of_once() -> None:
+    loader = stoker.DataLoader(Counting(20), batch_size=7, num_workers=2)
+    with pytest.warns(UserWarning, match="each sample will come once per worker") as caught:
+        batches = listed(loader)
+    assert len(caught) == 1
+    assert "shard='auto'" in str(caught[0].message)
+    assert batches == listed(torch_data.DataLoader(Counting(20), batch_size=7, num_workers=2))
+
+
+@pytest.mark.parametrize("dataset", [Sharing(20), Counting(20)], ids=["looks", "single"])
+def test_no_warning_when_there_is_nothing_to_warn_of(dataset: Any) -> None:
+    num_workers = 2 if isinstance(dataset, Sharing) else 1
+    assert sorted(sum(listed(stoker.DataLoader(dataset, batch_size=4, num_workers=num_workers)), [])) == list(range(20))
+
+
+def split_by_init(worker: int) -> None:
+    info = torch_data.get_worker_info()
+    assert info is not None
+    info.dataset.length = 10 * (worker + 1)  # type: ignore[attr-defined]
+
+
+def test_sharing_out_in_worker_init_fn_is_not_warned_of() -> None:
+    loader = stoker.DataLoader(Counting(20), batch_size=10, num_workers=2, worker_init_fn=split_by_init)
+    assert len(listed(loader)) == 3
+
+
+SHARED: dict[str, Any] = {"shard": "auto"}
+STREAM_ENGINES = [{}, {"num_threads": 2}, {"num_workers": 1}, {"num_workers": 2, **SHARED}]
+
+
+@pytest.mark.parametrize("before", STREAM_ENGINES, ids=str)
+@pytest.mark.parametrize("after", STREAM_ENGINES, ids=str)
+def test_a_stream_resumes_by_fast_forward_in_any_engine(before: dict[str, Any], after: dict[str, Any]) -> None:
+    loader = stoker.DataLoader(Counting(50), batch_size=7, **before)
+    iterator = iter(loader)
+    seen = [plain(next(iterator)) for _ in range(3)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    iterator.close()
+    del iterator
+    again = stoker.DataLoader(Counting(50), batch_size=7, **after)
+    again.load_state_dict(state)
+    assert seen + listed(again) == INLINE
+    assert listed(again) == INLINE
+
+
+def test_a_stream_resumes_with_another_batch_size_and_other_ranks() -> None:
+    loader = stoker.DataLoader(Counting(50), batch_size=7)
+    iterator = iter(loader)
+    next(iterator)
+    next(iterator)
+    again = stoker.DataLoader(Counting(50), batch_size=6)
+    again.load_state_dict(loader.state_dict())
+    assert sum(listed(again), []) == list(range(14, 50))
+    ranks = [stoker.DataLoader(Counting(50), 3, shard="auto", rank=rank, num_ranks=2) for rank in range(2)]
+    for rank in ranks:
+        rank.load_state_dict(loader.state_dict())
+    assert sorted(sum((sum(listed(rank), []) for rank in ranks), [])) == list(range(14, 50))
+
+
+def test_a_stream_with_a_state_of_its_own_is_not_read_again() -> None:
+    for num_threads in (0, 2):
+        loader = stoker.DataLoader(Remembering(50), batch_size=7, num_threads=num_threads)
+        iterator = iter(loader)
+        seen = [plain(next(iterator)) for _ in range(3)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        iterator.close()
+        dataset = Remembering(50)
+        again = stoker.DataLoader(dataset, batch_size=7, num_threads=num_threads)
+        again.load_state_dict(state)
+        assert seen + listed(again) == INLINE
+        assert dataset.num_read == 50 - 21
+        assert listed(again) == INLINE
+
+
+def test_each_workers_own_state_travels_back() -> None:
+    loader = stoker.DataLoader(SharingRemembering(), batch_size=4, num_workers=2)
+    whole = listed(loader)
+    iterator = iter(loader)
+    for stop in range(1, len(whole)):
+        seen = [plain(next(iterator)) for _ in range(stop)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        iterator.close()
+        again = stoker.DataLoader(SharingRemembering(), batch_size=4, num_workers=2)
+        again.load_state_dict(state)
+        assert seen + listed(again) == whole
+        if stop > 4:
+            break
+        iterator = iter(loader)
+    other = stoker.DataLoader(SharingRemembering(), batch_size=4, num_workers=1)
+    with pytest.raises(stoker.errors.StateMismatch, match="sharing: the state has 'own', this loader 'whole'"):
+        other.load_state_dict(state)
+
+
+class SharingRemembering(Remembering):
+    """Shares itself out, unevenly, and knows where it is."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch_data.get_worker_info()
+        worker = info.id if info is not None else 0
+        while self.at < 10 + 20 * worker:
+            self.at += 1
+            yield 1000 * worker + self.at - 1
+        self.at = 0
+
+
+def test_home_made_shuffle_buffers_resume_exactly_and_leave_the_trainer_alone() -> None:
+    import random
+
+    random.seed(3)
+    before = random.getstate()
+    whole = listed(stoker.DataLoader(ShuffleBuffer(50), batch_size=7, seed=1))
+    assert sorted(sum(whole, [])) == list(range(50))
+    assert sum(whole, []) != list(range(50))
+    loader = stoker.DataLoader(ShuffleBuffer(50), batch_size=7, seed=1)
+    iterator = iter(loader)
+    seen = [plain(next(iterator)) for _ in range(4)]
+    again = stoker.DataLoader(ShuffleBuffer(50), batch_size=7, seed=1)
+    again.load_state_dict(loader.state_dict())
+    assert seen + listed(again) == whole
+    assert random.getstate() == before
+
+
+class Keyed(Counting):
+    """Draws each sample's number from `stoker.rng()`."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.length):
+            yield number, float(stoker.rng().random())
+
+
+def test_numbers_keyed_by_the_sample_are_the_same_for_any_number_of_workers() -> None:
+    inline = listed(stoker.DataLoader(Keyed(50), batch_size=7, seed=5))
+    assert len({number for batch in inline for number in batch[1]}) == 50
+    for engine in ({"num_threads": 2}, {"num_workers": 1}, {"num_workers": 2, "shard": "auto"}):
+        assert listed(stoker.DataLoader(Keyed(50), batch_size=7, seed=5, **engine)) == inline  # type: ignore[arg-type]
+
+
+class Hiccups(torch_data.IterableDataset[int]):
+    """Raises at some samples and goes on after it."""
+
+    def __iter__(self) -> Iterator[int]:
+        return _Hiccups()
+
+
+class _Hiccups:
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        if self.at > 20:
+            raise StopIteration
+        if self.at % 6 == 0:
+            raise ValueError(f"hiccup {self.at}")
+        return self.at
+
+
+def test_a_stream_that_goes_on_after_an_error_can_be_skipped_through() -> None:
+    loader = stoker.DataLoader(Hiccups(), batch_size=4, on_error=stoker.Policy(max_rate=None))
+    assert sum(listed(loader), []) == [n for n in range(1, 21) if n % 6]
+    assert [entry.reason for entry in loader.ledger] == [f"ValueError: hiccup {n}" for n in (6, 12, 18)]
+    with pytest.raises(ValueError, match="hiccup 6") as caught:
+        list(stoker.DataLoader(Hiccups(), batch_size=4))
+    assert "raised by the stream after 5 samples, step 1, epoch 0" in caught.value.__notes__[0]
+
+
+class Stuck(Hiccups):
+    """Raises for ever."""
+
+    def __iter__(self) -> Iterator[int]:
+        class Always:
+            def __next__(self) -> int:
+                raise OSError("gone")
+
+        return Always()  # type: ignore[return-value]
+
+
+def test_a_stream_that_does_not_mend_is_given_up() -> None:
+    with pytest.raises(OSError, match="gone"):
+        list(stoker.DataLoader(Stuck(), batch_size=4, on_error="skip"))
+
+
+class Generator(Counting):
+    """A generator, which cannot go on after an error."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+        raise ValueError("the end of it")
+
+
+def test_a_generator_cannot_be_skipped_through_and_says_why() -> None:
+    with pytest.raises(ValueError, match="the end of it") as caught:
+        list(stoker.DataLoader(Generator(), batch_size=4, on_error="skip"))
+    assert any("a generator ends with its first error" in note for note in caught.value.__notes__)
+
+
+def test_the_state_of_unordered_workers_is_refused() -> None:
+    loader = stoker.DataLoader(Counting(50), batch_size=7, num_workers=2, shard="auto", in_order=False)
+    assert sorted(sum(listed(loader), [])) == list(range(50))
+    with pytest.raises(stoker.errors.StateError, match="cannot be told with in_order=False"):
+        loader.state_dict()
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"n": number, "text": "x" * (number % 37)}) + "\n" for number in range(200)))
+    return path
+
+
+def numbers(batches: Any) -> list[int]:
+    return [number for batch in batches for number in plain(batch["n"])]
+
+
+def test_lines_are_addressed_by_the_plan(corpus: Path, tmp_path: Path) -> None:
+    lines = Lines(corpus, index_dir=tmp_path / "index")
+    loader = stoker.DataLoader(lines, batch_size=16, order="window", seed=1)
+    assert sorted(numbers(loader)) == list(range(200))
+    workers = stoker.DataLoader(lines, batch_size=16, order="window", seed=1, num_workers=2)
+    assert numbers(workers) == numbers(stoker.DataLoader(lines, batch_size=16, order="window", seed=1))
+
+
+@pytest.mark.parametrize("engine", [{}, {"num_threads": 2}, {"num_workers": 2, "shard": "auto"}], ids=str)
+def test_lines_are_streamed_and_split_themselves(corpus: Path, engine: dict[str, Any]) -> None:
+    loader = stoker.DataLoader(Lines(corpus).stream(), batch_size=16, **engine)
+    assert sorted(numbers(loader)) == list(range(200))
+    whole = numbers(loader)
+    iterator = iter(loader)
+    seen = numbers([next(iterator) for _ in range(5)])
+    state = json.loads(json.dumps(loader.state_dict()))
+    iterator.close()
+    again = stoker.DataLoader(Lines(corpus).stream(), batch_size=16, **engine)
+    again.load_state_dict(state)
+    assert seen + numbers(again) == whole
+
+
+def test_a_state_of_another_file_is_refused(corpus: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"n": number}) + "\n" for number in range(200)))
+    index = tmp_path / "index"
+    state = stoker.DataLoader(Lines(corpus, index_dir=index), batch_size=16, seed=0).state_dict()
+    with pytest.raises(stoker.errors.StateMismatch, match="dataset: the state has"):
+        stoker.DataLoader(Lines(other, index_dir=index), batch_size=16, seed=0).load_state_dict(state)
+
+
+def test_bad_lines_are_skipped_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"n": 0}\n{"n": 1\n{"n": 2}\n{"n": 3}\n')
+    policy = stoker.Policy(max_rate=None)
+    addressed = stoker.DataLoader(Lines(path, index_dir=tmp_path), batch_size=4, on_error=policy)
+    assert len(numbers(addressed)) == 4
+    (entry,) = addressed.ledger
+    assert (entry.position, entry.where) == (1, f"{path}, line 2")
+    streamed = stoker.DataLoader(Lines(path).stream(), batch_size=4, on_error=policy)
+    assert numbers(streamed) == [0, 2, 3]
+    with pytest.raises(stoker.errors.BadLine, match="line 2") as caught:
+        list(stoker.DataLoader(Lines(path, index_dir=tmp_path), batch_size=4))
+    assert "positions 0, 1, 2, 3 (step 0, epoch 0)" in caught.value.__notes__[-1]
+    assert f"line 2 (byte 9) of {path}" in str(caught.value)
+    del caught  # its traceback holds the open file
+
+
+@given(length=st.integers(0, 40), batch_size=st.integers(1, 9), steps=st.integers(0, 50), num_threads=st.integers(0, 2))
+@settings(max_examples=40)
+def test_any_stream_resumes_at_any_step(length: int, batch_size: int, steps: int, num_threads: int) -> None:
+    whole = listed(stoker.DataLoader(Keyed(length), batch_size, seed=3))
+    loader = stoker.DataLoader(Keyed(length), batch_size, seed=3, num_threads=num_threads)
+    iterator = iter(loader)
+    seen = [plain(batch) for _, batch in zip(range(min(steps, len(whole))), iterator)]
+    state = loader.state_dict()
+    iterator.close()
+    again = stoker.DataLoader(Keyed(length), batch_size, seed=3)
+    again.load_state_dict(state)
+    assert seen + listed(again) == whole
+
+
+def test_map_style_lines_need_no_shard(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(stoker.errors.ArgumentError, match="shard='auto' is for iterable datasets"):
+        stoker.DataLoader(KeyedOnly(10), shard="auto")
