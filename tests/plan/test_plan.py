@@ -168,11 +168,13 @@ def test_a_plan_of_no_steps_says_so() -> None:
         ({"batch_size": 0}, "batch_size=0 is not a positive integer"),
         ({"batch_size": 2.5}, "batch_size=2.5"),
         ({"batch_size": True}, "batch_size=True"),
+        ({"seed": 1.5}, "seed=1.5 is not an integer"),
+        ({"skip": (3,)}, "skip=3 is not a range of steps"),
         ({"tail": "cut"}, "tail='cut' is not known"),
         ({"order": "random"}, "order='random' is not known"),
         ({"order": 3}, "order=3 is not an order"),
-        ({"skip": ((5, 3),)}, r"\(5, 3\) is not a range of steps"),
-        ({"skip": ((-1, 3),)}, r"\(-1, 3\) is not a range of steps"),
+        ({"skip": ((5, 3),)}, r"skip=\(5, 3\) is not a range of steps"),
+        ({"skip": ((-1, 3),)}, r"skip=\(-1, 3\) is not a range of steps"),
     ],
 )
 def test_what_cannot_be_a_plan_is_refused_with_a_hint(arguments: dict[str, object], message: str) -> None:

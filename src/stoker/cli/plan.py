@@ -41,7 +41,7 @@ WindowSize = Annotated[int | None, typer.Option(help="With --order window: sampl
 Block = Annotated[int | None, typer.Option(help="With --order window: neighbours on disk that are read together.")]
 Seed = Annotated[int, typer.Option(help="The run's seed; `seed` in a saved state.")]
 TailOption = Annotated[TailName, typer.Option("--tail", help="What becomes of an epoch's last, incomplete batch.")]
-NumRanks = Annotated[int, typer.Option(help="Ranks that share each step.")]
+NumRanks = Annotated[int, typer.Option(min=1, help="Ranks that share each step.")]
 
 plan_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Ask what is in a step, or when a sample comes."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -18,7 +18,7 @@ from stoker.engine.ledger import Ledger, Policy
 from stoker.engine.processes import Processes
 from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
-from stoker.errors import ArgumentError, EmptyDataset, StateError, StateMismatch
+from stoker.errors import ArgumentError, EmptyDataset, StateError, StateMismatch, StateUnreadable
 from stoker.loader.iterator import LoaderIterator
 from stoker.loader.progress import PlanProgress, Progress, SamplerProgress, StreamProgress, readable
 from stoker.loader.ranks import resolved_ranks
@@ -87,6 +87,7 @@ class DataLoader(TorchDataLoader[T_co]):
         shard: Literal["auto"] | None = None,
         skip: Iterable[tuple[int, int]] = (),
     ) -> None:
+        skip = tuple(skip)
         is_stream = isinstance(dataset, IterableDataset)
         self._is_foreign = isinstance(dataset, IterDataPipe | MapDataPipe)
         is_planned = not is_stream and sampler is None and batch_sampler is None and not self._is_foreign
@@ -105,13 +106,21 @@ class DataLoader(TorchDataLoader[T_co]):
             num_threads=num_threads,
             prefetch_factor=prefetch_factor,
             timeout=timeout,
-            skip=skip,
+            has_skip=bool(skip),
         )
         self._tail: Tail = tail or ("drop" if drop_last else "keep")
         drop_last = drop_last or (tail == "drop" and batch_size is not None)  # for code that looks at the attribute
         self._order = order_named(order if order is not None else Shuffle() if shuffle else Sequential())
         if is_planned:
-            _check_sized(dataset)
+            # made once here so that what cannot be a plan is refused where it is written
+            Plan(
+                num_samples=_length(dataset),
+                batch_size=(batch_size or 1) * self._num_ranks,
+                order=self._order,
+                seed=seed or 0,
+                tail=self._tail,
+                skip=skip,
+            )
             kind = SequentialSampler if isinstance(self._order, Sequential) else RandomSampler
             sampler = _sampler_of(kind, dataset, self)
         super().__init__(
@@ -139,7 +148,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.num_threads, self.shard, self.seed = num_threads, shard, seed
         self._own_collate = collate_fn
         self._is_stream, self._is_planned = is_stream, is_planned
-        self._skip = tuple(skip)
+        self._skip = skip
         self._drawn_seed: int | None = None
         self._next_epoch = 0
         self._num_iterations = 0
@@ -250,10 +259,13 @@ class DataLoader(TorchDataLoader[T_co]):
         before = self._drawn_seed, self._plan
         self._drawn_seed, self._plan = state["seed"], None
         try:
-            progress = self._new_progress(0).resumed(state)  # type: ignore[attr-defined]
+            progress = self._new_progress(0).resumed(state)
         except StateError:
             self._drawn_seed, self._plan = before
             raise
+        except (KeyError, TypeError, ValueError) as error:
+            self._drawn_seed, self._plan = before
+            raise StateUnreadable(f"its fields do not fit together ({error})") from error
         self._progress = self._resume = progress
         self._next_epoch = progress.epoch
         if isinstance(progress, PlanProgress):
@@ -280,12 +292,10 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _current_plan(self) -> Plan:
         """The plan; a new one from the next epoch on, if the dataset has changed its length."""
-        num_samples = len(self.dataset)  # type: ignore[arg-type]
+        num_samples = _length(self.dataset)
         if self._plan is None or self._plan.num_samples != num_samples:
             origin = Origin()
             if self._plan is not None:
-                if not num_samples:
-                    raise EmptyDataset(type(self.dataset).__name__)
                 origin = Origin(self._next_epoch, 0, self._plan.first_step(self._next_epoch))
             self._plan = Plan(
                 num_samples=num_samples,
@@ -434,7 +444,7 @@ def _pinned(batch: Any) -> Any:
     return pinned(batch)
 
 
-def _check_sized(dataset: Any) -> None:
+def _length(dataset: Any) -> int:
     try:
         length = len(dataset)
     except TypeError as error:
@@ -445,6 +455,7 @@ def _check_sized(dataset: Any) -> None:
         ) from error
     if not length:
         raise EmptyDataset(type(dataset).__name__)
+    return length
 
 
 def _check(
@@ -462,7 +473,7 @@ def _check(
     num_threads: int,
     prefetch_factor: int | None,
     timeout: float,
-    skip: Iterable[tuple[int, int]],
+    has_skip: bool,
 ) -> None:
     """Refuse what cannot work. torch's own checks come after these."""
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
@@ -470,13 +481,15 @@ def _check(
             f"batch_size={batch_size!r} is not a positive integer",
             hint="give the number of samples in a batch, or None to get samples without batching",
         )
-    kinds = {name for name, given in (("order", order), ("skip", tuple(skip))) if given}
+    kinds = {name for name, given in (("order", order), ("skip", has_skip)) if given}
     if kinds and not is_planned:
         what = "an iterable dataset" if is_stream else "a sampler or batch_sampler of your own"
         raise ArgumentError(
             f"{' and '.join(sorted(kinds))} cannot be used with {what}, which decides the order itself",
             hint="leave it out, or pass a map-style dataset without a sampler",
         )
+    if tail not in (None, *get_args(Tail)):
+        raise ArgumentError(f"tail={tail!r} is not known", hint=f"choose one of {', '.join(get_args(Tail))}")
     if tail is not None and drop_last and tail != "drop":
         raise ArgumentError(f"drop_last=True contradicts tail={tail!r}", hint="pass only one of them")
     if tail is not None and not is_planned and not is_stream:

@@ -51,6 +51,10 @@ class Progress(Protocol):
         """Return where this is."""
         ...
 
+    def resumed(self, state: dict[str, Any]) -> Progress:
+        """Return the place that `state` tells of, for this loader. Fields that make no sense raise ValueError."""
+        ...
+
 
 class PlanProgress:
     """The place in a plan: a step, and a digest of what was served."""
@@ -137,6 +141,8 @@ class PlanProgress:
         origin = Origin(*state["origin"])
         old = _replaced(self.plan, batch_size=state["batch_size"], origin=origin, skip=_pairs(state["skip"]))
         epoch, step = int(state["epoch"]), int(state["step"])
+        if not 0 <= step - old.first_step(epoch) <= old.steps_in(epoch):
+            raise ValueError(f"step {step} is not in epoch {epoch}")
         plan = old
         same_ranks = (state["rank"], state["num_ranks"]) == (self.rank, self.num_ranks)
         if old.batch_size != self.plan.batch_size:
@@ -150,6 +156,8 @@ class PlanProgress:
         plan = _replaced(plan, skip=plan.skip + self.plan.skip)
         progress = PlanProgress(plan, epoch, rank=self.rank, num_ranks=self.num_ranks, in_order=self.in_order)
         progress.step = step
+        if progress.slot != state["position"]:
+            raise ValueError(f"step {step} is not at position {state['position']}")
         progress.ahead = set(state["ahead"])
         if same_ranks:  # a digest counts one rank's samples, so with other ranks it begins anew
             progress.digest, progress.since = int(state["digest"], 16), tuple(state["digest_since"])

@@ -85,6 +85,8 @@ class Plan:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ArgumentError(f"{name}={value!r} is not a positive integer", hint=f"give {name} as 1 or more")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ArgumentError(f"seed={self.seed!r} is not an integer", hint="any integer will do")
         if self.num_samples > MAX_SIZE:
             raise ArgumentError(f"num_samples={self.num_samples} is too many", hint=f"{MAX_SIZE} is the limit")
         if self.tail not in get_args(Tail):
@@ -290,11 +292,7 @@ class Plan:
 def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Return `ranges` sorted, without empty ones, overlapping and touching ones made one."""
     joined: list[tuple[int, int]] = []
-    for first, stop in sorted((int(first), int(stop)) for first, stop in ranges):
-        if first < 0 or stop < first:
-            raise ArgumentError(
-                f"({first}, {stop}) is not a range of steps", hint="give (first, stop), 0 <= first < stop"
-            )
+    for first, stop in sorted(map(_range, ranges)):
         if first == stop:
             continue
         if joined and first <= joined[-1][1]:
@@ -302,3 +300,16 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         else:
             joined.append((first, stop))
     return tuple(joined)
+
+
+def _range(steps: tuple[int, int]) -> tuple[int, int]:
+    try:
+        first, stop = map(int, steps)
+    except (TypeError, ValueError):
+        first, stop = -1, -1
+    if not 0 <= first <= stop:
+        raise ArgumentError(
+            f"skip={steps!r} is not a range of steps",
+            hint="give pairs (first, stop) of step numbers, stop not included",
+        )
+    return first, stop

@@ -14,7 +14,7 @@ from zlib import crc32
 import torch
 
 from stoker.cli.demo.data import Shapes
-from stoker.cli.demo.machine import usable_cores
+from stoker.cli.demo.machine import MAX_OTHERS, usable_cores
 from stoker.cli.demo.training import Run
 from stoker.loader import DataLoader
 from stoker.plan import Window, added
@@ -22,8 +22,6 @@ from stoker.source import Lines
 
 MIN_STEPS = 50
 """Steps below which a speed says nothing: the first ones fill the loader."""
-MAX_OTHERS = 0.2
-"""Cores that other programs may use while speed is judged. Overlap needs a second core, and they would take it."""
 
 WINDOW = Window(size=2048, block=128)
 

@@ -64,7 +64,7 @@ def write_pictures(folder: Path, *, num_pictures: int, advance: Advance) -> list
     """Write JPEG files, the classes in turn, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(7)
-    # One field of noise from which each picture takes a piece: drawing a new one each time would cost more than the JPEG.
+    # One field of noise from which each picture takes a piece: a new one each time costs more than the JPEG.
     noise = random.normal(0, 18, size=(2 * STORED_SIDE, 2 * STORED_SIDE, 3)).astype(np.float32)
     paths = []
     for number in range(num_pictures):

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from stoker.cli.demo.machine import MAX_OTHERS
 from stoker.cli.demo.training import BATCH_SIZE, Run
 
 COMPUTE, WAIT, INK, FAINT = "#3b6fa0", "#e8833a", "#22262b", "#6b737c"
@@ -62,8 +63,11 @@ def _head(figure: Figure, inline: Run, overlapped: Run) -> None:
         f"{inline.images_per_second:,.0f} images/s inline, "
         f"{overlapped.images_per_second:,.0f} overlapped ({ratio:.2f}x)"
     )
+    others = max(run.others_cores or 0.0 for run in (inline, overlapped))
+    if others > MAX_OTHERS:
+        told += f"; others used {others:.1f} cores"
     figure.text(0.07, 0.925, told, fontsize=11.5, color=FAINT)
-    for x, colour, word in ((0.07, COMPUTE, "computing"), (0.16, WAIT, "waiting for data")):
+    for x, colour, word in ((0.07, COMPUTE, "computing"), (0.185, WAIT, "waiting for data")):
         figure.text(x, 0.893, f"\N{BLACK SQUARE} {word}", fontsize=11.5, fontweight="bold", color=colour)
 
 

@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from time import perf_counter, process_time
 
+MAX_OTHERS = 0.2
+"""Cores that other programs may use while speed is judged. Overlap needs a second core, and they would take it."""
+
 
 def usable_cores() -> set[int]:
     """Return the numbers of the cores that this process may use."""

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from stoker.cli.app import app
+from stoker.cli.demo.checks import Claim, training_claims
+from stoker.cli.demo.machine import Others
+from stoker.cli.demo.training import Run
+
+
+def run_of(name: str, *, wait: float, compute: float, num_steps: int = 60, others_cores: float | None = 0.0) -> Run:
+    return Run(
+        name=name,
+        wait_seconds=np.full(num_steps, wait),
+        compute_seconds=np.full(num_steps, compute),
+        losses=np.linspace(2, 1, num_steps),
+        accuracies=np.linspace(0, 1, num_steps),
+        others_cores=others_cores,
+    )
+
+
+@pytest.mark.slow
+def test_the_quick_demo_keeps_its_claims(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", "from stoker.cli import main; main()", "demo", "--quick"]
+    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for text in ("resume in mid-epoch is exact", "2 ranks serve the stream of 1", "workers share a stream", "images/s"):
+        assert text in done.stdout
+    assert "✗" not in done.stdout
+    assert done.stdout.count("✓") == 8
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "state.json").read_text())["kind"] == "plan"
+
+
+@pytest.mark.parametrize("library", ["PIL", "matplotlib"])
+def test_a_missing_library_is_named_with_its_extra(
+    library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == library else object())
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "hint: pip install 'stoker[demo]'" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("compute", "holds"), [(0.10, True), (0.16, False)])
+def test_hiding_the_waiting_is_no_merit_if_the_steps_take_longer(
+    compute: float, holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.cli.demo.checks.usable_cores", lambda: {0, 1})
+    inline = run_of("inline", wait=0.05, compute=0.1)
+    [speed, *_] = training_claims(inline, run_of("overlapped", wait=0.0, compute=compute))
+    assert speed.holds is holds
+
+
+@pytest.mark.parametrize(
+    ("others_cores", "num_steps", "cores", "doubt"),
+    [(0.9, 60, {0, 1}, "other programs kept 0.9 cores busy"), (0.0, 16, {0, 1}, "too few"), (0.0, 60, {0}, "one core")],
+)
+def test_speed_is_not_judged_in_doubt_whatever_the_outcome(
+    others_cores: float, num_steps: int, cores: set[int], doubt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.cli.demo.checks.usable_cores", lambda: cores)
+    inline = run_of("inline", wait=0.05, compute=0.1, num_steps=num_steps)
+    for compute in (0.1, 0.3):
+        overlapped = run_of("overlapped", wait=0, compute=compute, num_steps=num_steps, others_cores=others_cores)
+        [speed, *_] = training_claims(inline, overlapped)
+        assert speed.holds is None
+        assert doubt in speed.evidence
+
+
+def test_a_claim_that_does_not_hold_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = run_of("inline", wait=0.05, compute=0.1)
+    monkeypatch.setattr("stoker.cli.demo._written", lambda *_: (None, None))
+    monkeypatch.setattr("stoker.cli.demo._trained", lambda *_: (run, run))
+    monkeypatch.setattr("stoker.cli.demo._drawn", lambda *_: tmp_path / "demo.png")
+    for holds, exit_code, mark in ((True, 0, "✓"), (None, 0, "-"), (False, 1, "✗")):
+        claim = Claim("it is so", "seen", holds)
+        monkeypatch.setattr("stoker.cli.demo._checked", lambda *_, claim=claim: [claim])
+        result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+        assert result.exit_code == exit_code
+        assert f"{mark}   it is so" in result.output
+
+
+def test_what_others_use_is_told_as_a_number_of_cores() -> None:
+    others = Others()
+    sum(range(2_000_000))
+    used = others.num_cores()
+    assert used is None or used >= 0

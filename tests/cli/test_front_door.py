@@ -1,0 +1,109 @@
+"""The command itself: quick to answer, clear about errors, quiet when interrupted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+import stoker
+from stoker.cli.app import INTERRUPTED, app
+from stoker.errors import ArgumentError
+
+WATCHED = ("torch", "numpy", "matplotlib", "PIL")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own, which tells on its last line what of `WATCHED` it imported."""
+    code = (
+        "import sys\nfrom stoker.cli import main\n"
+        "try:\n    main()\nfinally:\n"
+        f"    print('\\nimported:', [name for name in {WATCHED!r} if name in sys.modules])"
+    )
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["plan", "show", "--help"],
+        ["lines", "--help"],
+        ["about", "--help"],
+        ["demo", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "imported: []"
+
+
+def test_the_version_is_told_in_well_under_a_second() -> None:
+    def seconds() -> float:
+        begin = time.perf_counter()
+        assert f"stoker {stoker.__version__}" in run("--version").stdout
+        return time.perf_counter() - begin
+
+    assert min(seconds() for _ in range(3)) < 1.0
+
+
+@pytest.mark.parametrize("verb", [["plan", "show"], ["plan", "find"], ["lines"], ["about"], ["demo"]], ids=" ".join)
+def test_the_help_of_every_verb_has_an_example(verb: list[str]) -> None:
+    result = CliRunner().invoke(app, [*verb, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: stoker {' '.join(verb)}" in result.output
+
+
+def test_no_verb_shows_the_verbs() -> None:
+    result = CliRunner().invoke(app, [])
+    for verb in ("plan", "lines", "about", "demo"):
+        assert verb in result.output
+
+
+def test_an_error_of_ours_is_a_message_with_a_hint_and_no_traceback() -> None:
+    done = run("plan", "find", "100", "--samples", "100", "--batch-size", "8")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: position 100 is outside the plan, which has 100 samples\nhint: positions run from 0 to 99\n"
+    )
+
+
+def test_debug_shows_the_traceback() -> None:
+    done = run("--debug", "plan", "find", "100", "--samples", "100", "--batch-size", "8")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "stoker.errors.PositionError: position 100 is outside the plan" in done.stderr
+
+
+def test_a_missing_option_is_named() -> None:
+    result = CliRunner().invoke(app, ["plan", "show", "--samples", "100"])
+    assert result.exit_code == 2
+    assert "--batch-size" in result.output
+
+
+def test_notes_are_told_and_markup_in_a_message_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        error = ArgumentError("parse=[bold] is odd", hint="use [json]")
+        error.add_note("while reading shard 3")
+        raise error
+
+    monkeypatch.setattr("stoker.cli.about.facts", fail)
+    result = CliRunner().invoke(app, ["about"])
+    assert result.exit_code == 1
+    assert result.stderr == "error: parse=[bold] is odd\nhint: use [json]\nwhile reading shard 3\n"
+
+
+def test_ctrl_c_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stoker.cli.about.facts", interrupt)
+    result = CliRunner().invoke(app, ["about"])
+    assert result.exit_code == INTERRUPTED == 130
+    assert result.output == ""
