@@ -1,4 +1,4 @@
-"""Augmentation: `stoker.rng()` gives a sample the same numbers inline, in threads and in processes, new ones each epoch."""
+"""Augmentation: `stoker.rng()` gives a sample the same numbers inline, in threads and in processes, new each epoch."""
 
 import numpy as np
 import torch

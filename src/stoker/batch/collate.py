@@ -61,7 +61,7 @@ def _tensors(samples: Sequence[torch.Tensor]) -> Batch:
 
 def _arrays(samples: Sequence[np.ndarray[Any, Any]]) -> Batch:
     first = samples[0]
-    if first.dtype.kind in "biufc" and get_worker_info() is None:
+    if first.dtype.kind in "biufc" and first.size and get_worker_info() is None:
         try:
             joined = np.array(samples)
         except ValueError:  # shapes differ: torch has the better words for it

@@ -311,7 +311,7 @@ class DataLoader(TorchDataLoader[T_co]):
     def _new_progress(self, epoch: int) -> Progress:
         if self._is_planned:
             plan = self._current_plan()
-            if epoch < plan.origin.epoch:  # back to an epoch before a change of batch size: count from its beginning
+            if (epoch, 0) < plan.origin[:2]:  # back to before a change of batch size: count from the beginning
                 plan = self._plan = replace(plan, origin=Origin())
             return PlanProgress(plan, epoch, rank=self._rank, num_ranks=self._num_ranks, in_order=self.in_order)
         if self._is_stream:

@@ -104,10 +104,12 @@ def rank_claims(corpus: Lines) -> list[Claim]:
     """Read the corpus in windows on one rank, then on two, and compare."""
     begin = perf_counter()
     alone = _sentences(corpus, batch_size=256, rank=0, num_ranks=1)
-    ids = _ids(alone)
+    batches = [_ids(batch) for batch in alone]
+    ids = [number for batch in batches for number in batch]
     seconds = perf_counter() - begin
     pair = [_sentences(corpus, batch_size=128, rank=rank, num_ranks=2) for rank in range(2)]
-    shares = [_ids(loader) for loader in pair]
+    shares = [[_ids(batch) for batch in loader] for loader in pair]
+    num_steps = [len(share) for share in shares]  # counted, not foretold
     together = f"{added(*(int(_digest(loader), 16) for loader in pair)):016x}"
     near = {number // WINDOW.block for number in ids[: WINDOW.size // 2]}
     num_blocks = -(-len(corpus) // WINDOW.block)
@@ -121,12 +123,13 @@ def rank_claims(corpus: Lines) -> list[Claim]:
         Claim(
             "2 ranks serve the stream of 1",
             f"digests {' + '.join(_digest(loader) for loader in pair)} = {together}, one rank's {_digest(alone)}",
-            together == _digest(alone) and sorted(shares[0] + shares[1]) == sorted(ids),
+            together == _digest(alone)
+            and sorted(number for share in shares for batch in share for number in batch) == sorted(ids),
         ),
         Claim(
             "equal steps on every rank",
-            f"{len(pair[0])} and {len(pair[1])}",
-            len(pair[0]) == len(pair[1]) == len(alone),
+            f"{num_steps[0]} and {num_steps[1]}, and {len(batches)} on one rank",
+            num_steps == [len(batches)] * 2,
         ),
     ]
 
@@ -135,7 +138,7 @@ def stream_claim(corpus: Lines) -> Claim:
     """Read the corpus as a stream that two worker processes share."""
     begin = perf_counter()
     loader: DataLoader[dict[str, Any]] = DataLoader(corpus.stream(), batch_size=256, num_workers=2, shard="auto")
-    ids = _ids(loader)
+    ids = [number for batch in loader for number in _ids(batch)]
     seconds = perf_counter() - begin
     return Claim(
         "workers share a stream",
@@ -170,5 +173,6 @@ def _pixels(batches: Iterable[list[torch.Tensor]]) -> int:
     return total
 
 
-def _ids(batches: Iterable[dict[str, Any]]) -> list[int]:
-    return [number for batch in batches for number in batch["id"].tolist()]
+def _ids(batch: dict[str, Any]) -> list[int]:
+    ids: list[int] = batch["id"].tolist()
+    return ids
