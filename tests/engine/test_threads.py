@@ -144,6 +144,7 @@ def test_a_hang_is_told_with_the_stacks() -> None:
     class Hanging(Job):
         def do(self, start: int, stop: int) -> None:
             free.wait()
+            super().do(start, stop)
 
     engine = Threads(iter([Hanging(0, 1)]), num_threads=1, depth=1, timeout=0.2)
     timer = threading.Timer(0.6, free.set)  # so that the end does not wait for ever
@@ -153,6 +154,8 @@ def test_a_hang_is_told_with_the_stacks() -> None:
     assert "free.wait()" in str(caught.value)
     assert "thread stoker-0" in str(caught.value)
     timer.join()
+    assert next(engine) == (0, 1)  # it was only slow
+    engine.close()
 
 
 def test_a_forked_child_is_told_that_its_threads_stayed_behind() -> None:

@@ -29,7 +29,7 @@ class Suicidal(Numbers):
 def test_a_killed_worker_is_an_error_and_the_state_is_good() -> None:
     loader = stoker.DataLoader(Suicidal(40), batch_size=4, num_workers=2, seed=1)
     seen = []
-    with pytest.raises(WorkerDied, match="a worker process ended.*hint: it was killed") as caught:
+    with pytest.raises(WorkerDied, match=r"a worker process ended.*\nhint: it was killed") as caught:
         for batch in loader:
             seen.append(plain(batch))  # noqa: PERF401
     del caught

@@ -128,7 +128,7 @@ class _Crew(Generic[T]):
             self.finish(entry)
 
     def finish(self, entry: _Entry[T]) -> None:
-        if entry.error is None and not self.is_closed:
+        if entry.error is None:
             assert entry.task is not None
             self.work.release()
             try:
@@ -193,6 +193,8 @@ class Threads(Generic[T]):
                 crew.work.notify()
             if entry.error is not None:
                 raise entry.error
+        except WorkerStuck:
+            raise  # perhaps only slow: the next call waits on
         except BaseException:
             crew.stop()  # the end, an error or Ctrl-C: nothing of ours goes on running
             raise
