@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 import warnings
 from importlib import import_module
@@ -38,8 +39,9 @@ def main() -> None:
         parser.error("numbers of a quick run are not worth saving")
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata's, at every construction
     for name in chosen.names or NAMES:
-        begin = time.perf_counter()
+        begin, load = time.perf_counter(), os.getloadavg()[0]
         report = import_module(f"benchmarks.{name}").run(Setting(is_quick=chosen.quick))
+        report.load.extend((round(load, 2), round(os.getloadavg()[0], 2)))
         show(report, console)
         write(report, OUT)
         if chosen.save:

@@ -168,7 +168,7 @@ def _offsets(path: Path) -> array[int]:
 
 
 def _pace(setting: Setting) -> Pace:
-    return Pace(0.01, min_rounds=2) if setting.is_quick else Pace(15.0, max_rounds=60, min_rounds=10)
+    return Pace(0.01, min_rounds=2) if setting.is_quick else Pace(10.0, max_rounds=60, min_rounds=10)
 
 
 def _shows(records: list[Record], num_bytes: int) -> list[str]:

@@ -1,8 +1,8 @@
 """Measuring contenders side by side.
 
 Machines drift, and other work comes and goes. So contenders are never measured one after the other: in each *round*
-every contender runs once, in an order that rotates from round to round, and ratios are taken inside a round before
-their median is.
+every contender runs once, and ratios are taken inside a round before their median is. The order rotates from round to
+round and every other round runs backwards, so that nobody always comes after the same neighbour.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def interleaved(
     num_rounds = 0
     while num_rounds < pace.max_rounds and (num_rounds < pace.min_rounds or time.perf_counter() - begin < pace.seconds):
         shift = num_rounds % len(names)
-        for name in names[shift:] + names[:shift]:
+        turn = names[shift:] + names[:shift]
+        for name in reversed(turn) if num_rounds % 2 else turn:
             clock = Clock()
             with _collected():
                 contenders[name](clock)

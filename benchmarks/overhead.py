@@ -90,7 +90,7 @@ def _epochs(kind: str, sample: Any, batch_size: int, order: str, setting: Settin
         {name: _epoch(loader, num_batches) for name, loader in loaders.items()},
         case={"what": "epoch", "samples": kind, "batch": batch_size, "order": order, "size": len(dataset)},
         unit="batch",
-        pace=Pace(0.01, min_rounds=2) if setting.is_quick else Pace(10.0, max_rounds=60, min_rounds=20),
+        pace=Pace(0.01, min_rounds=2) if setting.is_quick else Pace(7.0, max_rounds=60, min_rounds=20),
         reference=TORCH,
     )
 
@@ -114,7 +114,7 @@ def _first_batches(num_samples: int, setting: Setting) -> list[Record]:
         unit="batch",
         pace=Pace(0.01, min_rounds=2)
         if setting.is_quick
-        else Pace(10.0, max_rounds=100, min_rounds=7 if is_large else 50),
+        else Pace(6.0, max_rounds=100, min_rounds=7 if is_large else 50),
         reference=TORCH,
     )
 

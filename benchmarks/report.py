@@ -56,6 +56,8 @@ class Report:
     """What must not be read from them."""
     draw: Callable[[], Figure]
     extra: dict[str, Any] = field(default_factory=dict)
+    load: list[float] = field(default_factory=list)
+    """Runnable processes on the machine before and after, ours among them: how quiet it was."""
 
 
 def machine() -> dict[str, Any]:
@@ -85,6 +87,7 @@ def write(report: Report, folder: Path) -> None:
         "title": report.title,
         "date": date.today().isoformat(),
         "machine": machine(),
+        "load_average": report.load,
         "shows": report.shows,
         "limits": report.limits,
         **report.extra,
@@ -119,7 +122,8 @@ def _section(report: Report) -> str:
     kind = machine()
     where = (
         f"{kind['cores']} cores ({kind['architecture']}, {kind['system']}), Python {kind['python']}, "
-        f"torch {kind['torch']}, torchdata {kind['torchdata']}, NumPy {kind['numpy']}"
+        f"torch {kind['torch']}, torchdata {kind['torchdata']}, NumPy {kind['numpy']}; "
+        f"load average {' before and '.join(f'{load:.1f}' for load in report.load)} after"
     )
     lines = ["", report.title + ".", "", f"*{date.today().isoformat()}; {where}.*", ""]
     lines += [f"![{report.title}]({report.name}.png)", "", "It shows:", ""]

@@ -86,7 +86,7 @@ def _saving(path: Path, setting: Setting) -> list[Record]:
         f"{STATEFUL}, shuffle": (StatefulDataLoader(numbers, 32, shuffle=True), pickle.dumps),  # holds a tensor
         f"{STATEFUL}, stream": (StatefulDataLoader(Counting(), 32), pickle.dumps),
     }
-    pace = Pace(0.01, min_rounds=2) if setting.is_quick else Pace(20.0, max_rounds=100, min_rounds=20)
+    pace = Pace(0.01, min_rounds=2) if setting.is_quick else Pace(10.0, max_rounds=100, min_rounds=20)
     records = []
     for is_dumped in (False, True):
         contenders = {name: _saved(loader, dump if is_dumped else None) for name, (loader, dump) in loaders.items()}

@@ -23,7 +23,7 @@ class Pictures:
 
 
 def epochs(num_threads: int = 0, num_workers: int = 0) -> list[torch.Tensor]:
-    loader: DataLoader[torch.Tensor] = DataLoader(
+    loader = DataLoader(
         Pictures(), batch_size=16, shuffle=True, seed=1, num_threads=num_threads, num_workers=num_workers
     )
     return [torch.cat(list(loader)) for _ in range(2)]

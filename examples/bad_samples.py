@@ -1,7 +1,5 @@
 """Bad samples: skip what cannot be read, list it in a ledger, and give up when it is too much."""
 
-import torch
-
 from stoker import DataLoader, Policy
 from stoker.errors import TooManySkipped
 
@@ -33,7 +31,7 @@ else:
 assert "images/0007.jpg" in note
 
 # "skip" puts another sample in its place, so that shapes and steps stay as they are.
-loader: DataLoader[torch.Tensor] = DataLoader(Damaged(), batch_size=10, on_error="skip", num_threads=2)
+loader = DataLoader(Damaged(), batch_size=10, on_error="skip", num_threads=2)
 batches = list(loader)
 print(f"skip:  {loader.ledger.num_skipped} of {loader.ledger.num_served} samples replaced")
 for entry in loader.ledger:

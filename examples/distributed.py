@@ -18,9 +18,7 @@ def train(rank: int, meeting_place: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=rank, world_size=NUM_RANKS)
     try:
         # No DistributedSampler, no set_epoch. "pad" keeps every batch full; the recipe marks what only fills up.
-        loader: DataLoader[torch.Tensor] = DataLoader(
-            range(NUM_SAMPLES), batch_size=16, shuffle=True, seed=1, distributed=True, tail="pad"
-        )
+        loader = DataLoader(range(NUM_SAMPLES), batch_size=16, shuffle=True, seed=1, distributed=True, tail="pad")
         seen, num_steps = torch.zeros(NUM_SAMPLES, dtype=torch.int64), 0
         for batch in loader:
             recipe = loader.recipe

@@ -4,7 +4,6 @@ import json
 from itertools import islice
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from stoker import DataLoader, rng
@@ -20,13 +19,13 @@ class Noisy:
         return position + rng().normal(size=4)
 
 
-loader: DataLoader[torch.Tensor] = DataLoader(Noisy(), batch_size=32, shuffle=True, seed=1, num_threads=2)
+loader = DataLoader(Noisy(), batch_size=32, shuffle=True, seed=1, num_threads=2)
 for _batch in islice(loader, 10):
     pass  # your training step
 saved = json.dumps(loader.state_dict())
 
 # Later, perhaps on another machine: the same dataset and seed; batch size and threads may be others.
-resumed: DataLoader[torch.Tensor] = DataLoader(Noisy(), batch_size=50, shuffle=True, seed=1)
+resumed = DataLoader(Noisy(), batch_size=50, shuffle=True, seed=1)
 resumed.load_state_dict(json.loads(saved))
 num_left = sum(len(batch) for batch in resumed)
 

@@ -3,12 +3,10 @@
 import json
 from itertools import islice
 
-import torch
-
 from stoker import DataLoader
 
 positions = range(1000)  # a dataset that tells which sample it served
-Loader = DataLoader[torch.Tensor]
+Loader = DataLoader[int]
 
 
 def served(loader: Loader, num_steps: int | None = None) -> list[int]:

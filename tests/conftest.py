@@ -54,8 +54,8 @@ def _descriptors() -> set[str]:
             target = os.readlink(entry)
         except OSError:  # the one that lists the folder
             continue
-        # what stays open by design: torch and NumPy read the machine's description, randomness comes from a device, and the
-        # standard library keeps its heap for locks between processes (pym-)
+        # what stays open by design: torch and NumPy read the machine's description, randomness comes from a device,
+        # and the standard library keeps its heap for locks between processes (pym-)
         if int(entry.name) != tracker and not target.startswith(
             ("/proc/", "/sys/", "/dev/urandom", "/dev/null", "/dev/shm/pym-")
         ):

@@ -69,7 +69,7 @@ def test_imports_point_only_to_rooms_further_up(path: Path) -> None:
 def test_the_import_rule_sees_late_imports_too(tmp_path: Path) -> None:
     late = tmp_path / "late.py"
     late.write_text(
-        "def f():\n    from stoker.loader import DataLoader\n    import stoker.plan.order\n    from stoker import Lines\n"
+        "def f():\n from stoker.loader import DataLoader\n import stoker.plan.order\n from stoker import Lines\n"
     )
     assert imported_rooms(late) == {"loader", "plan", "Lines"}
 

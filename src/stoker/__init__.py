@@ -1,6 +1,7 @@
 """Stoker keeps accelerators fed with training data.
 
-Change one import, `from stoker import DataLoader`, and keep the rest of the code. See the README for what comes with it.
+Change one import, `from stoker import DataLoader`, and keep the rest of the code. See the README for what comes with
+it.
 """
 
 from __future__ import annotations

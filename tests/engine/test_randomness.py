@@ -59,7 +59,7 @@ def test_sample_context_repeats_what_a_loader_saw() -> None:
 class Drawing(Numbers):
     """A number from `stoker.rng()`, or from its long form."""
 
-    def __getitem__(self, position: int) -> tuple[int, float]:
+    def __getitem__(self, position: int) -> Any:
         return position, float(stoker.rng().random())
 
 
@@ -129,9 +129,7 @@ def test_a_loan_gives_the_same_numbers_and_takes_none_of_the_trainers(key: int, 
 
     def trainer(with_loan: bool) -> list[Any]:
         seed_all(5)
-        numbers = []
-        for _ in range(num_before):
-            numbers.append(draws())
+        numbers = [draws() for _ in range(num_before)]
         if with_loan:
             loan.run(lambda _: [draws() for _ in range(3)], None, key)
         numbers.append(draws())
@@ -231,7 +229,9 @@ def test_streams_are_never_made_twice() -> None:
 
 @pytest.mark.parametrize("is_hidden", [False, True], ids=["seen", "hidden"])
 def test_it_works_where_the_words_cannot_be_seen(is_hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a Python or NumPy that keeps its words elsewhere, everything is saved and seeded, and the numbers are the same."""
+    """On a Python or NumPy that keeps its words elsewhere, everything is saved and seeded, and the numbers are the
+    same.
+    """
     reference = Loan(is_repeatable=True).run(lambda _: draws(), None, 9)
     if is_hidden:
         monkeypatch.setattr(process_wide, "_python_words", lambda: process_wide._changing)
@@ -248,14 +248,14 @@ def test_it_works_where_the_words_cannot_be_seen(is_hidden: bool, monkeypatch: p
 
 
 def test_another_numpy_generator_of_the_trainer_is_given_back() -> None:
-    theirs = np.random.get_bit_generator()
+    theirs = process_wide._get_numpy()
     try:
-        np.random.set_bit_generator(np.random.PCG64(4))
-        mine = np.random.get_bit_generator()
+        process_wide._set_numpy(np.random.PCG64(4))
+        mine = process_wide._get_numpy()
         Loan(is_repeatable=True).run(lambda _: draws(), None, 3)
-        assert np.random.get_bit_generator() is mine
+        assert process_wide._get_numpy() is mine
     finally:
-        np.random.set_bit_generator(theirs)
+        process_wide._set_numpy(theirs)
 
 
 def test_a_loan_travels_to_a_worker_without_what_it_has_learned() -> None:

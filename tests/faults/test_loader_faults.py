@@ -77,6 +77,7 @@ def test_a_hang_in_a_thread_shows_where() -> None:
         next(iterator)
     assert "time.sleep(1.5)" in str(caught.value)
     assert loader.state_dict()["step"] == 1
+    time.sleep(1.5)
     assert plain(next(iterator)) == [4, 5, 6, 7]  # it was only slow, and nothing is lost
     iterator.close()
     del caught

@@ -38,7 +38,7 @@ class Ranks:
 
     def step(self) -> list[tuple[int, float]] | None:
         """Return the global batch in the order of the stream, or None at the end; all ranks agree which."""
-        batches = [next(iterator, None) for iterator in self.iterators]
+        batches: list[Any] = [next(iterator, None) for iterator in self.iterators]
         assert len({batch is None for batch in batches}) == 1, "ranks are out of step"
         if batches[0] is None:
             return None

@@ -1,7 +1,8 @@
 """The shuffle is not only a permutation, it looks like a random one: positions, neighbours, epochs.
 
-Each test computes a chi-square statistic over fixed seeds, so it is deterministic; the bounds are far out (about one in a
-million for a perfect shuffle), and weaker shuffles, of which some are tried below, miss them by orders of magnitude.
+Each test computes a chi-square statistic over fixed seeds, so it is deterministic; the bounds are far out (about one
+in a million for a perfect shuffle), and weaker shuffles, of which some are tried below, miss them by orders of
+magnitude.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def excess(counts: NDArray[np.int64]) -> float:
     expected = counts.sum() / counts.size
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     freedom = counts.size - 1
-    return (chi_square - freedom) / np.sqrt(2 * freedom)
+    return float((chi_square - freedom) / np.sqrt(2 * freedom))
 
 
 def shuffled(slots: NDArray[np.int64], size: int, epoch: int, seed: int = 0) -> NDArray[np.int64]:

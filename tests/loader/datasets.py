@@ -47,7 +47,7 @@ class Augmented(Numbers):
 class KeyedOnly(Numbers):
     """Draws from `stoker.rng()` alone."""
 
-    def __getitem__(self, position: int) -> tuple[int, float]:
+    def __getitem__(self, position: int) -> Any:
         return position, float(stoker.rng().normal())
 
 

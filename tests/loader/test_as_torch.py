@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ def both(make: Callable[[Any], Any], **more: Any) -> tuple[list[Any], list[Any]]
     torch.manual_seed(7)
     theirs = listed(make(torch_data.DataLoader))
     torch.manual_seed(7)
-    ours = listed(make(lambda *args, **kwargs: stoker.DataLoader(*args, **kwargs, **more)))
+    ours = listed(make(lambda *args, **kwargs: stoker.DataLoader(*args, **(kwargs | more))))
     return theirs, ours
 
 
@@ -107,7 +108,7 @@ def test_a_batch_sampler_of_torch_gives_the_same_order() -> None:
 
 def test_a_distributed_sampler_obeys_set_epoch() -> None:
     def make(loader: Any) -> list[Any]:
-        sampler = DistributedSampler(Numbers(), num_replicas=2, rank=0)
+        sampler: DistributedSampler[int] = DistributedSampler(Numbers(), num_replicas=2, rank=0)
         made = loader(Numbers(), batch_size=8, sampler=sampler)
         epochs = []
         for epoch in (0, 1, 5):
@@ -181,8 +182,8 @@ def test_len_is_as_in_torch() -> None:
         {"batch_size": 7, "sampler": range(20)},
         {"batch_sampler": [[1], [2]]},
     ):
-        ours = stoker.DataLoader(Numbers(), **arguments)  # type: ignore[arg-type]
-        assert len(ours) == len(torch_data.DataLoader(Numbers(), **arguments))  # type: ignore[arg-type]
+        ours = stoker.DataLoader(Numbers(), **arguments)
+        assert len(ours) == len(torch_data.DataLoader(Numbers(), **arguments))
         assert len(iter(ours)) == len(ours)
     assert len(stoker.DataLoader(SizedCounting(50, 50), batch_size=8)) == 7
     with pytest.raises(TypeError):
@@ -400,6 +401,19 @@ def test_a_growing_dataset_is_seen_in_the_next_epoch() -> None:
     dataset.length = 17
     assert len(loader) == 5
     assert sorted(sum(listed(loader), [])) == list(range(17))
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"shuffle": True}, {}, {"sampler": range(5)}, {"num_workers": 1, "persistent_workers": True}]
+)
+def test_a_loader_can_be_pickled_as_in_torch(arguments: dict[str, Any]) -> None:
+    loader = stoker.DataLoader(Numbers(20), batch_size=4, seed=2, **arguments)
+    first = listed(loader)
+    again = pickle.loads(pickle.dumps(loader))
+    again.set_epoch(0)
+    assert listed(again) == first
+    again.set_epoch(0)
+    assert sum(first, []) == list(again.sampler)
 
 
 def test_datapipes_still_run() -> None:

@@ -137,7 +137,9 @@ def test_ranks_are_read_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_ranks_are_read_from_torch_distributed(tmp_path: Any) -> None:
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    store = torch.distributed.FileStore(  # type: ignore[attr-defined]
+        str(tmp_path / "store"), 1
+    )
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         loader = stoker.DataLoader(Numbers(12), batch_size=2, distributed=True)
@@ -375,7 +377,7 @@ def test_a_dataset_with_nothing_good_raises_the_original_error() -> None:
 def test_policies_are_checked() -> None:
     for arguments in ({"max_skipped": -1}, {"max_rate": 2.0}, {"action": "hide"}):
         with pytest.raises(ArgumentError):
-            stoker.Policy(**arguments)  # type: ignore[arg-type]
+            stoker.Policy(**arguments)
 
 
 def test_describe_that_fails_does_not_hide_the_error() -> None:

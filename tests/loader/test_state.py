@@ -123,7 +123,8 @@ def test_an_epoch_before_a_change_of_batch_size_can_be_had_again() -> None:
 
 def test_the_recipe_of_the_last_batch_can_be_seen() -> None:
     made = loader(tail="pad", batch_size=8)
-    assert made.recipe is None
+    before: Any = made.recipe
+    assert before is None
     for batch in made:
         assert made.recipe is not None
         assert made.recipe.positions.tolist() == plain(batch)

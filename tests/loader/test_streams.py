@@ -204,7 +204,7 @@ def test_numbers_keyed_by_the_sample_are_the_same_for_any_number_of_workers() ->
     inline = listed(stoker.DataLoader(Keyed(50), batch_size=7, seed=5))
     assert len({number for batch in inline for number in batch[1]}) == 50
     for engine in ({"num_threads": 2}, {"num_workers": 1}, {"num_workers": 2, "shard": "auto"}):
-        assert listed(stoker.DataLoader(Keyed(50), batch_size=7, seed=5, **engine)) == inline  # type: ignore[arg-type]
+        assert listed(stoker.DataLoader(Keyed(50), batch_size=7, seed=5, **engine)) == inline
 
 
 class Hiccups(torch_data.IterableDataset[int]):

@@ -45,8 +45,10 @@ def collate(samples: Sequence[Any]) -> Batch:
     return torch_collate(list(samples))
 
 
-def plain_collate() -> Callable[[Sequence[Any]], Batch]:
-    """Return the collation for loaders without one of their own: torch's, if its table was changed for a type of ours."""
+def plain_collate() -> Callable[[list[Any]], Batch]:
+    """Return the collation for loaders without one of their own: torch's, if its table was changed for a type of
+    ours.
+    """
     pristine = all(default_collate_fn_map.get(kind) is function for kind, function in _PRISTINE.items())
     return collate if pristine else torch_collate
 

@@ -17,9 +17,9 @@ KEPT = 10_000
 class Policy:
     """What to do about a sample that cannot be read.
 
-    With `action="skip"` the sample is replaced by another one, chosen from (seed, epoch, position): the same one wherever
-    and whenever the batch is made, so that shapes and steps stay equal on all ranks. Every such sample is listed in
-    `DataLoader.ledger`. When more are bad than the limits allow, the loader raises `TooManySkipped`.
+    With `action="skip"` the sample is replaced by another one, chosen from (seed, epoch, position): the same one
+    wherever and whenever the batch is made, so that shapes and steps stay equal on all ranks. Every such sample is
+    listed in `DataLoader.ledger`. When more are bad than the limits allow, the loader raises `TooManySkipped`.
     """
 
     action: Literal["raise", "skip"] = "skip"

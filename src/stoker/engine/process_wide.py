@@ -3,10 +3,11 @@
 Much code draws its augmentation from them. While a batch is made they are seeded from the batch, so that the batch is
 the same wherever it is made; afterwards they are as the trainer left them.
 
-This happens for every batch, so it has to take microseconds, and `random.getstate` alone takes eight. So it is learned
-whether the trainer and the dataset use Python's and NumPy's generators at all, by looking at the words of their state before
-and after (0.2 microseconds). What the trainer has not moved need not be saved again. What the dataset has left alone for a while
-is no longer seeded, only watched; should it be used after all, that one batch is made a second time, seeded.
+This happens for every batch, so it has to take microseconds, and `random.getstate` alone takes eight. So it is
+learned whether the trainer and the dataset use Python's and NumPy's generators at all, by looking at the words of
+their state before and after (0.2 microseconds). What the trainer has not moved need not be saved again. What the
+dataset has left alone for a while is no longer seeded, only watched; should it be used after all, that one batch is
+made a second time, seeded.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ NUM_WORDS = 624
 
 _python: Any = random.random.__self__  # type: ignore[attr-defined]  # the one behind the module's functions
 _torch = torch.default_generator
-_get_numpy, _set_numpy, _seed_numpy = np.random.get_bit_generator, np.random.set_bit_generator, np.random.seed
+_numpy: Any = np.random  # its stubs leave out what changes the generator
+_get_numpy, _set_numpy, _seed_numpy = _numpy.get_bit_generator, _numpy.set_bit_generator, _numpy.seed
 
 
 def _words_at(address: int) -> Callable[[], bytes]:
     """Return a function that reads a generator's words and index where they lie."""
-    return np.frombuffer((ctypes.c_uint32 * (NUM_WORDS + 1)).from_address(address), dtype=np.uint32).tobytes
+    words: Any = (ctypes.c_uint32 * (NUM_WORDS + 1)).from_address(address)
+    look: Callable[[], bytes] = np.frombuffer(words, dtype=np.uint32).tobytes
+    return look
 
 
 def _changing() -> bytes:

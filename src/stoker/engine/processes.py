@@ -1,7 +1,8 @@
 """Worker processes: torch's own, run behind our door.
 
-Each recipe travels to a worker, where `make` turns it into a result, which travels back. Recipes say everything a worker needs
-to know, so it does not matter which worker makes which; torch hands them out in turn and delivers in order.
+Each recipe travels to a worker, where `make` turns it into a result, which travels back. Recipes say everything a
+worker needs to know, so it does not matter which worker makes which; torch hands them out in turn and delivers in
+order.
 """
 
 from __future__ import annotations

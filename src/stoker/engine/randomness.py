@@ -39,6 +39,7 @@ class SampleContext:
     def __init__(self, seed: int, epoch: int, positions: Sequence[Any], walk: Any) -> None:
         self.seed, self.epoch, self.positions, self.walk = seed, epoch, positions, walk
         self._generator: Generator | None = None
+        self._state: Any = None
         self._at: int = -1
 
     @property
@@ -53,7 +54,7 @@ class SampleContext:
             # Philox counts: the key and the upper half of its counter name the sample, the lower half the draw.
             self._philox = Philox(key=self.seed & _MASK)
             self._generator = Generator(self._philox)
-            self._state: dict[str, Any] = dict(self._philox.state)
+            self._state = self._philox.state
         if at != self._at:
             self._at = at
             counter = self._state["state"]["counter"]
@@ -93,9 +94,9 @@ def sample_context(position: Any, *, epoch: int = 0, seed: int = 0) -> Iterator[
 def rng(position: Any = None) -> Generator:
     """Return the random generator of the sample that is being read.
 
-    It is keyed by (seed, epoch, position), so that augmentation drawn from it is the same in every engine, for any number
-    of threads, workers and ranks, and after a resume. Calls for the same sample return the same generator, going on.
-    Inside `__getitems__`, which reads many samples in one call, say which one: `rng(position)`.
+    It is keyed by (seed, epoch, position), so that augmentation drawn from it is the same in every engine, for any
+    number of threads, workers and ranks, and after a resume. Calls for the same sample return the same generator,
+    going on. Inside `__getitems__`, which reads many samples in one call, say which one: `rng(position)`.
 
     Outside a loader it is a fresh generator, seeded by the operating system.
     """

@@ -168,7 +168,8 @@ class Threads(Generic[T]):
     """Runs tasks on `num_threads` threads, at most `depth` tasks ahead.
 
     `tasks` is drawn from by the threads, one at a time. The threads end with the last task, with an error, Ctrl-C or
-    `close`, with the collection of this object and with the interpreter. After an error the next call starts them again.
+    `close`, with the collection of this object and with the interpreter. After an error the next call starts them
+    again.
     """
 
     def __init__(self, tasks: Iterator[Task[T]], *, num_threads: int, depth: int, timeout: float = 0) -> None:

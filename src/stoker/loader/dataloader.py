@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
@@ -18,8 +18,10 @@ from stoker.engine.ledger import Ledger, Policy
 from stoker.engine.processes import Processes
 from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
-from stoker.errors import ArgumentError, EmptyDataset, StateError, StateMismatch, StateUnreadable
+from stoker.errors import StateError, StateMismatch, StateUnreadable
+from stoker.loader.arguments import check_arguments, length_of
 from stoker.loader.iterator import LoaderIterator
+from stoker.loader.positions import PlannedPositions, SequentialPositions, ShuffledPositions
 from stoker.loader.progress import PlanProgress, Progress, SamplerProgress, StreamProgress, readable
 from stoker.loader.ranks import resolved_ranks
 from stoker.loader.stream import Sharing, StreamMaker, StreamSetting
@@ -33,6 +35,12 @@ T_co = TypeVar("T_co", covariant=True)
 IterableDataset.register(LineStream)
 
 
+class MapStyle(Protocol[T_co]):
+    """What a map-style dataset needs, whatever it derives from; a length too, unless there is a sampler."""
+
+    def __getitem__(self, position: Any, /) -> T_co: ...
+
+
 class DataLoader(TorchDataLoader[T_co]):
     """torch's `DataLoader` with an order known in advance and exact resume.
 
@@ -41,28 +49,29 @@ class DataLoader(TorchDataLoader[T_co]):
     costs no memory and no time at the start. What is added, all by keyword:
 
     Args:
-        seed: what the order and all random numbers are made from. By default one is drawn from `generator`, or from torch's
-            global generator (so `torch.manual_seed` governs it), and saved with the state; with several ranks it is 0.
-        order: "sequential", "shuffle" (what `shuffle=True` means) or "window", near-sequential for data on disks and object
-            stores; `stoker.Window(size=..., block=...)` sets its size.
-        tail: what becomes of the last, incomplete batch of an epoch: "keep" (the default), "drop" (what `drop_last=True`
-            means) or "pad" (filled up with samples marked in `recipe.padding`).
+        seed: what the order and all random numbers are made from. By default one is drawn from `generator`, or from
+            torch's global generator (so `torch.manual_seed` governs it), and saved with the state; with several ranks
+            it is 0.
+        order: "sequential", "shuffle" (what `shuffle=True` means) or "window", near-sequential for data on disks and
+            object stores; `stoker.Window(size=..., block=...)` sets its size.
+        tail: what becomes of the last, incomplete batch of an epoch: "keep" (the default), "drop" (what
+            `drop_last=True` means) or "pad" (filled up with samples marked in `recipe.padding`).
         rank, num_ranks: this process's share: `batch_size` samples of each global batch of `batch_size * num_ranks`.
         distributed: find out rank and num_ranks from torch.distributed or the launcher (torchrun, Slurm, MPI).
         num_threads: threads that load ahead in this process; the samples of one batch are spread over them.
         on_error: "raise", "skip" or a `stoker.Policy`: what to do about a sample that cannot be read.
-        shard: "auto" shares an iterable dataset out, so that every sample comes exactly once whatever the number of workers
-            and ranks. By default, as in torch, every worker reads all of it unless the dataset sees to it.
+        shard: "auto" shares an iterable dataset out, so that every sample comes exactly once whatever the number of
+            workers and ranks. By default, as in torch, every worker reads all of it unless the dataset sees to it.
         skip: ranges (first, stop) of steps that are passed over, after a loss spike. They are saved with the state.
     """
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset[T_co] | MapStyle[T_co] | Iterable[T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
-        batch_sampler: Sampler[Sequence[Any]] | Iterable[Sequence[Any]] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
@@ -92,7 +101,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._is_foreign = isinstance(dataset, IterDataPipe | MapDataPipe)
         is_planned = not is_stream and sampler is None and batch_sampler is None and not self._is_foreign
         self._rank, self._num_ranks = resolved_ranks(rank, num_ranks, distributed=distributed)
-        _check(
+        check_arguments(
             is_stream=is_stream,
             is_planned=is_planned,
             batch_size=batch_size,
@@ -114,17 +123,17 @@ class DataLoader(TorchDataLoader[T_co]):
         if is_planned:
             # made once here so that what cannot be a plan is refused where it is written
             Plan(
-                num_samples=_length(dataset),
+                num_samples=length_of(dataset),
                 batch_size=(batch_size or 1) * self._num_ranks,
                 order=self._order,
                 seed=seed or 0,
                 tail=self._tail,
                 skip=skip,
             )
-            kind = SequentialSampler if isinstance(self._order, Sequential) else RandomSampler
-            sampler = _sampler_of(kind, dataset, self)
+            is_sequential = isinstance(self._order, Sequential)
+            sampler = SequentialPositions(self, dataset) if is_sequential else ShuffledPositions(self, dataset)
         super().__init__(
-            dataset,
+            cast("Dataset[T_co]", dataset),
             batch_size,
             None if is_planned else shuffle,
             sampler,
@@ -209,7 +218,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self._resume = None
             self._next_epoch = epoch
         for part in (self.sampler, getattr(self.batch_sampler, "sampler", None), self.batch_sampler, self.dataset):
-            if hasattr(part, "set_epoch") and not isinstance(part, _Planned):
+            if hasattr(part, "set_epoch") and not isinstance(part, PlannedPositions):
                 part.set_epoch(epoch)  # type: ignore[union-attr]
 
     @property
@@ -225,7 +234,9 @@ class DataLoader(TorchDataLoader[T_co]):
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the latest iteration is: what was yielded, not what is prefetched. Small and JSON-serialisable."""
+        """Return where the latest iteration is: what was yielded, not what is prefetched. Small and JSON-
+        serialisable.
+        """
         if self._is_foreign:
             raise StateError(
                 "torch's DataPipes cannot tell where they are\nhint: use a dataset, or a stream with state_dict()"
@@ -272,7 +283,21 @@ class DataLoader(TorchDataLoader[T_co]):
             self._plan = progress.plan
         self.ledger.num_served, self.ledger.num_skipped = state.get("served", 0), state.get("skipped", 0)
 
+    def planned_positions(self) -> Iterator[int]:
+        """Yield the positions that the next iteration will read, in order, padding included."""
+        plan = self._current_plan()
+        for recipe in plan.recipes(plan.first_step(self._next_epoch), self._rank, self._num_ranks):
+            yield from recipe.positions.tolist()
+
     # ---------------------------------------------------------------- inside
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_processes": None, "_iterator": None}  # workers stay with the process that has them
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self.sampler, PlannedPositions):
+            self.sampler.attach(self)
 
     @property
     def _seed(self) -> int:
@@ -292,7 +317,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _current_plan(self) -> Plan:
         """The plan; a new one from the next epoch on, if the dataset has changed its length."""
-        num_samples = _length(self.dataset)
+        num_samples = length_of(self.dataset)
         if self._plan is None or self._plan.num_samples != num_samples:
             origin = Origin()
             if self._plan is not None:
@@ -397,7 +422,7 @@ class DataLoader(TorchDataLoader[T_co]):
             return None
         if self.pin_memory_device:
             warnings.warn(
-                f"pin_memory_device={self.pin_memory_device!r} is deprecated and ignored: the current accelerator is used",
+                f"pin_memory_device={self.pin_memory_device!r} is deprecated and ignored",
                 stacklevel=4,
             )
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -406,29 +431,6 @@ class DataLoader(TorchDataLoader[T_co]):
             warnings.warn(f"pin_memory=True, but {lack}, so page-locked memory is not used", stacklevel=4)
             return None
         return _pinned
-
-
-class _Planned:
-    """Marks samplers whose order is the loader's plan."""
-
-
-def _sampler_of(kind: Any, dataset: Any, loader: DataLoader[Any]) -> Sampler[int]:
-    """Return a sampler for `loader.sampler`: the kind that torch would have made, for code that looks at it."""
-    from weakref import proxy
-
-    class PlanSampler(_Planned, kind):  # type: ignore[misc]
-        """The positions of the epoch that comes next, as this rank's share of the loader's plan gives them."""
-
-        def __iter__(self) -> Iterator[int]:
-            plan, epoch = loader_proxy._current_plan(), loader_proxy._next_epoch
-            for recipe in plan.recipes(plan.first_step(epoch), loader_proxy._rank, loader_proxy._num_ranks):
-                yield from recipe.positions.tolist()
-
-        def __len__(self) -> int:
-            return -(-len(dataset) // loader_proxy._num_ranks)
-
-    loader_proxy = proxy(loader)
-    return PlanSampler(dataset)  # type: ignore[no-any-return]
 
 
 def _tasks(maker: MapMaker | StreamMaker, recipes: Iterator[Any]) -> Iterator[Any]:
@@ -441,89 +443,4 @@ def _tasks(maker: MapMaker | StreamMaker, recipes: Iterator[Any]) -> Iterator[An
 
 
 def _pinned(batch: Any) -> Any:
-    return pinned(batch)
-
-
-def _length(dataset: Any) -> int:
-    try:
-        length = len(dataset)
-    except TypeError as error:
-        what = type(dataset).__name__
-        raise ArgumentError(
-            f"the dataset ({what}) has no length, so its positions are not known",
-            hint="give it a __len__, pass a sampler, or derive it from torch.utils.data.IterableDataset if it is a stream",
-        ) from error
-    if not length:
-        raise EmptyDataset(type(dataset).__name__)
-    return length
-
-
-def _check(
-    *,
-    is_stream: bool,
-    is_planned: bool,
-    batch_size: int | None,
-    shuffle: bool | None,
-    order: str | Order | None,
-    drop_last: bool,
-    tail: Tail | None,
-    num_ranks: int,
-    shard: str | None,
-    num_workers: int,
-    num_threads: int,
-    prefetch_factor: int | None,
-    timeout: float,
-    has_skip: bool,
-) -> None:
-    """Refuse what cannot work. torch's own checks come after these."""
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise ArgumentError(
-            f"batch_size={batch_size!r} is not a positive integer",
-            hint="give the number of samples in a batch, or None to get samples without batching",
-        )
-    kinds = {name for name, given in (("order", order), ("skip", has_skip)) if given}
-    if kinds and not is_planned:
-        what = "an iterable dataset" if is_stream else "a sampler or batch_sampler of your own"
-        raise ArgumentError(
-            f"{' and '.join(sorted(kinds))} cannot be used with {what}, which decides the order itself",
-            hint="leave it out, or pass a map-style dataset without a sampler",
-        )
-    if tail not in (None, *get_args(Tail)):
-        raise ArgumentError(f"tail={tail!r} is not known", hint=f"choose one of {', '.join(get_args(Tail))}")
-    if tail is not None and drop_last and tail != "drop":
-        raise ArgumentError(f"drop_last=True contradicts tail={tail!r}", hint="pass only one of them")
-    if tail is not None and not is_planned and not is_stream:
-        raise ArgumentError("tail cannot be used with a sampler of your own", hint="pass drop_last, or no sampler")
-    if order is not None and shuffle is not None and shuffle == isinstance(order_named(order), Sequential):
-        raise ArgumentError(f"shuffle={shuffle} contradicts order={order!r}", hint="pass only order")
-    if num_ranks > 1 and is_stream and shard is None:
-        raise ArgumentError(
-            f"each of the {num_ranks} ranks would read the whole iterable dataset",
-            hint="pass shard='auto' to share it out, or leave out rank and num_ranks if the dataset does that itself",
-        )
-    if num_ranks > 1 and not is_stream and not is_planned:
-        raise ArgumentError(
-            "rank and num_ranks cannot be used with a sampler of your own, which decides what this rank reads",
-            hint="leave out the sampler (DistributedSampler is not needed), or leave out rank, num_ranks and distributed",
-        )
-    if shard not in (None, "auto"):
-        raise ArgumentError(f"shard={shard!r} is not known", hint="pass shard='auto' or nothing")
-    if shard is not None and not is_stream:
-        raise ArgumentError(
-            "shard='auto' is for iterable datasets; a map-style dataset is never read twice",
-            hint="leave it out; several ranks are told by rank and num_ranks, or distributed=True",
-        )
-    if num_threads < 0:
-        raise ArgumentError(f"num_threads={num_threads} is negative", hint="0 loads without threads")
-    if num_threads and num_workers:
-        raise ArgumentError(
-            f"num_threads={num_threads} and num_workers={num_workers} cannot be combined yet",
-            hint="use threads if the work releases the GIL (decoding, reading), processes if it is pure Python",
-        )
-    if num_threads and prefetch_factor is not None and prefetch_factor < 1:
-        raise ArgumentError(f"prefetch_factor={prefetch_factor} leaves threads nothing to do", hint="give 1 or more")
-    if timeout > 0 and not num_workers and not num_threads:
-        raise ArgumentError(
-            f"timeout={timeout} cannot be kept without workers: the batch is made by the caller itself",
-            hint="leave it out, or pass num_threads or num_workers",
-        )
+    return pinned(batch)  # type: ignore[no-untyped-call]

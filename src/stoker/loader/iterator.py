@@ -41,7 +41,7 @@ class LoaderIterator:
         if self._is_over:
             raise StopIteration
         try:
-            made = next(self._engine)
+            made: Any = next(self._engine)
             if isinstance(made, Ended):
                 made = self._after_an_end(made)
         except StopIteration:
@@ -99,16 +99,16 @@ class LoaderIterator:
             self._warns_of_copies = False
             if not made.stream.get("has_looked", True):
                 warnings.warn(
-                    "every worker reads the whole of this iterable dataset, so each sample will come once per worker: the "
-                    "dataset never looks at torch.utils.data.get_worker_info()\n"
+                    "every worker reads the whole of this iterable dataset, so each sample will come once per worker: "
+                    "the dataset never looks at torch.utils.data.get_worker_info()\n"
                     "hint: pass shard='auto' to stoker.DataLoader, and every sample comes exactly once",
                     stacklevel=3,
                 )
         self._num_yielded += 1
         if self._promised is not None and self._num_yielded > self._promised:
             warnings.warn(
-                f"the iterable dataset said that it has {self._promised} samples, but {self._num_yielded} batches have come; "
-                "with several workers each may be reading all of it (shard='auto' shares it out)",
+                f"the iterable dataset said that it has {self._promised} samples, but {self._num_yielded} batches "
+                "have come; with several workers each may be reading all of it (shard='auto' shares it out)",
                 stacklevel=3,
             )
             self._promised = None

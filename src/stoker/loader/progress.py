@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from stoker.errors import StateError, StateMismatch, StateUnreadable
 from stoker.engine.randomness import key_of
+from stoker.errors import StateError, StateMismatch, StateUnreadable
 from stoker.loader.stream import Turn
 from stoker.loader.work import Made
 from stoker.plan import Origin, Plan, Recipe, added, digests
@@ -178,6 +178,8 @@ class SamplerProgress:
         self._unsummed: list[tuple[int, list[Any]]] = []
         self._told: dict[int, Any] = {}
         """The sampler's own state after each batch that was drawn and not yet yielded."""
+        self._teller: Any = None
+        """Who can tell where the sampler is: its iterator or itself, if any."""
         self._sampler_state: Any = None
         self._generator_state: str | None = None
 
@@ -216,13 +218,12 @@ class SamplerProgress:
     def _started(self) -> tuple[Iterator[Any], int, int]:
         """Return the sampler's iterator, and how many batches and samples it is on."""
         state = self._sampler_state
-        self._teller = None
         if state is not None and hasattr(self.sampler, "load_state_dict"):
             self.sampler.load_state_dict(state)
-        iterator = iter(self.sampler)
+        iterator: Any = iter(self.sampler)
         self._teller = next((it for it in (iterator, self.sampler) if hasattr(it, "state_dict")), None)
         if state is not None and self._teller is iterator:
-            iterator.load_state_dict(state)  # type: ignore[attr-defined]
+            iterator.load_state_dict(state)
         if state is not None and self._teller is not None:
             return iterator, self.num_batches, self.num_samples
         return iterator, 0, 0
@@ -414,9 +415,12 @@ def readable(state: Any) -> dict[str, Any]:
 
 
 _FIELDS = {
-    "plan": set("plan batch_size origin skip rank num_ranks epoch step position digest digest_since ahead".split()),
-    "sampler": set("epoch step num_batches num_samples sampler sampler_state sampler_epoch generator digest".split()),
-    "stream": set("epoch step sharing num_workers num_ranks rank place".split()),
+    kind: set(fields.split())
+    for kind, fields in {
+        "plan": "plan batch_size origin skip rank num_ranks epoch step position digest digest_since ahead",
+        "sampler": "epoch step num_batches num_samples sampler sampler_state sampler_epoch generator digest",
+        "stream": "epoch step sharing num_workers num_ranks rank place",
+    }.items()
 }
 
 

@@ -43,11 +43,12 @@ def _found() -> tuple[int, int]:
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     for _, rank, num_ranks in LAUNCHERS:
         if rank in os.environ and num_ranks in os.environ:
+            told = os.environ[rank], os.environ[num_ranks]
             try:
-                return int(os.environ[rank]), int(os.environ[num_ranks])
+                return int(told[0]), int(told[1])
             except ValueError:
                 raise ArgumentError(
-                    f"distributed=True: {rank}={os.environ[rank]!r} and {num_ranks}={os.environ[num_ranks]!r} are not numbers",
+                    f"distributed=True: {rank}={told[0]!r} and {num_ranks}={told[1]!r} are not numbers",
                     hint="start the program with the launcher, or pass rank and num_ranks",
                 ) from None
     names = ", ".join(f"{rank}/{num_ranks} ({launcher})" for launcher, rank, num_ranks in LAUNCHERS)

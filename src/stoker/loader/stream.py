@@ -2,8 +2,10 @@
 
 A stream is cut into *turns*, each one global batch long. How workers and ranks share it depends on the `Sharing`:
 
-- `whole`: everyone who reads goes through the whole stream and keeps what is theirs: worker w of W the turns w, w + W, ...,
-  of each turn every R-th sample for one of R ranks. Each sample is delivered once, in the same order for any number of workers.
+- `whole`: everyone who reads goes through the whole stream and keeps what is theirs: worker w of W the turns w, w +
+  W, ...,
+  of each turn every R-th sample for one of R ranks. Each sample is delivered once, in the same order for any number
+  of workers.
 - `split`: the stream has a `split(index, count)` of its own and nobody reads what is not theirs.
 - `own`: as in torch, each worker reads a copy of the dataset, which is trusted to look at its worker's number.
 """
@@ -20,8 +22,8 @@ import numpy as np
 import torch.utils.data._utils.worker as torch_worker
 
 from stoker.engine.ledger import Policy, Skipped
-from stoker.engine.processes import act_as, has_looked
 from stoker.engine.process_wide import Loan
+from stoker.engine.processes import act_as, has_looked
 from stoker.engine.randomness import SampleContext, entered
 from stoker.loader.work import Finisher, Made, batch_key
 from stoker.plan import Recipe, Tail, derived_key
@@ -148,17 +150,18 @@ class _Reader:
         self.index = 0
         self.turns = 0
         self.is_ended = bool(begin.get("is_ended"))
-        # A stream that can tell where it is is asked; when several go through it, each is elsewhere, and only the count is common.
+        # A stream that can tell where it is is asked; when several go through it, each is elsewhere, and only the
+        # count is common.
         is_alone = self.num_workers == 1 and self.num_ranks == 1
         with self._hidden():
             own = begin.get("state") if is_alone else None
             if own is not None and hasattr(dataset, "load_state_dict"):
                 dataset.load_state_dict(own)
-            self.iterator = iter(dataset)
-            self.teller = (
+            self.iterator: Any = iter(dataset)
+            self.teller: Any = (
                 next((it for it in (self.iterator, dataset) if hasattr(it, "state_dict")), None) if is_alone else None
             )
-            if own is not None and self.teller is self.iterator:
+            if own is not None and hasattr(self.iterator, "load_state_dict"):
                 self.iterator.load_state_dict(own)
             if own is not None:
                 self.index = begin["samples"]
@@ -237,7 +240,7 @@ class _Reader:
                         raise
                     if isinstance(self.iterator, GeneratorType):
                         error.add_note(
-                            "on_error='skip' cannot help: a generator ends with its first error; use a class with __next__"
+                            "on_error='skip' cannot help: a generator ends with its first error; write a __next__"
                         )
                         raise
                     reason = f"{type(error).__name__}: {error}".splitlines()[0]

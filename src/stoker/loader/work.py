@@ -38,6 +38,7 @@ class Finisher:
         return {**self.__dict__, "pin": None, "_collate": None}  # workers never pin
 
     def __call__(self, recipe: Recipe, samples: list[Any]) -> Any:
+        """Return the batch of `samples`."""
         collate = self._collate
         if collate is None:
             self._collate = collate = self.collate_fn or plain_collate()
@@ -104,7 +105,7 @@ class MapMaker:
             entered(previous)
 
     def _replaced(self, error: Exception, recipe: Recipe, position: Any, skipped: list[Skipped]) -> Any:
-        """Return another sample for a bad one: a function of (seed, epoch, position), so every engine takes the same."""
+        """Return another sample for a bad one, the same in every engine: a function of (seed, epoch, position)."""
         number = position if isinstance(position, int) else hash(str(position))
         for attempt in range(MAX_REPLACEMENTS):
             other = derived_key(self.seed, recipe.epoch, number, attempt) % len(self.dataset)
@@ -138,7 +139,7 @@ class MapMaker:
                 return
             if 0 <= position < length:
                 error.add_note(
-                    f"len(dataset) says {length}, so position {position} should exist; if the dataset is shorter than that, "
+                    f"len(dataset) says {length}, so position {position} should exist; if the dataset is shorter, "
                     "mend its __len__, otherwise the error is in its __getitem__"
                 )
             else:
@@ -198,7 +199,7 @@ def described(dataset: Any, position: Any) -> str | None:
 
 def _listed_positions(recipe: Recipe) -> list[Any]:
     positions: Any = recipe.positions
-    return positions if isinstance(positions, list) else positions.tolist()  # type: ignore[no-any-return]
+    return positions if isinstance(positions, list) else positions.tolist()
 
 
 def _listed(recipe: Recipe) -> str:

@@ -134,8 +134,9 @@ class _Layout:
             if window == self.gap_window:
                 inside += self.gap * (inside >= self.gap_at)
             found[chosen] = inside + window * self.size
-        blocks = self.blocks.forward(found // self.block)
-        return blocks * self.block + found % self.block
+        blocks: Indices = self.blocks.forward(found // self.block)
+        positions: Indices = blocks * self.block + found % self.block
+        return positions
 
     def slots(self, positions: Indices) -> Indices:
         places = self.blocks.inverse(positions // self.block) * self.block + positions % self.block
@@ -148,7 +149,8 @@ class _Layout:
                 inside -= self.gap * (inside >= self.gap_at)
             inside = permutation(self.window_size(window), derived_key(self.key, window)).inverse(inside)
             found[chosen] = inside + window * self.size
-        return found - self.gap * (windows > self.gap_window)
+        slots: Indices = found - self.gap * (windows > self.gap_window)
+        return slots
 
 
 ORDERS: dict[str, type[Sequential] | type[Shuffle] | type[Window]] = {

@@ -64,8 +64,9 @@ class Origin(NamedTuple):
 class Plan:
     """Which sample goes to which rank at every step.
 
-    A plan is arithmetic: it reads no data and holds no iterator. Processes with equal plans agree on every sample. Steps
-    are counted on from epoch to epoch; the number of ranks is not part of the plan, for it only shares out a step.
+    A plan is arithmetic: it reads no data and holds no iterator. Processes with equal plans agree on every sample.
+    Steps are counted on from epoch to epoch; the number of ranks is not part of the plan, for it only shares out a
+    step.
     """
 
     num_samples: int

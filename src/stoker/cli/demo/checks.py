@@ -137,7 +137,7 @@ def rank_claims(corpus: Lines) -> list[Claim]:
 def stream_claim(corpus: Lines) -> Claim:
     """Read the corpus as a stream that two worker processes share."""
     begin = perf_counter()
-    loader: DataLoader[dict[str, Any]] = DataLoader(corpus.stream(), batch_size=256, num_workers=2, shard="auto")
+    loader = DataLoader(corpus.stream(), batch_size=256, num_workers=2, shard="auto")
     ids = [number for batch in loader for number in _ids(batch)]
     seconds = perf_counter() - begin
     return Claim(
@@ -147,7 +147,7 @@ def stream_claim(corpus: Lines) -> Claim:
     )
 
 
-def _pictures(dataset: Shapes, *, batch_size: int, num_threads: int) -> DataLoader[list[torch.Tensor]]:
+def _pictures(dataset: Shapes, *, batch_size: int, num_threads: int) -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=batch_size, shuffle=True, seed=2, num_threads=num_threads)
 
 

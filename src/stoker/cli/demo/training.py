@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,9 +54,7 @@ class Run:
 def trained(dataset: Shapes, *, name: str, num_threads: int, num_steps: int, advance: Callable[[], None]) -> Run:
     """Train a new model for `num_steps` and return the measurements. Equal in all but time for any `num_threads`."""
     model, optimizer = _model()
-    loader: DataLoader[list[torch.Tensor]] = DataLoader(
-        dataset, batch_size=BATCH_SIZE, shuffle=True, drop_last=True, seed=1, num_threads=num_threads
-    )
+    loader = DataLoader(dataset, batch_size=BATCH_SIZE, shuffle=True, drop_last=True, seed=1, num_threads=num_threads)
     measured = np.empty((num_steps, 4))
     batches, others = _endless(loader), Others()
     try:
@@ -105,7 +104,7 @@ def warm_up() -> None:
         optimizer.step()
 
 
-def _endless(loader: DataLoader[list[torch.Tensor]]) -> Generator[list[torch.Tensor], None, None]:
+def _endless(loader: DataLoader[Any]) -> Generator[list[torch.Tensor], None, None]:
     """Yield epoch after epoch. A generator, so that leaving it ends the loader's threads."""
     while True:
         batches = iter(loader)

@@ -1,0 +1,94 @@
+"""What a loader refuses: arguments that cannot work, alone or together. torch's own checks come after these."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from stoker.errors import ArgumentError, EmptyDataset
+from stoker.plan import Order, Sequential, Tail, order_named
+
+
+def length_of(dataset: Any) -> int:
+    """Return len(dataset), which must be there and positive."""
+    try:
+        length: int = len(dataset)
+    except TypeError as error:
+        what = type(dataset).__name__
+        raise ArgumentError(
+            f"the dataset ({what}) has no length, so its positions are not known",
+            hint="give it a __len__, pass a sampler, or derive a stream from torch.utils.data.IterableDataset",
+        ) from error
+    if not length:
+        raise EmptyDataset(type(dataset).__name__)
+    return length
+
+
+def check_arguments(
+    *,
+    is_stream: bool,
+    is_planned: bool,
+    batch_size: int | None,
+    shuffle: bool | None,
+    order: str | Order | None,
+    drop_last: bool,
+    tail: Tail | None,
+    num_ranks: int,
+    shard: str | None,
+    num_workers: int,
+    num_threads: int,
+    prefetch_factor: int | None,
+    timeout: float,
+    has_skip: bool,
+) -> None:
+    """Raise `ArgumentError` for what cannot work."""
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise ArgumentError(
+            f"batch_size={batch_size!r} is not a positive integer",
+            hint="give the number of samples in a batch, or None to get samples without batching",
+        )
+    kinds = {name for name, given in (("order", order), ("skip", has_skip)) if given}
+    if kinds and not is_planned:
+        what = "an iterable dataset" if is_stream else "a sampler or batch_sampler of your own"
+        raise ArgumentError(
+            f"{' and '.join(sorted(kinds))} cannot be used with {what}, which decides the order itself",
+            hint="leave it out, or pass a map-style dataset without a sampler",
+        )
+    if tail not in (None, *get_args(Tail)):
+        raise ArgumentError(f"tail={tail!r} is not known", hint=f"choose one of {', '.join(get_args(Tail))}")
+    if tail is not None and drop_last and tail != "drop":
+        raise ArgumentError(f"drop_last=True contradicts tail={tail!r}", hint="pass only one of them")
+    if tail is not None and not is_planned and not is_stream:
+        raise ArgumentError("tail cannot be used with a sampler of your own", hint="pass drop_last, or no sampler")
+    if order is not None and shuffle is not None and shuffle == isinstance(order_named(order), Sequential):
+        raise ArgumentError(f"shuffle={shuffle} contradicts order={order!r}", hint="pass only order")
+    if num_ranks > 1 and is_stream and shard is None:
+        raise ArgumentError(
+            f"each of the {num_ranks} ranks would read the whole iterable dataset",
+            hint="pass shard='auto' to share it out, or leave out rank and num_ranks if the dataset does that itself",
+        )
+    if num_ranks > 1 and not is_stream and not is_planned:
+        raise ArgumentError(
+            "rank and num_ranks cannot be used with a sampler of your own, which decides what this rank reads",
+            hint="leave out the sampler (no DistributedSampler is needed), or rank, num_ranks and distributed",
+        )
+    if shard not in (None, "auto"):
+        raise ArgumentError(f"shard={shard!r} is not known", hint="pass shard='auto' or nothing")
+    if shard is not None and not is_stream:
+        raise ArgumentError(
+            "shard='auto' is for iterable datasets; a map-style dataset is never read twice",
+            hint="leave it out; several ranks are told by rank and num_ranks, or distributed=True",
+        )
+    if num_threads < 0:
+        raise ArgumentError(f"num_threads={num_threads} is negative", hint="0 loads without threads")
+    if num_threads and num_workers:
+        raise ArgumentError(
+            f"num_threads={num_threads} and num_workers={num_workers} cannot be combined yet",
+            hint="use threads if the work releases the GIL (decoding, reading), processes if it is pure Python",
+        )
+    if num_threads and prefetch_factor is not None and prefetch_factor < 1:
+        raise ArgumentError(f"prefetch_factor={prefetch_factor} leaves threads nothing to do", hint="give 1 or more")
+    if timeout > 0 and not num_workers and not num_threads:
+        raise ArgumentError(
+            f"timeout={timeout} cannot be kept without workers: the batch is made by the caller itself",
+            hint="leave it out, or pass num_threads or num_workers",
+        )
