@@ -167,49 +167,55 @@ def _ratios(records: list[Record]) -> list[float]:
 
 
 def _figure(records: list[Record]) -> Figure:
+    """Ratios, not times: they were taken within the rounds, so that other work on the machine moves them least."""
     from matplotlib import pyplot as plt
 
     inks = dict(zip(LOADERS, INK.values()))
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.8), width_ratios=(2, 2, 1.3), layout="constrained")
-    kinds = list(SAMPLES)
+    marks = dict(zip(LOADERS, "|soD^"))
+    figure, axes = plt.subplots(1, 3, figsize=(15, 5), width_ratios=(1.5, 1.5, 1.1), layout="constrained")
+    rows = [(kind, order) for kind in SAMPLES for order in ORDERS]
     for axis, batch_size in zip(axes, BATCH_SIZES):
-        for shift, name in enumerate(LOADERS):
-            found = [
-                only(records, name, what="epoch", batch=batch_size, samples=kind, order="shuffled")[0] for kind in kinds
-            ]
-            places = np.arange(len(kinds)) + (shift - 2) * 0.17
-            axis.bar(places, [record.median for record in found], 0.16, color=inks[name], label=name)
-            axis.plot(
-                places,
-                [record.best for record in found],
-                "_",
-                color="black",
-                markersize=7,
-                label="best round" if shift == 4 else None,
+        labels = []
+        for place, (kind, order) in enumerate(rows):
+            found = only(records, what="epoch", batch=batch_size, samples=kind, order=order)
+            labels.append(f"{kind}, {order}\n(torch: {found[0].median:.0f} µs)")
+            for record in found:
+                if record.contender == TORCH or record.median_ratio is None or record.best_ratio is None:
+                    continue
+                ink = inks[record.contender]
+                label = record.contender if not place else None
+                axis.plot([record.median_ratio, record.best_ratio], [place] * 2, color=ink, linewidth=1)
+                axis.plot(record.median_ratio, place, marks[record.contender], color=ink, markersize=6, label=label)
+            ours = only(found, OURS)[0].median_ratio or 0.0
+            axis.annotate(
+                f"{ours:.2f}",
+                (ours, place),
+                xytext=(0, 6),
+                textcoords="offset points",
+                ha="center",
+                fontsize=7,
+                color=inks[OURS],
             )
-            for place, record in zip(places, found):
-                axis.annotate(
-                    f"{record.median:.0f}",
-                    (place, record.median),
-                    xytext=(0, 2),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=6,
-                )
-        axis.set_xticks(range(len(kinds)), kinds)
-        axis.set_yscale("log")
-        axis.set_title(f"Epoch in batches of {batch_size}, shuffled", fontsize=10)
-        axis.set_ylabel("µs per batch (log; bar: median)")
-        axis.set_ylim(bottom=5)
-    axes[0].legend(fontsize=7, loc="upper left")
+        axis.axvline(1.0, color=INK["torch"], linewidth=1.5, label="torch" if batch_size == BATCH_SIZES[0] else None)
+        axis.set_yticks(range(len(rows)), labels, fontsize=7)
+        axis.set_ylim(len(rows) - 0.5, -0.7)
+        axis.set_xscale("log")
+        ticks = [0.1, 0.2, 0.5, 1, 2, 5]
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.minorticks_off()
+        axis.set_xlim(0.08, 9)
+        axis.grid(alpha=0.3)
+        axis.set_title(f"Whole epochs in batches of {batch_size}", fontsize=10)
+        axis.set_xlabel("time by torch's (log; mark: median of rounds, line: to best by best)")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, ncols=5, loc="outside upper center")
     sizes = sorted({record.case["size"] for record in only(records, what="first batch")})
     for name in LOADERS:
         found = [only(records, name, what="first batch", size=size)[0] for size in sizes]
-        axes[2].plot(sizes, [record.median / 1000 for record in found], "o-", color=inks[name], label=name)
+        axes[2].plot(sizes, [record.median / 1000 for record in found], "o-", markersize=4, color=inks[name])
     axes[2].set_xscale("log")
     axes[2].set_yscale("log")
-    axes[2].set_title("First batch of 32, shuffled", fontsize=10)
+    axes[2].set_title("First batch of 32 tensors, shuffled", fontsize=10)
     axes[2].set_xlabel("samples in the dataset")
-    axes[2].set_ylabel("ms to the first batch (median)")
+    axes[2].set_ylabel("ms to the first batch (log, median)")
     axes[2].grid(alpha=0.3)
     return figure

@@ -150,7 +150,10 @@ def _table(report: Report) -> Table:
             table.add_section()
         case = ["" if record.case == before else _told(record.case.get(name, "")) for name in names]
         times = [_microseconds(time) for time in (record.best, record.median, record.p90, record.median_cpu)]
-        ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in (record.best_ratio, record.median_ratio)]
+        ratios = [
+            "" if ratio is None else f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
+            for ratio in (record.best_ratio, record.median_ratio)
+        ]
         table.add_row(*case, record.contender, *times, *ratios, record.unit)
         before = record.case
     return table

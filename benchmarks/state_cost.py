@@ -63,6 +63,7 @@ def run(setting: Setting) -> Report:
         shows=_shows(records),
         limits=[
             "worker processes, whose states StatefulDataLoader has to collect and Stoker's plan has not.",
+            "resuming with a small dataset: these are 8 million samples, and most of what samplers take is the permutation.",
             "the writing of the state to a disk.",
             "datasets with a costly state of their own: it is asked for at each batch.",
             "resuming of streams that cannot tell where they are: they are read again up to there.",
@@ -162,10 +163,15 @@ def _shows(records: list[Record]) -> list[str]:
         dearest = max(ours, key=lambda record: record.median)
         plan = only(records, PLANNED, what=what)[0]
         peer = only(records, f"{STATEFUL}, shuffle", what=what)[0]
-        keeps = "under" if dearest.p90 < LIMIT else "OVER"
+        # the limit is for state_dict; turning it into text is the trainer's business
+        verdict = (
+            f", {'under' if dearest.p90 < LIMIT else 'OVER'} the limit of {LIMIT:.0f} µs"
+            if what == "state_dict"
+            else ""
+        )
         sentences.append(
             f"{what}: {plan.median:.1f} µs for a plan (p90 {plan.p90:.1f}); the dearest is {dearest.median:.1f} µs "
-            f"(p90 {dearest.p90:.1f}, {dearest.contender}), {keeps} the limit of {LIMIT:.0f} µs; "
+            f"(p90 {dearest.p90:.1f}, {dearest.contender}){verdict}; "
             f"StatefulDataLoader with a shuffle {peer.median:.1f} µs."
         )
     for step in sorted({record.case["step"] for record in only(records, what="resume")}):
@@ -203,9 +209,10 @@ def _figure(records: list[Record]) -> Figure:
                 fontsize=7,
             )
     left.axvline(LIMIT, color="black", linestyle=":", linewidth=1)
-    left.annotate("limit", (LIMIT, -0.6), xytext=(3, 0), textcoords="offset points", fontsize=8)
+    left.annotate("limit for state_dict", (LIMIT, -0.55), xytext=(3, 0), textcoords="offset points", fontsize=8)
     left.set_yticks(range(len(plain)), [record.contender for record in plain], fontsize=8)
     left.invert_yaxis()
+    left.margins(x=0.09)
     left.set_xlabel("µs per step (bar: median; line: best to p90 of rounds)")
     left.set_title("Saving the state at every step", fontsize=10)
     left.legend(fontsize=8, loc="lower right")

@@ -25,7 +25,18 @@ from torch.utils.data import (
 )
 
 import stoker
-from tests.loader.datasets import Counting, Many, Numbers, Point, Record, Sharing, SizedCounting, listed, plain
+from tests.loader.datasets import (
+    Augmented,
+    Counting,
+    Many,
+    Numbers,
+    Point,
+    Record,
+    Sharing,
+    SizedCounting,
+    listed,
+    plain,
+)
 
 ENGINES: list[dict[str, Any]] = [{}, {"num_threads": 2}, {"num_workers": 2}]
 ENGINE_NAMES = ["inline", "threads", "workers"]
@@ -375,6 +386,14 @@ def test_persistent_workers_stay_and_see_new_epochs() -> None:
     with pytest.raises(stoker.errors.WorkerError, match="a newer iterator has taken over"):
         next(older)
     newer.close()
+
+
+def test_persistent_workers_learn_the_seed_of_a_loaded_state() -> None:
+    other = stoker.DataLoader(Augmented(16), batch_size=4, seed=5)
+    loader = stoker.DataLoader(Augmented(16), batch_size=4, num_workers=1, persistent_workers=True)
+    list(loader)
+    loader.load_state_dict(other.state_dict())
+    assert listed(loader) == listed(other)
 
 
 class ProcessIds(Numbers):

@@ -374,6 +374,13 @@ def test_a_dataset_with_nothing_good_raises_the_original_error() -> None:
     assert "8 other samples, tried in its place, could not be read either" in "\n".join(caught.value.__notes__)
 
 
+def test_a_loader_that_gives_no_batch_says_so() -> None:
+    with pytest.warns(UserWarning, match="will give no batch: 10 samples do not fill a batch of 16"):
+        loader = stoker.DataLoader(Numbers(10), batch_size=16, drop_last=True)
+    assert listed(loader) == []
+    assert len(loader) == 0
+
+
 def test_policies_are_checked() -> None:
     for arguments in ({"max_skipped": -1}, {"max_rate": 2.0}, {"action": "hide"}):
         with pytest.raises(ArgumentError):

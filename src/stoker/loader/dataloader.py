@@ -122,7 +122,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._order = order_named(order if order is not None else Shuffle() if shuffle else Sequential())
         if is_planned:
             # made once here so that what cannot be a plan is refused where it is written
-            Plan(
+            plan = Plan(
                 num_samples=length_of(dataset),
                 batch_size=(batch_size or 1) * self._num_ranks,
                 order=self._order,
@@ -130,6 +130,12 @@ class DataLoader(TorchDataLoader[T_co]):
                 tail=self._tail,
                 skip=skip,
             )
+            if not plan.steps_in(0):
+                warnings.warn(
+                    f"this loader will give no batch: {plan.num_samples} samples do not fill a batch of "
+                    f"{plan.batch_size}, and incomplete batches are dropped",
+                    stacklevel=2,
+                )
             is_sequential = isinstance(self._order, Sequential)
             sampler = SequentialPositions(self, dataset) if is_sequential else ShuffledPositions(self, dataset)
         super().__init__(
@@ -268,6 +274,8 @@ class DataLoader(TorchDataLoader[T_co]):
         if differences:
             raise StateMismatch(differences)
         before = self._drawn_seed, self._plan
+        if state["seed"] != self._drawn_seed:
+            self._processes = None  # persistent workers know the seed they were started with
         self._drawn_seed, self._plan = state["seed"], None
         try:
             progress = self._new_progress(0).resumed(state)

@@ -65,7 +65,8 @@ def _head(figure: Figure, inline: Run, overlapped: Run) -> None:
     )
     others = max(run.others_cores or 0.0 for run in (inline, overlapped))
     if others > MAX_OTHERS:
-        told += f"; others used {others:.1f} cores"
+        note = f"other programs used {others:.1f} cores meanwhile"
+        figure.text(0.95, 0.893, note, fontsize=11.5, color=FAINT, ha="right")
     figure.text(0.07, 0.925, told, fontsize=11.5, color=FAINT)
     for x, colour, word in ((0.07, COMPUTE, "computing"), (0.185, WAIT, "waiting for data")):
         figure.text(x, 0.893, f"\N{BLACK SQUARE} {word}", fontsize=11.5, fontweight="bold", color=colour)
