@@ -63,7 +63,7 @@ def run(setting: Setting) -> Report:
         shows=_shows(records),
         limits=[
             "worker processes, whose states StatefulDataLoader has to collect and Stoker's plan has not.",
-            "resuming with a small dataset: these are 8 million samples, and most of what samplers take is the permutation.",
+            "resuming with a small dataset: of these 8 million samples, samplers permute all first.",
             "the writing of the state to a disk.",
             "datasets with a costly state of their own: it is asked for at each batch.",
             "resuming of streams that cannot tell where they are: they are read again up to there.",
