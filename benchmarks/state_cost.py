@@ -164,11 +164,12 @@ def _shows(records: list[Record]) -> list[str]:
         plan = only(records, PLANNED, what=what)[0]
         peer = only(records, f"{STATEFUL}, shuffle", what=what)[0]
         # the limit is for state_dict; turning it into text is the trainer's business
-        verdict = (
-            f", {'under' if dearest.p90 < LIMIT else 'OVER'} the limit of {LIMIT:.0f} µs"
-            if what == "state_dict"
-            else ""
-        )
+        sides = {
+            name: "under" if time < LIMIT else "over"
+            for name, time in (("median", dearest.median), ("p90", dearest.p90))
+        }
+        told = " and ".join(f"the {name} {side}" for name, side in sides.items())
+        verdict = f": {told} the limit of {LIMIT:.0f} µs" if what == "state_dict" else ""
         sentences.append(
             f"{what}: {plan.median:.1f} µs for a plan (p90 {plan.p90:.1f}); the dearest is {dearest.median:.1f} µs "
             f"(p90 {dearest.p90:.1f}, {dearest.contender}){verdict}; "

@@ -109,6 +109,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "MissingExtra": {"library": "x", "extra": "y", "need": "z"},
     "EmptyDataset": {"dataset": "D"},
     "PositionError": {"position": 7, "length": 3, "what": "it"},
+    "EarlyStop": {"where": "__getitem__"},
     "BadLine": {"path": "a.txt", "line": 3, "offset": 20, "reason": "bad"},
     "StaleSource": {"path": "a.txt", "what": "changed"},
     "DamagedFile": {"path": "a.gz", "what": "cut short"},

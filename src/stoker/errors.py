@@ -8,6 +8,7 @@
     ├── DataError                           the data is not what it said it was
     │   ├── EmptyDataset (ValueError)       there is nothing to load
     │   ├── PositionError (IndexError)      a position outside the data
+    │   ├── EarlyStop (RuntimeError)        StopIteration where a sample should have come
     │   ├── BadLine (ValueError)            a line of a file cannot be parsed
     │   ├── StaleSource                     a file changed after it was opened
     │   ├── DamagedFile                     a file's bytes are not what its name says
@@ -88,6 +89,16 @@ class PositionError(DataError, IndexError):
         self.position, self.length = position, length
 
 
+class EarlyStop(DataError, RuntimeError):
+    """User code raised StopIteration, which would have ended the epoch as if all were well."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"{where} raised StopIteration, which a loop would take for the end of the epoch\n"
+            "hint: an inner next() has run out; give it a default, or handle its end"
+        )
+
+
 class BadLine(DataError, ValueError):
     """A line of a file cannot be parsed."""
 
@@ -126,8 +137,7 @@ class TooManySkipped(DataError):
         listed = "".join(f"\n  {line}" for line in recent)
         super().__init__(
             f"{skipped} of {served} samples were skipped, more than {limit}; the latest:{listed}\n"
-            "hint: the cause below is the last one; mend the data, or allow more with "
-            "on_error=stoker.Policy(max_skipped=..., max_rate=...)"
+            "hint: mend the data, or allow more with on_error=stoker.Policy(max_skipped=..., max_rate=...)"
         )
         self.skipped, self.served = skipped, served
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -241,7 +243,7 @@ def test_an_error_in_collation_names_step_and_positions(engine: dict[str, Any]) 
     assert next(iterator).shape == (2, 1)
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as caught:
         next(iterator)
-    assert "raised while collating step 1 of epoch 0, positions 2, 3" in "\n".join(caught.value.__notes__)
+    assert "raised while collating positions 2, 3, step 1, epoch 0" in "\n".join(caught.value.__notes__)
     iterator.close()
     del caught
 
@@ -379,6 +381,63 @@ def test_a_loader_that_gives_no_batch_says_so() -> None:
         loader = stoker.DataLoader(Numbers(10), batch_size=16, drop_last=True)
     assert listed(loader) == []
     assert len(loader) == 0
+
+
+class RunsOut(Numbers):
+    """Has an inner iterator that is too short."""
+
+    def __getitem__(self, position: int) -> int:
+        if position == 6:
+            next(iter(()))
+        return position
+
+
+class ManyRunOut(RunsOut):
+    """The same, many at a time."""
+
+    def __getitems__(self, positions: list[int]) -> list[int]:
+        return [next(iter(())) if position == 6 else position for position in positions]
+
+
+def collates_early(samples: list[int]) -> Any:
+    if 6 in samples:
+        next(iter(()))
+    return samples
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+@pytest.mark.parametrize(
+    "arguments", [{}, {"collate_fn": collates_early}, {"many": True}], ids=["item", "collate", "many"]
+)
+def test_a_stop_iteration_inside_does_not_end_the_epoch_in_silence(arguments: Any, engine: dict[str, Any]) -> None:
+    if arguments.get("many"):
+        dataset: Any = ManyRunOut(12)
+        arguments = {}
+    else:
+        dataset = Numbers(12) if arguments else RunsOut(12)
+    iterator = iter(stoker.DataLoader(dataset, batch_size=4, **arguments, **engine))
+    next(iterator)
+    with pytest.raises(
+        stoker.errors.EarlyStop, match="raised StopIteration, which a loop would take for the end"
+    ) as caught:
+        next(iterator)
+    assert caught.value.__notes__
+    iterator.close()
+    del caught
+
+
+def test_replacements_of_samples_with_names_are_the_same_in_every_process() -> None:
+    code = (
+        "import stoker\n"
+        "class Named:\n"
+        "    def __len__(self): return 1000\n"
+        "    def __getitem__(self, name):\n"
+        "        if name == 'bad': raise ValueError\n"
+        "        return 7 if isinstance(name, str) else name\n"
+        "print(list(stoker.DataLoader(Named(), sampler=['a', 'bad'], seed=1, on_error='skip')))\n"
+    )
+    runs = {subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout for _ in range(2)}
+    assert len(runs) == 1
 
 
 def test_policies_are_checked() -> None:

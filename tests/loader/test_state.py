@@ -239,6 +239,12 @@ def test_samplers_resume_exactly(sampler: Any, engine: dict[str, Any]) -> None:
             assert torch.equal(torch.get_rng_state(), wanted)
 
 
+def test_a_sampler_that_draws_nothing_has_a_small_state() -> None:
+    made = stoker.DataLoader(Numbers(30), batch_size=4, sampler=range(30))
+    next(iter(made))
+    assert len(json.dumps(made.state_dict())) < 500
+
+
 def test_a_sampler_with_a_state_is_not_drawn_again() -> None:
     made = stoker.DataLoader(Numbers(30), batch_size=4, sampler=Remembering(), num_threads=1)
     iterator = iter(made)

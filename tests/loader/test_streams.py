@@ -331,7 +331,7 @@ def test_bad_lines_are_skipped_and_named(tmp_path: Path) -> None:
     assert numbers(streamed) == [0, 2, 3]
     with pytest.raises(stoker.errors.BadLine, match="line 2") as caught:
         list(stoker.DataLoader(Lines(path, index_dir=tmp_path), batch_size=4))
-    assert "positions 0, 1, 2, 3 (step 0, epoch 0)" in caught.value.__notes__[-1]
+    assert "positions 0, 1, 2, 3, step 0, epoch 0" in caught.value.__notes__[-1]
     assert f"line 2 (byte 9) of {path}" in str(caught.value)
     del caught  # its traceback holds the open file
 

@@ -48,7 +48,8 @@ class _Crew(Generic[T]):
         self.entries: deque[_Entry[T]] = deque()
         self.is_drawing = self.is_exhausted = self.is_closed = False
         self.process = os.getpid()
-        lock = threading.Lock()
+        # Reentrant, because garbage collection may run a finalizer, and with it `stop`, in a thread that holds it.
+        lock = threading.RLock()
         self.work = threading.Condition(lock)  # there may be something to do
         self.ready = threading.Condition(lock)  # the first entry may be ready
         self.threads: list[threading.Thread] = []
@@ -149,10 +150,11 @@ class _Crew(Generic[T]):
             self.is_closed = True
             self.work.notify_all()
             self.ready.notify_all()
+        if threading.current_thread() in self.threads:
+            return  # it will see to its own end
         deadline = time.monotonic() + EXIT_SECONDS
         for thread in self.threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         self.threads.clear()
 
     def stacks(self) -> str:

@@ -438,7 +438,8 @@ class DataLoader(TorchDataLoader[T_co]):
             lack = "there is no accelerator" if accelerator is None else "MPS has none"
             warnings.warn(f"pin_memory=True, but {lack}, so page-locked memory is not used", stacklevel=4)
             return None
-        return _pinned
+        device = torch.cuda.current_device() if accelerator.type == "cuda" else None
+        return _Pin(device)
 
 
 def _tasks(maker: MapMaker | StreamMaker, recipes: Iterator[Any]) -> Iterator[Any]:
@@ -450,5 +451,14 @@ def _tasks(maker: MapMaker | StreamMaker, recipes: Iterator[Any]) -> Iterator[An
         yield task
 
 
-def _pinned(batch: Any) -> Any:
-    return pinned(batch)  # type: ignore[no-untyped-call]
+class _Pin:
+    """Moves a batch to page-locked memory, for the device of the thread that made the loader's iterator."""
+
+    def __init__(self, device: int | None) -> None:
+        self.device = device
+
+    def __call__(self, batch: Any) -> Any:
+        # a new thread begins on device 0, and would set up a context there for nothing
+        if self.device is not None and torch.cuda.current_device() != self.device:
+            torch.cuda.set_device(self.device)
+        return pinned(batch)  # type: ignore[no-untyped-call]

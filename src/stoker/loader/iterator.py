@@ -49,10 +49,10 @@ class LoaderIterator:
             self._progress.finish()
             self._engine.close()
             raise
-        self._progress.advance(made)
         self._ledger.num_served += len(made.recipe.positions)
         if made.skipped:
             self._note_skipped(made)
+        self._progress.advance(made)
         if made.stream is not None:
             self._watch(made)
         return made.batch

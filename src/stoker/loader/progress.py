@@ -197,8 +197,7 @@ class SamplerProgress:
         forward = (
             before[0] - drawn_batches if self.batch_size is None and self.is_batched else before[1] - drawn_samples
         )
-        with _replayed(self.sampler, self._generator_state) as self._generator_state:
-            first = next(iterator, _END)  # samplers draw their random numbers with the first
+        first, self._generator_state = _first_of(self.sampler, iterator, self._generator_state)
         if first is _END:
             return
         items: Iterator[Any] = _chained(first, iterator)
@@ -433,27 +432,26 @@ def differing(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[A
     }
 
 
-class _replayed:  # noqa: N801 - reads as a verb in a `with`
-    """Draw the sampler's random numbers as they were drawn before, or note with which state they are drawn.
+def _first_of(sampler: Any, iterator: Iterator[Any], state: str | None) -> tuple[Any, str | None]:
+    """Return the first of a sampler's positions, and the state of the generator from which it drew its numbers, if any.
 
-    torch's samplers draw from their `generator`, or from the global one, when the first index is asked for.
+    torch's samplers draw from their `generator`, or from the global one, when the first position is asked for. With a
+    `state` they draw what they drew then; the trainer's own numbers go on as if nothing had been.
     """
-
-    def __init__(self, sampler: Any, state: str | None) -> None:
-        inner = getattr(sampler, "sampler", sampler)  # a batch sampler has its sampler inside
-        self.generator: torch.Generator = getattr(inner, "generator", None) or torch.default_generator
-        self.state = state
-
-    def __enter__(self) -> str:
-        self.before = self.generator.get_state()
-        if self.state is None:
-            return base64.b64encode(self.before.numpy().tobytes()).decode()
-        self.generator.set_state(torch.frombuffer(bytearray(base64.b64decode(self.state)), dtype=torch.uint8))
-        return self.state
-
-    def __exit__(self, *_: object) -> None:
-        if self.state is not None and self.generator is torch.default_generator:
-            self.generator.set_state(self.before)  # the trainer's own numbers go on as if nothing had been
+    inner = getattr(sampler, "sampler", sampler)  # a batch sampler has its sampler inside
+    generator: torch.Generator = getattr(inner, "generator", None) or torch.default_generator
+    before = generator.get_state()
+    if state is not None:
+        generator.set_state(torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8))
+        try:
+            return next(iterator, _END), state
+        finally:
+            if generator is torch.default_generator:
+                generator.set_state(before)
+    first = next(iterator, _END)
+    if torch.equal(generator.get_state(), before):
+        return first, None
+    return first, base64.b64encode(before.numpy().tobytes()).decode()
 
 
 _END = object()

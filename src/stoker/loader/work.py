@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from stoker.batch import plain_collate
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
-from stoker.engine.randomness import SampleContext, entered
-from stoker.errors import NothingCollated
+from stoker.engine.randomness import SampleContext, entered, key_of
+from stoker.errors import EarlyStop, NothingCollated
 from stoker.plan import Recipe, derived_key
 from stoker.plan.mixing import GOLDEN, MASK, mixed
 
@@ -44,8 +44,10 @@ class Finisher:
             self._collate = collate = self.collate_fn or plain_collate()
         try:
             batch = collate(samples if self.is_batched else samples[0])
+        except StopIteration as error:
+            raise _noted(EarlyStop("the collate function"), f"while collating {_listed(recipe)}") from error
         except Exception as error:
-            error.add_note(f"raised while collating step {recipe.step} of epoch {recipe.epoch}, {_listed(recipe)}")
+            _noted(error, f"while collating {_listed(recipe)}")
             raise
         if batch is None and self.collate_fn is not None:
             raise NothingCollated(getattr(self.collate_fn, "__qualname__", repr(self.collate_fn)), step=recipe.step)
@@ -84,16 +86,19 @@ class MapMaker:
             if self.reads_many:
                 try:
                     return self.dataset.__getitems__(positions)  # type: ignore[no-any-return]
+                except StopIteration as error:
+                    if self.policy.action == "raise":
+                        raise _noted(EarlyStop("__getitems__"), f"while reading {_listed(recipe)}") from error
                 except Exception as error:
                     if self.policy.action == "raise":
-                        error.add_note(
-                            f"raised while reading {_listed(recipe)} (step {recipe.step}, epoch {recipe.epoch})"
-                        )
+                        _noted(error, f"while reading {_listed(recipe)}")
                         raise
             getitem = self.dataset.__getitem__
             while True:
                 try:
                     samples.extend(map(getitem, walk))  # keeps what it has when one fails
+                    if len(samples) < len(positions):
+                        raise EarlyStop("__getitem__")
                     return samples
                 except Exception as error:
                     position = positions[len(samples)]
@@ -106,9 +111,8 @@ class MapMaker:
 
     def _replaced(self, error: Exception, recipe: Recipe, position: Any, skipped: list[Skipped]) -> Any:
         """Return another sample for a bad one, the same in every engine: a function of (seed, epoch, position)."""
-        number = position if isinstance(position, int) else hash(str(position))
         for attempt in range(MAX_REPLACEMENTS):
-            other = derived_key(self.seed, recipe.epoch, number, attempt) % len(self.dataset)
+            other = derived_key(self.seed, recipe.epoch, key_of(position), attempt) % len(self.dataset)
             walk = iter([other])
             previous = entered(SampleContext(self.seed, recipe.epoch, [other], walk))
             try:
@@ -205,4 +209,10 @@ def _listed_positions(recipe: Recipe) -> list[Any]:
 def _listed(recipe: Recipe) -> str:
     positions = _listed_positions(recipe)
     shown = ", ".join(map(str, positions[:8]))
-    return f"positions {shown}{', ...' if len(positions) > 8 else ''}"
+    more = ", ..." if len(positions) > 8 else ""
+    return f"positions {shown}{more}, step {recipe.step}, epoch {recipe.epoch}"
+
+
+def _noted(error: Exception, where: str) -> Exception:
+    error.add_note(f"raised {where}")
+    return error
