@@ -58,7 +58,7 @@ def _tensors(samples: Sequence[torch.Tensor]) -> Batch:
     # in one of torch's own workers, torch stacks straight into the memory that is sent
     if get_worker_info() is not None or first.layout is not torch.strided or first.is_nested:
         return torch_collate(list(samples))
-    return torch.stack(samples if isinstance(samples, list | tuple) else list(samples))
+    return torch.stack(samples)  # type: ignore[arg-type]
 
 
 def _arrays(samples: Sequence[np.ndarray[Any, Any]]) -> Batch:

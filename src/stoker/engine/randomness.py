@@ -16,7 +16,13 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 _MASK = (1 << 64) - 1
-_local = threading.local()
+
+
+class _Local(threading.local):
+    context: SampleContext | None = None
+
+
+_local = _Local()
 
 
 def key_of(position: Any) -> int:
@@ -67,7 +73,7 @@ class SampleContext:
 
 def entered(context: SampleContext | None) -> SampleContext | None:
     """Make `context` this thread's own and return the one before, to be entered again afterwards."""
-    previous: SampleContext | None = getattr(_local, "context", None)
+    previous = _local.context
     _local.context = context
     return previous
 
@@ -100,7 +106,7 @@ def rng(position: Any = None) -> Generator:
 
     Outside a loader it is a fresh generator, seeded by the operating system.
     """
-    context: SampleContext | None = getattr(_local, "context", None)
+    context = _local.context
     if context is None:
         return np.random.default_rng()
     if position is None:

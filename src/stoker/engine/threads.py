@@ -21,6 +21,9 @@ from stoker.errors import ForeignProcess, WorkerStuck
 
 T = TypeVar("T")
 
+PIECE_SECONDS = 200e-6
+"""The least work worth handing to another thread: below it, waking one up costs more than it takes off."""
+
 EXIT_SECONDS = 5.0
 """How long leaving waits for a sample that is being read. A read that hangs for ever must not hang the exit too."""
 
@@ -47,6 +50,7 @@ class _Crew(Generic[T]):
         self.num_threads, self.depth = num_threads, depth
         self.entries: deque[_Entry[T]] = deque()
         self.is_drawing = self.is_exhausted = self.is_closed = False
+        self.unit_seconds = float("inf")  # how long a unit takes, as far as seen: at first, long enough to spread out
         self.process = os.getpid()
         # Reentrant, because garbage collection may run a finalizer, and with it `stop`, in a thread that holds it.
         lock = threading.RLock()
@@ -78,9 +82,10 @@ class _Crew(Generic[T]):
         for entry in self.entries:
             if entry.claimed < entry.size:
                 # A share of what is left: large pieces first for little overhead, small ones last so that all threads
-                # end together.
-                start = entry.claimed
-                entry.claimed += max(1, (entry.size - start) // (2 * self.num_threads))
+                # end together; but none so small that it is not worth it.
+                start, left = entry.claimed, entry.size - entry.claimed
+                worth_it = int(PIECE_SECONDS / self.unit_seconds) if self.num_threads > 1 else left
+                entry.claimed += min(left, max(1, left // (2 * self.num_threads), worth_it))
                 return entry, start, entry.claimed
         return None
 
@@ -107,19 +112,22 @@ class _Crew(Generic[T]):
             self.ready.notify_all()
         elif entry.size == 0:
             self.finish(entry)
-        if entry.size > 1 or len(self.entries) < self.depth:
+        if entry.size * self.unit_seconds > PIECE_SECONDS:
             self.work.notify_all()
 
     def do(self, entry: _Entry[T], start: int, stop: int) -> None:
         assert entry.task is not None
         self.work.release()
         error: BaseException | None = None
+        began = time.perf_counter()
         try:
             entry.task.do(start, stop)
         except BaseException as caught:
             error = caught
         finally:
+            seconds = (time.perf_counter() - began) / (stop - start)
             self.work.acquire()
+        self.unit_seconds = seconds if self.unit_seconds == float("inf") else (self.unit_seconds + seconds) / 2
         entry.done += stop - start
         if error is not None and entry.error is None:
             entry.error = error

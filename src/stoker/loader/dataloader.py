@@ -15,6 +15,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from stoker.engine.inline import Inline
 from stoker.engine.ledger import Ledger, Policy
+from stoker.engine.process_wide import Loan
 from stoker.engine.processes import Processes
 from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
@@ -171,6 +172,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._resume: Progress | None = None
         self._plan: Plan | None = None
         self._processes: Processes[Made] | None = None
+        self._loan = Loan(is_repeatable=not is_stream)  # what was drawn from a stream is gone
         self.ledger = Ledger(Policy.named(on_error))
         """The samples that could not be read and were skipped."""
 
@@ -378,7 +380,7 @@ class DataLoader(TorchDataLoader[T_co]):
         own = self._own_collate if self._auto_collation else self.collate_fn
         finish = Finisher(own, is_batched=self._auto_collation, pin=pin)
         if not self._is_stream:
-            return MapMaker(self.dataset, finish, seed=self._seed, policy=self.ledger.policy)
+            return MapMaker(self.dataset, finish, seed=self._seed, policy=self.ledger.policy, loan=self._loan)
         setting = StreamSetting(
             sharing=self._sharing,
             batch_size=self.batch_size or 1,
@@ -388,7 +390,7 @@ class DataLoader(TorchDataLoader[T_co]):
             tail=self._tail,
             hides_worker=self.shard == "auto",
         )
-        return StreamMaker(self.dataset, finish, setting, seed=self._seed, policy=self.ledger.policy)
+        return StreamMaker(self.dataset, finish, setting, seed=self._seed, policy=self.ledger.policy, loan=self._loan)
 
     def _started(self, progress: Progress) -> Engine[Made]:
         recipes = progress.recipes()

@@ -64,12 +64,14 @@ class StreamSetting(NamedTuple):
 class StreamMaker:
     """Makes batches from an iterable dataset; holds the iterator, so it belongs to one process at a time."""
 
-    def __init__(self, dataset: Any, finish: Finisher, setting: StreamSetting, *, seed: int, policy: Policy) -> None:
+    def __init__(
+        self, dataset: Any, finish: Finisher, setting: StreamSetting, *, seed: int, policy: Policy, loan: Loan
+    ) -> None:
         self.dataset, self.finish, self.setting, self.seed, self.policy = dataset, finish, setting, seed, policy
+        self._loan = loan
         self.iteration: int | None = None
         self.reader: _Reader | None = None
         self._keys: dict[tuple[int, int], int] = {}
-        self._loan = Loan(is_repeatable=False)  # what was drawn from a stream is gone
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "iteration": None, "reader": None}
@@ -172,13 +174,13 @@ class _Reader:
         """Draw what was delivered before and drop it, with the random numbers with which it was drawn."""
         num_samples, num_steps = begin["samples"], begin.get("steps", 0)
         keys: dict[tuple[int, int], int] = {}
-        loan = Loan(is_repeatable=False)
         first_step = turn.step - turn.turn - num_steps
         per_step = num_samples // num_steps if num_steps and num_samples % num_steps == 0 else num_samples
         for number in range(num_samples // per_step):
             step = turn._replace(step=first_step + number)
             key = batch_key(keys, maker.seed, _unread(step, self.rank))
-            loan.run(lambda step: self._read(per_step, [], step), step, key)
+            # inside a loan already: this one is given back before that one
+            maker._loan.run(lambda step: self._read(per_step, [], step), step, key)
 
     def draw(self, turn: Turn) -> tuple[Recipe, list[Any], list[Skipped], dict[str, Any]]:
         """Return the next batch of this worker."""

@@ -57,12 +57,10 @@ class Finisher:
 class MapMaker:
     """Makes batches from a dataset that is addressed by position."""
 
-    def __init__(self, dataset: Any, finish: Finisher, *, seed: int, policy: Policy) -> None:
-        self.dataset, self.finish, self.seed, self.policy = dataset, finish, seed, policy
-        reads_many = finish.is_batched and bool(getattr(dataset, "__getitems__", None))
-        self.reads_many = reads_many
+    def __init__(self, dataset: Any, finish: Finisher, *, seed: int, policy: Policy, loan: Loan) -> None:
+        self.dataset, self.finish, self.seed, self.policy, self._loan = dataset, finish, seed, policy, loan
+        self.reads_many = finish.is_batched and bool(getattr(dataset, "__getitems__", None))
         self._keys: dict[tuple[int, int], int] = {}
-        self._loan = Loan(is_repeatable=True)
 
     def make(self, recipe: Recipe) -> Made:
         """Return the batch of `recipe`, made here and now, with the process-wide generators seeded from the step."""

@@ -7,6 +7,7 @@ epoch has an order of its own, made from (seed, epoch).
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -90,13 +91,16 @@ class Window:
 
     def positions(self, slots: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
         """Return the positions that are in `slots`."""
-        layout = _Layout(self, epoch=epoch, num_samples=num_samples, seed=seed)
-        return layout.positions(np.asarray(slots, dtype=np.int64))
+        return _layout(self, epoch, num_samples, seed).positions(np.asarray(slots, dtype=np.int64))
 
     def slots(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
         """Return the slots that hold `positions`."""
-        layout = _Layout(self, epoch=epoch, num_samples=num_samples, seed=seed)
-        return layout.slots(np.asarray(positions, dtype=np.int64))
+        return _layout(self, epoch, num_samples, seed).slots(np.asarray(positions, dtype=np.int64))
+
+
+@lru_cache(maxsize=64)
+def _layout(window: Window, epoch: int, num_samples: int, seed: int) -> _Layout:
+    return _Layout(window, epoch=epoch, num_samples=num_samples, seed=seed)
 
 
 class _Layout:

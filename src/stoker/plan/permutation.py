@@ -4,8 +4,7 @@ A `Permutation` maps any index in `range(size)` to another one, and back, at a c
 on `size`. It is a Feistel network on pairs: an index is written as (left, right) with left < a, right < b and
 a * b just above `size`; each round adds a keyed hash of one half to the other. That is a bijection of
 range(a * b) whatever the hash is. The few results that fall outside range(size) are fed through again until
-they land inside ("cycle walking"), which keeps it a bijection. As a * b - size < a, that happens to one index
-in sqrt(size) at most.
+they land inside ("cycle walking"), which keeps it a bijection. That happens to fewer than one index in sqrt(size).
 """
 
 from __future__ import annotations
@@ -64,8 +63,13 @@ class Permutation:
 
     @cached_property
     def _sides(self) -> tuple[int, int]:
-        """The numbers of values of the left and the right half."""
-        right = isqrt(self.size - 1) + 1
+        """The numbers of values of the left and the right half.
+
+        Of the sides near the square root, the one that leaves least outside, so that next to nothing has to walk.
+        """
+        root = isqrt(self.size - 1) + 1
+        nearby = range(root, root - min(64, root // 8) - 1, -1)
+        right = min(nearby, key=lambda side: -self.size % side)
         return -(-self.size // right), right
 
     @cached_property
