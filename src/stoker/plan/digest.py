@@ -21,12 +21,10 @@ def digests(epoch: int, slots: NDArray[np.int64], positions: NDArray[np.int64]) 
 
     One mix, not two, because this runs for every sample ever served.
     """
-    words = positions.astype(np.uint64)
-    words += np.uint64(derived_key(epoch))
+    words: Words = positions.view(np.uint64) + np.uint64(derived_key(epoch))
     words *= _FIRST
     words ^= words >> _32
-    odd = slots.astype(np.uint64)
-    odd *= _TWICE
+    odd = slots.view(np.uint64) * _TWICE
     odd += _ONE
     words *= odd
     return words
