@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -203,6 +204,7 @@ def test_generators_left_alone_are_only_watched_and_seeded_when_they_are_used_af
 
 
 def test_an_error_that_came_of_unseeded_numbers_is_made_again_with_seeded_ones() -> None:
+    seed_all(0)
     loan = Loan(is_repeatable=True)
     for _ in range(TRUSTED_AFTER):
         loan.run(lambda _: None, None, 1)
@@ -218,6 +220,45 @@ def test_an_error_that_came_of_unseeded_numbers_is_made_again_with_seeded_ones()
     with pytest.raises(ZeroDivisionError):
         for _ in range(TRUSTED_AFTER + 1):
             loan.run(lambda _: 1 / 0, None, 1)
+
+
+def test_a_pending_normal_number_of_the_trainers_is_not_taken_by_a_dataset_that_was_trusted() -> None:
+    """Taking it moves no word of the state, so while there is one nothing is trusted."""
+    seed_all(0)
+    loan = Loan(is_repeatable=True)
+    for _ in range(TRUSTED_AFTER + 1):
+        loan.run(lambda _: None, None, 1)
+    kinds: list[Callable[[], float]] = [lambda: random.gauss(0, 1), lambda: float(np.random.standard_normal())]
+    for draw in kinds:
+        seed_all(0)
+        reference = Loan(is_repeatable=True).run(lambda _, draw=draw: draw(), None, 5)  # type: ignore[misc]
+        seed_all(0)
+        draw()
+        wanted = draw()
+        seed_all(0)
+        draw()
+        loan.num_unused = TRUSTED_AFTER
+        assert loan.run(lambda _, draw=draw: draw(), None, 5) == reference  # type: ignore[misc]
+        assert draw() == wanted
+
+
+def test_only_the_main_thread_borrows() -> None:
+    """The generators are the main thread's, which may be drawing while another thread loads."""
+    seed_all(3)
+    wanted = [draws() for _ in range(200)]
+    seed_all(3)
+    seen = []
+
+    def load() -> None:
+        for batch in stoker.DataLoader(Numbers(4000), batch_size=2, seed=1):
+            seen.append(batch)  # noqa: PERF402
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    found = [draws() for _ in range(200)]
+    thread.join()
+    assert found == wanted
+    assert len(seen) == 2000
 
 
 def test_streams_are_never_made_twice() -> None:

@@ -46,10 +46,17 @@ class Job:
         return self.number, self.size
 
 
-@given(sizes=st.lists(st.integers(0, 40), max_size=12), threads=st.integers(1, 6), depth=st.integers(1, 5))
+@given(
+    sizes=st.lists(st.integers(0, 40), max_size=12),
+    threads=st.integers(1, 6),
+    depth=st.integers(1, 5),
+    draws=st.booleans(),
+)
 @settings(max_examples=60)
-def test_every_unit_is_done_once_and_results_come_in_order(sizes: list[int], threads: int, depth: int) -> None:
-    engine = Threads((Job(i, size) for i, size in enumerate(sizes)), num_threads=threads, depth=depth)
+def test_every_unit_is_done_once_and_results_come_in_order(
+    sizes: list[int], threads: int, depth: int, draws: bool
+) -> None:
+    engine = Threads((Job(i, size) for i, size in enumerate(sizes)), num_threads=threads, depth=depth, draws=draws)
     results = []
     while (result := next(iter_of(engine), None)) is not None:
         results.append(result)
@@ -80,6 +87,38 @@ def test_one_batch_is_spread_over_all_threads() -> None:
 
     engine = Threads(iter([Meeting(0, 3), Meeting(1, 3)]), num_threads=3, depth=2)
     assert next(engine) == (0, 3)
+    engine.close()
+
+
+def test_tasks_are_drawn_by_the_caller_unless_drawing_is_the_work() -> None:
+    drawers: list[str] = []
+
+    def tasks() -> Iterator[Job]:
+        for number in range(6):
+            drawers.append(threading.current_thread().name)
+            yield Job(number, 2)
+
+    here = threading.current_thread().name
+    for draws in (False, True):
+        drawers.clear()
+        engine = Threads(tasks(), num_threads=2, depth=3, draws=draws)
+        assert [next(engine) for _ in range(6)] == [(number, 2) for number in range(6)]
+        assert (set(drawers) == {here}) != draws
+        engine.close()
+
+
+def test_a_second_interrupt_while_ending_does_not_leave_an_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Threads((Job(i, 3) for i in range(20)), num_threads=2, depth=2)
+    assert next(engine) == (0, 3)
+    with monkeypatch.context() as patch:
+
+        def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.close()
+    assert [next(engine)[0] for _ in range(5)] == [1, 2, 3, 4, 5]
     engine.close()
 
 

@@ -52,6 +52,24 @@ def test_a_worker_killed_from_outside_is_an_error() -> None:
             pass
 
 
+def test_a_dead_worker_is_not_the_end_of_the_epoch_however_often_it_is_asked_for() -> None:
+    loader = stoker.DataLoader(Suicidal(40), batch_size=4, num_workers=2, seed=1, persistent_workers=True)
+    iterator = iter(loader)
+    served = 0
+    with pytest.raises(WorkerDied):
+        while True:
+            next(iterator)
+            served += 1
+    for _ in range(2):
+        with pytest.raises(WorkerDied):
+            next(iterator)
+    state = loader.state_dict()
+    assert (state["epoch"], state["step"]) == (0, served)
+    del iterator
+    with pytest.raises(WorkerDied):  # new workers, which meet the same sample
+        listed(loader)
+
+
 class Sleepy(Numbers):
     """Takes a while."""
 
@@ -87,8 +105,11 @@ def test_a_hang_in_a_worker_is_an_error() -> None:
     loader = stoker.DataLoader(Hanging(12), batch_size=4, num_workers=1, timeout=0.5)
     iterator = iter(loader)
     next(iterator)
-    with pytest.raises(RuntimeError, match="timed out"):
+    with pytest.raises(WorkerStuck, match=r"no batch came within timeout=0.5 s"):
         next(iterator)
+    assert loader.state_dict()["step"] == 1
+    time.sleep(1.0)
+    assert plain(next(iterator)) == [4, 5, 6, 7]  # it was only slow, and nothing is lost
     iterator.close()
 
 

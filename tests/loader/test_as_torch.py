@@ -355,6 +355,7 @@ class InWorkers(Numbers):
     def __getitem__(self, position: int) -> Any:
         info = torch_data.get_worker_info()
         assert info is not None
+        assert isinstance(info, torch_data._utils.worker.WorkerInfo)
         return info.id, info.num_workers, int(info.dataset is self), self.mark, float(info.seed % 2**31)
 
 

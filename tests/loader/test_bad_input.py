@@ -98,6 +98,7 @@ def test_a_batch_size_that_is_none(size: Any) -> None:
         ({"skip": [(5, 2)]}, "is not a range of steps"),
         ({"skip": [3]}, "skip=3 is not a range of steps"),
         ({"seed": "x"}, "seed='x' is not an integer"),
+        ({"num_threads": 2.5}, "num_threads=2.5 is not an integer"),
     ],
     ids=str,
 )
@@ -152,7 +153,7 @@ def test_ranks_are_read_from_torch_distributed(tmp_path: Any) -> None:
 
 def test_a_state_of_another_dataset_or_plan_says_what_differs() -> None:
     state = stoker.DataLoader(Numbers(100), batch_size=4, shuffle=True, seed=1).state_dict()
-    with pytest.raises(StateMismatch, match="num_samples: the state has 100, this loader 99"):
+    with pytest.raises(StateMismatch, match="dataset_length: the state has 100, this loader 99"):
         stoker.DataLoader(Numbers(99), batch_size=4, shuffle=True, seed=1).load_state_dict(state)
     with pytest.raises(StateMismatch, match="seed: the state has 1, this loader 2"):
         stoker.DataLoader(Numbers(100), batch_size=4, shuffle=True, seed=2).load_state_dict(state)
@@ -193,6 +194,7 @@ def test_a_dataset_that_tells_its_fingerprint_is_recognised() -> None:
         ({"version": 99, "kind": "plan"}, "it has version 99"),
         ({"version": 1, "kind": "magic"}, "its kind is 'magic'"),
         ({"version": 1, "kind": "plan", "epoch": 0}, "lacks ahead, batch_size"),
+        ({"version": 1, "kind": "stream", "epoch": 0}, "lacks .*seed"),
     ],
     ids=str,
 )
@@ -370,6 +372,18 @@ def test_too_many_bad_samples_are_an_error_that_lists_them() -> None:
     assert by_rate.ledger.num_skipped == 12  # ten are let pass, whatever the rate
 
 
+def test_with_a_sampler_replacements_come_from_what_it_has_chosen() -> None:
+    chosen = list(range(10))
+    loader = stoker.DataLoader(Broken(1000, {3}), batch_size=5, sampler=chosen, on_error=stoker.Policy(max_rate=None))
+    served: list[int] = sum(listed(loader), [])
+    assert set(served) <= set(chosen) - {3}
+    assert len(served) == 10
+    alone = stoker.DataLoader(Broken(1000, {3}), batch_size=1, sampler=[3], on_error="skip")
+    with pytest.raises(ValueError, match="sample 3 is broken") as caught:
+        list(alone)
+    assert "there is no other sample in this batch" in caught.value.__notes__[-1]
+
+
 def test_a_dataset_with_nothing_good_raises_the_original_error() -> None:
     with pytest.raises(ValueError, match="sample 0 is broken") as caught:
         list(stoker.DataLoader(Broken(10, set(range(10))), batch_size=2, on_error="skip"))
@@ -433,8 +447,10 @@ def test_replacements_of_samples_with_names_are_the_same_in_every_process() -> N
         "    def __len__(self): return 1000\n"
         "    def __getitem__(self, name):\n"
         "        if name == 'bad': raise ValueError\n"
-        "        return 7 if isinstance(name, str) else name\n"
-        "print(list(stoker.DataLoader(Named(), sampler=['a', 'bad'], seed=1, on_error='skip')))\n"
+        "        return name\n"
+        "sampler = ['a', 'bad', 'b', 'c']\n"
+        "arguments = {'batch_size': 4, 'seed': 1, 'on_error': 'skip', 'collate_fn': tuple}\n"
+        "print(list(stoker.DataLoader(Named(), sampler=sampler, **arguments)))\n"
     )
     runs = {subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout for _ in range(2)}
     assert len(runs) == 1

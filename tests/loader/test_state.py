@@ -333,3 +333,195 @@ def test_digests_go_on_over_epochs_and_tell_from_where() -> None:
     next(iterator)
     other.load_state_dict(made.state_dict())
     assert (other.state_dict()["digest"], other.state_dict()["digest_since"]) == ("0" * 16, [2, 7])
+
+
+SAMPLERS_WITH_A_MEMORY: dict[str, Any] = {
+    "generator": lambda: RandomSampler(range(30), generator=torch.Generator().manual_seed(4)),
+    "own state": lambda: CountingEpochs(),
+    "batch sampler": lambda: BatchSampler(CountingEpochs(), 4, False),
+}
+
+
+class CountingEpochs(Remembering):
+    """Its order depends on how many epochs it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for position in super().__iter__():
+            yield (position + 7 * self.epochs) % 30
+        self.epochs += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.epochs = state["at"], state["epochs"]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+@pytest.mark.parametrize("sampler", SAMPLERS_WITH_A_MEMORY.values(), ids=SAMPLERS_WITH_A_MEMORY)
+def test_samplers_resume_between_epochs_and_before_the_first_batch(sampler: Any, engine: dict[str, Any]) -> None:
+    def make() -> stoker.DataLoader[Any]:
+        made = sampler()
+        batching = {"batch_sampler": made} if isinstance(made, BatchSampler) else {"sampler": made, "batch_size": 4}
+        return stoker.DataLoader(Numbers(30), **batching, **engine)
+
+    whole = make()
+    epochs = [listed(whole) for _ in range(4)]
+    assert len({str(epoch) for epoch in epochs}) == 4
+    first = make()
+    assert [listed(first), listed(first)] == epochs[:2]
+    between = json.loads(json.dumps(first.state_dict()))
+    iterator = iter(first)
+    begun = json.loads(json.dumps(first.state_dict()))
+    iterator.close()
+    for state in (between, begun):
+        again = make()
+        again.load_state_dict(state)
+        assert [listed(again), listed(again)] == epochs[2:]
+
+
+def test_unordered_workers_with_a_sampler_resume_what_was_not_yielded() -> None:
+    made = stoker.DataLoader(SlowFirst(), batch_size=4, sampler=range(40), num_workers=2, in_order=False)
+    iterator = iter(made)
+    seen = [plain(next(iterator)) for _ in range(3)]
+    state = json.loads(json.dumps(made.state_dict()))
+    iterator.close()
+    assert state["ahead"]
+    again = stoker.DataLoader(Numbers(40), batch_size=4, sampler=range(40))
+    again.load_state_dict(state)
+    assert sorted(seen + listed(again)) == listed(stoker.DataLoader(Numbers(40), batch_size=4))
+    with pytest.raises(StateError, match="only fits the same batch size"):
+        stoker.DataLoader(Numbers(40), batch_size=5, sampler=range(40)).load_state_dict(state)
+
+
+def test_a_batch_sampler_of_another_size_is_refused() -> None:
+    def make(size: int) -> stoker.DataLoader[Any]:
+        return stoker.DataLoader(Numbers(40), batch_sampler=BatchSampler(range(40), size, False))
+
+    made = make(4)
+    iterator = iter(made)
+    next(iterator)
+    next(iterator)
+    again = make(8)
+    again.load_state_dict(made.state_dict())
+    with pytest.raises(StateError, match="samples in the first 2 batches: the state has 8, this loader 16"):
+        listed(again)
+
+
+def test_states_of_samplers_and_streams_of_another_length_are_refused() -> None:
+    state = stoker.DataLoader(Numbers(100), sampler=range(100)).state_dict()
+    with pytest.raises(StateError, match="sampler_length: the state has 100, this loader 50"):
+        stoker.DataLoader(Numbers(100), sampler=range(50)).load_state_dict(state)
+    with pytest.raises(StateError, match="dataset_length: the state has 100, this loader 60"):
+        stoker.DataLoader(Numbers(60), sampler=range(50)).load_state_dict(state)
+
+
+def test_the_epoch_of_a_sampler_inside_a_batch_sampler_is_put_back() -> None:
+    def make() -> tuple[Any, stoker.DataLoader[Any]]:
+        inner: DistributedSampler[int] = DistributedSampler(Numbers(30), num_replicas=2, rank=0)
+        return inner, stoker.DataLoader(Numbers(30), batch_sampler=BatchSampler(inner, 4, False))
+
+    sampler, made = make()
+    sampler.set_epoch(3)
+    iterator = iter(made)
+    next(iterator)
+    state, rest = made.state_dict(), listed(iterator)
+    sampler, again = make()
+    again.load_state_dict(state)
+    assert sampler.epoch == 3
+    assert listed(again) == rest
+
+
+def test_a_dataset_that_was_told_its_epoch_is_told_again() -> None:
+    class Told(Numbers):
+        epoch_seen = -1
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch_seen = epoch
+
+    made = stoker.DataLoader(Told(30), batch_size=4, seed=1)
+    made.set_epoch(7)
+    next(iter(made))
+    dataset = Told(30)
+    again = stoker.DataLoader(dataset, batch_size=4, seed=1)
+    again.load_state_dict(made.state_dict())
+    assert dataset.epoch_seen == 7
+
+
+def test_the_same_skip_is_not_applied_twice_when_the_batch_size_changes() -> None:
+    made = loader(batch_size=10, skip=[(3, 4)])
+    next(iter(made))
+    again = loader(batch_size=5, skip=[(3, 4)])
+    again.load_state_dict(made.state_dict())
+    assert again.plan is not None
+    assert again.plan.skip == ((5, 7),)
+    skipped = set(listed(loader(batch_size=10))[3])
+    assert not skipped & set(sum(listed(again), []))
+
+
+def test_unordered_workers_and_a_skip_at_the_next_epochs_start() -> None:
+    made = stoker.DataLoader(Numbers(40), batch_size=10, num_workers=2, in_order=False, skip=[(4, 6)], seed=1)
+    iterator = iter(made)
+    for _ in range(4):
+        next(iterator)
+    state = made.state_dict()
+    iterator.close()
+    assert (state["epoch"], state["step"]) == (0, 4)
+    again = stoker.DataLoader(Numbers(40), batch_size=10, seed=1)
+    again.load_state_dict(state)
+    assert listed(again) == []
+    assert len(listed(again)) == 2
+
+
+def test_len_is_that_of_a_whole_epoch_after_any_resume() -> None:
+    made = loader(batch_size=10)
+    next(iter(made))
+    for batch_size in (10, 5):
+        again = loader(batch_size=batch_size)
+        again.load_state_dict(made.state_dict())
+        assert len(again) == 50 // batch_size
+
+
+def test_a_fingerprint_that_is_not_a_text_is_left_out() -> None:
+    class Odd(Numbers):
+        def fingerprint(self) -> str:
+            return "x"
+
+    json.dumps(stoker.DataLoader(Odd(10)).state_dict())
+
+
+def test_numpy_integers_are_seeds() -> None:
+    import numpy as np
+
+    assert listed(loader(seed=np.int64(3))) == listed(loader(seed=3))
+    json.dumps(loader(seed=np.int64(3)).state_dict())
+
+
+def test_an_order_of_ones_own_is_told_in_the_state() -> None:
+    class Backwards:
+        name = "backwards"
+
+        def positions(self, slots: Any, *, epoch: int, num_samples: int, seed: int) -> Any:
+            return num_samples - 1 - slots
+
+        slots = positions
+
+        def __repr__(self) -> str:
+            return "Backwards()"
+
+    made = stoker.DataLoader(Numbers(10), batch_size=4, order=Backwards())
+    assert listed(made) == [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
+    assert made.state_dict()["plan"]["order"] == {"name": "backwards", "is": "Backwards()"}
+
+
+def test_the_planned_sampler_serves_another_loader() -> None:
+    made = loader(tail="pad", batch_size=8, rank=1, num_ranks=2)
+    assert len(made.sampler) == len(list(made.sampler))  # type: ignore[arg-type]
+    sampler = loader().sampler  # its own loader is gone
+    rebuilt = stoker.DataLoader(Numbers(50), batch_size=7, sampler=sampler)
+    own = loader()
+    assert [listed(rebuilt), listed(rebuilt)] == [listed(own), listed(own)]

@@ -160,7 +160,9 @@ def test_each_workers_own_state_travels_back() -> None:
             break
         iterator = iter(loader)
     other = stoker.DataLoader(SharingRemembering(), batch_size=4, num_workers=1)
-    with pytest.raises(stoker.errors.StateMismatch, match="sharing: the state has 'own', this loader 'whole'"):
+    with pytest.raises(
+        stoker.errors.StateError, match="has a place of its own, which fits no other set-up.*num_workers was 2, is 1"
+    ):
         other.load_state_dict(state)
 
 
@@ -353,3 +355,67 @@ def test_any_stream_resumes_at_any_step(length: int, batch_size: int, steps: int
 def test_map_style_lines_need_no_shard(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(stoker.errors.ArgumentError, match="shard='auto' is for iterable datasets"):
         stoker.DataLoader(KeyedOnly(10), shard="auto")
+
+
+class EpochCounting(Remembering):
+    """What it gives depends on how often it was read to its end."""
+
+    epochs = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in super().__iter__():
+            yield number + 1000 * self.epochs
+        self.epochs += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.epochs = state["at"], state["epochs"]
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [{}, {"num_threads": 2}, {"num_workers": 1, "persistent_workers": True}],
+    ids=["inline", "threads", "worker"],
+)
+def test_a_stream_with_a_state_resumes_between_epochs(engine: dict[str, Any]) -> None:
+    def make() -> stoker.DataLoader[Any]:
+        return stoker.DataLoader(EpochCounting(20), batch_size=7, **engine)
+
+    whole = make()
+    epochs = [listed(whole) for _ in range(3)]
+    assert epochs[2][0][0] == 2000
+    first = make()
+    listed(first)
+    state = json.loads(json.dumps(first.state_dict()))
+    again = make()
+    again.load_state_dict(state)
+    assert [listed(again), listed(again)] == epochs[1:]
+
+
+@pytest.mark.parametrize("engine", [{}, {"num_threads": 2}, {"num_workers": 1}], ids=["inline", "threads", "worker"])
+def test_whoever_catches_a_streams_error_may_go_on(engine: dict[str, Any]) -> None:
+    iterator = iter(stoker.DataLoader(Hiccups(), batch_size=4, **engine))
+    seen, errors = [], 0
+    while True:
+        try:
+            batch = next(iterator, None)
+        except ValueError:
+            errors += 1
+            continue
+        if batch is None:
+            break
+        seen += plain(batch)
+    assert errors == 3
+    assert seen[-1] == 20
+
+
+def test_a_streams_digest_tells_runs_apart() -> None:
+    def digest(length: int, **arguments: Any) -> str:
+        made = stoker.DataLoader(Counting(length), **({"batch_size": 7} | arguments))
+        list(made)
+        return str(made.state_dict()["digest"])
+
+    assert digest(50) == digest(50, batch_size=3) == digest(50, num_threads=2) != digest(49)
+    assert digest(50) == digest(50, num_workers=2, shard="auto")

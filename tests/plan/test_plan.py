@@ -47,7 +47,7 @@ def test_keep_gives_each_rank_one_sample_at_least_and_marks_it() -> None:
 
 def test_a_recipe_says_where_it_stands() -> None:
     recipe = Plan(num_samples=10, batch_size=4).recipe(4, 1, 2)
-    assert (recipe.step, recipe.epoch, recipe.rank, recipe.num_slots) == (4, 1, 1, 4)
+    assert (recipe.step, recipe.epoch, recipe.rank) == (4, 1, 1)
     assert recipe.slots.tolist() == [5, 7]
 
 
@@ -149,6 +149,14 @@ def test_a_skipped_range_keeps_its_samples_when_the_batch_size_changes() -> None
     uneven = old.rebatched(7, Origin(epoch=0, slot=20, step=2))
     served = [p for recipe in uneven.recipes(2) for p in recipe.positions.tolist()]
     assert not set(served) & set(range(40, 60))
+
+
+def test_a_skipped_range_that_falls_into_a_dropped_tail_skips_nothing_else() -> None:
+    plan = Plan(num_samples=100, batch_size=30, tail="drop", skip=((2, 3),)).rebatched(40, Origin())
+    assert plan.skip == ((1, 2),)
+    assert plan.num_steps(1) == 2
+    gone = Plan(num_samples=100, batch_size=10, tail="drop", skip=((9, 10),)).rebatched(40, Origin())
+    assert gone.skip == ()
 
 
 def test_a_plan_of_no_steps_says_so() -> None:

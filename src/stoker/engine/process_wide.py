@@ -16,6 +16,7 @@ import ctypes
 import random
 from collections.abc import Callable
 from functools import lru_cache
+from threading import current_thread, main_thread
 from typing import Any, TypeVar
 
 import numpy as np
@@ -102,6 +103,11 @@ class _Trainer:
             self.numpy_state = np.random.get_state(legacy=False)
             self.numpy_words = words
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether either keeps the second of two normal numbers, which can be taken without moving a word."""
+        return self.python_state[2] is not None or bool(self.numpy_state["has_gauss"])
+
     def restore(self) -> None:
         """Put both back as they were seen."""
         _python.setstate(self.python_state)
@@ -138,7 +144,9 @@ class Loan:
 
     def run(self, make: Callable[[R], T], recipe: R, key: int) -> T:
         """Return make(recipe), with the three generators seeded from a 64-bit `key` while it runs."""
-        if self.is_out:  # a batch is made while another one is, in its dataset or in another thread
+        if current_thread() is not main_thread():
+            return make(recipe)  # the process's generators are the main thread's, which may be drawing right now
+        if self.is_out:  # a batch is made while another one is, by its dataset
             return Loan(is_repeatable=False).run(make, recipe, key)
         self.is_out = True
         try:
@@ -149,7 +157,7 @@ class Loan:
     def _run(self, make: Callable[[R], T], recipe: R, key: int) -> T:
         trainer = self.trainer
         trainer.look()
-        if self.num_unused >= TRUSTED_AFTER:
+        if self.num_unused >= TRUSTED_AFTER and not trainer.has_pending:
             torch_state = _torch.get_state()
             _torch.manual_seed(key >> 1)
             try:

@@ -18,16 +18,9 @@ from weakref import finalize
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import DataLoader, Sampler
 
-from stoker.errors import NotPicklable, WorkerDied, WorkerError
+from stoker.errors import NotPicklable, WorkerDied, WorkerError, WorkerStuck
 
 T = TypeVar("T")
-
-
-class Ended:
-    """What a worker returns when its stream has no more."""
-
-    def __init__(self, worker: int) -> None:
-        self.worker = worker
 
 
 class _Failure:
@@ -67,18 +60,21 @@ class _WorkerTraceback(Exception):
         return f"in a worker process\n\n{self.text}"
 
 
-class _Info:
+class _Info(torch_worker.WorkerInfo):
     """torch's WorkerInfo with the user's dataset in it, and a note of whether anyone looked at it."""
 
     def __init__(self, info: Any, dataset: Any) -> None:
-        self.__dict__.update(_info=info, _own={"dataset": dataset}, _has_looked=False)
+        names = [name for name in ("id", "num_workers", "seed", "rng", "worker_method") if hasattr(info, name)]
+        told = {name: getattr(info, name) for name in names} | {"dataset": dataset}
+        object.__setattr__(self, "_told", told)
+        object.__setattr__(self, "_has_looked", False)
 
-    def __getattr__(self, name: str) -> Any:
-        self.__dict__["_has_looked"] = True
-        return self._own[name] if name in self._own else getattr(self._info, name)
-
-    def __repr__(self) -> str:
-        return repr(self._info)
+    def __getattribute__(self, name: str) -> Any:
+        told = object.__getattribute__(self, "_told")
+        if name not in told:
+            return object.__getattribute__(self, name)
+        object.__setattr__(self, "_has_looked", True)
+        return told[name]
 
 
 class _Work(Generic[T]):
@@ -88,16 +84,13 @@ class _Work(Generic[T]):
         self.make, self.dataset, self.worker_init_fn = make, dataset, worker_init_fn
 
     def start(self, worker: int) -> None:
-        torch_worker._worker_info = _Info(torch_worker._worker_info, self.dataset)  # type: ignore[assignment]
+        torch_worker._worker_info = _Info(torch_worker._worker_info, self.dataset)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
 
     def __getitem__(self, recipe: Any) -> Any:
-        info: Any = torch_worker._worker_info
         try:
             return self.make(recipe)
-        except StopIteration:
-            return Ended(info.__dict__["_info"].id)
         except Exception as error:
             return _Failure(error)
 
@@ -138,6 +131,9 @@ class Processes(Generic[T]):
                 persistent_workers=persistent,
                 **arguments,
             )
+        self.is_persistent, self.timeout = persistent, float(arguments.get("timeout", 0))
+        self.is_broken = False
+        """A worker has died: new ones are needed."""
         self._is_ending = False
         self.lease = 0
         """Which run the workers belong to: with persistent workers, the last one."""
@@ -153,7 +149,7 @@ class Processes(Generic[T]):
                 iterator = iter(self._loader)
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             raise self._unpicklable(error) from error
-        if self._loader.persistent_workers and not self._is_ending:
+        if self.is_persistent and not self._is_ending:
             self._is_ending = True
             finalize(self, _end_workers, iterator)
         return Run(self, iterator, self.lease)
@@ -174,15 +170,18 @@ class Run(Generic[T]):
 
     def __init__(self, processes: Processes[T], iterator: Any, lease: int) -> None:
         self._processes, self._iterator, self._lease = processes, iterator, lease
-        if not processes._loader.persistent_workers:
+        self._failure: WorkerDied | None = None
+        if not processes.is_persistent:
             self._ending: Callable[[], Any] = finalize(self, _end_workers, iterator)
         else:
             self._ending = _nothing  # they are only borrowed
 
     def __next__(self) -> T:
+        if self._failure is not None:
+            raise self._failure  # not the end of the epoch, however often it is asked for
         if self._iterator is None:
             raise StopIteration
-        if self._lease != self._processes.lease and self._processes._loader.persistent_workers:
+        if self._lease != self._processes.lease and self._processes.is_persistent:
             raise WorkerError(
                 "a newer iterator has taken over the persistent workers\n"
                 "hint: use one iterator at a time, or persistent_workers=False"
@@ -190,10 +189,15 @@ class Run(Generic[T]):
         try:
             result = next(self._iterator)
         except RuntimeError as error:
+            if "timed out" in str(error):  # perhaps only slow: the next call waits on
+                stacks = "(the stacks of worker processes cannot be seen from here)"
+                raise WorkerStuck(seconds=self._processes.timeout, stacks=stacks) from error
+            if "exited unexpectedly" not in str(error) and "is killed by signal" not in str(error):
+                raise
+            self._failure = WorkerDied(str(error))
+            self._processes.is_broken = True
             self.close()
-            if "exited unexpectedly" in str(error) or "is killed by signal" in str(error):
-                raise WorkerDied(str(error)) from error
-            raise
+            raise self._failure from error
         if isinstance(result, _Failure):
             raise result.error()
         return result  # type: ignore[no-any-return]
@@ -225,13 +229,13 @@ def act_as(worker: int) -> None:
     """Let the user's code in this worker see `worker` as its number: after a resume another one may take its turn."""
     info: Any = torch_worker._worker_info
     if isinstance(info, _Info):
-        info.__dict__["_own"]["id"] = worker
+        info._told["id"] = worker
 
 
 def has_looked() -> bool:
     """Return whether the user's code has looked at which worker it runs in."""
     info: Any = torch_worker._worker_info
-    return not isinstance(info, _Info) or bool(info.__dict__["_has_looked"])
+    return not isinstance(info, _Info) or bool(info._has_looked)
 
 
 def _unchanged(result: Any) -> Any:

@@ -45,11 +45,11 @@ class _Entry(Generic[T]):
 class _Crew(Generic[T]):
     """What the threads share. They hold on to this and never to the `Threads`, whose end is their end."""
 
-    def __init__(self, tasks: Iterator[Task[T]], *, num_threads: int, depth: int) -> None:
+    def __init__(self, tasks: Iterator[Task[T]], *, num_threads: int, depth: int, draws: bool) -> None:
         self.tasks = tasks
-        self.num_threads, self.depth = num_threads, depth
+        self.num_threads, self.depth, self.draws = num_threads, depth, draws
         self.entries: deque[_Entry[T]] = deque()
-        self.is_drawing = self.is_exhausted = self.is_closed = False
+        self.is_drawing = self.is_exhausted = False
         self.unit_seconds = float("inf")  # how long a unit takes, as far as seen: at first, long enough to spread out
         self.process = os.getpid()
         # Reentrant, because garbage collection may run a finalizer, and with it `stop`, in a thread that holds it.
@@ -57,25 +57,33 @@ class _Crew(Generic[T]):
         self.work = threading.Condition(lock)  # there may be something to do
         self.ready = threading.Condition(lock)  # the first entry may be ready
         self.threads: list[threading.Thread] = []
+        self.shift = 0
+        """Which start the threads belong to. One that comes back late, after a stop, finds its shift over."""
+        self.is_running = False
 
     def start(self) -> None:
-        self.is_closed = False
+        self.is_running = True
         # Daemons: a non-daemon thread would be waited for before anything of ours runs at the interpreter's exit. Their
         # ordinary end is `stop`, which waits for them.
         for number in range(self.num_threads):
-            thread = threading.Thread(target=self.run, name=f"stoker-{number}", daemon=True)
-            thread.start()
+            thread = threading.Thread(target=self.run, args=(self.shift,), name=f"stoker-{number}", daemon=True)
             self.threads.append(thread)
+            thread.start()
 
-    def run(self) -> None:
+    def run(self, shift: int) -> None:
         with self.work:
-            while not self.is_closed:
+            while self.shift == shift:
                 if claim := self.claimed():
                     self.do(*claim)
-                elif not self.is_drawing and not self.is_exhausted and len(self.entries) < self.depth:
+                elif self.draws and not self.is_drawing and self.has_room:
+                    self.is_drawing = True
                     self.draw()
                 else:
                     self.work.wait()
+
+    @property
+    def has_room(self) -> bool:
+        return not self.is_exhausted and len(self.entries) < self.depth
 
     def claimed(self) -> tuple[_Entry[T], int, int] | None:
         """Take the next units of the earliest task that has any left."""
@@ -90,15 +98,14 @@ class _Crew(Generic[T]):
         return None
 
     def draw(self) -> None:
-        """Begin the next task; one thread at a time, so that tasks begin in order."""
-        self.is_drawing = True
+        """Begin the next task: with the lock held, which is let go meanwhile; by one thread at a time, so in order."""
         self.work.release()
         entry: _Entry[T] | None = None
         try:
             entry = _Entry(next(self.tasks))
         except StopIteration:
             pass
-        except BaseException as error:
+        except Exception as error:
             entry = _Entry(None, error)
         finally:
             self.work.acquire()
@@ -111,9 +118,12 @@ class _Crew(Generic[T]):
         if entry.is_ready:
             self.ready.notify_all()
         elif entry.size == 0:
+            self.work.notify()  # another may draw while this one finishes
             self.finish(entry)
-        if entry.size * self.unit_seconds > PIECE_SECONDS:
+        elif entry.size * self.unit_seconds > PIECE_SECONDS:
             self.work.notify_all()
+        else:
+            self.work.notify()
 
     def do(self, entry: _Entry[T], start: int, stop: int) -> None:
         assert entry.task is not None
@@ -125,7 +135,7 @@ class _Crew(Generic[T]):
         except BaseException as caught:
             error = caught
         finally:
-            seconds = (time.perf_counter() - began) / (stop - start)
+            seconds = max(1e-9, (time.perf_counter() - began) / (stop - start))
             self.work.acquire()
         self.unit_seconds = seconds if self.unit_seconds == float("inf") else (self.unit_seconds + seconds) / 2
         entry.done += stop - start
@@ -155,15 +165,17 @@ class _Crew(Generic[T]):
         if os.getpid() != self.process:
             return  # the threads are the parent's, and so is the lock
         with self.work:
-            self.is_closed = True
+            self.shift += 1
+            self.is_running = False
+            threads, self.threads = self.threads, []
             self.work.notify_all()
             self.ready.notify_all()
-        if threading.current_thread() in self.threads:
+        if threading.current_thread() in threads:
             return  # it will see to its own end
         deadline = time.monotonic() + EXIT_SECONDS
-        for thread in self.threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        self.threads.clear()
+        for thread in threads:
+            if thread.ident is not None:  # an interrupt may have come before it was started
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def stacks(self) -> str:
         frames = sys._current_frames()
@@ -177,13 +189,15 @@ class _Crew(Generic[T]):
 class Threads(Generic[T]):
     """Runs tasks on `num_threads` threads, at most `depth` tasks ahead.
 
-    `tasks` is drawn from by the threads, one at a time. The threads end with the last task, with an error, Ctrl-C or
-    `close`, with the collection of this object and with the interpreter. After an error the next call starts them
-    again.
+    `tasks` is drawn from by the caller, where it is quick and may have to do with the caller's random numbers; or,
+    with `draws`, by the threads, one at a time. The threads end with the last task, an error, Ctrl-C or `close`, with
+    the collection of this object and with the interpreter. After an error the next call starts them again.
     """
 
-    def __init__(self, tasks: Iterator[Task[T]], *, num_threads: int, depth: int, timeout: float = 0) -> None:
-        self._crew = _Crew(tasks, num_threads=num_threads, depth=depth)
+    def __init__(
+        self, tasks: Iterator[Task[T]], *, num_threads: int, depth: int, timeout: float = 0, draws: bool = False
+    ) -> None:
+        self._crew = _Crew(tasks, num_threads=num_threads, depth=depth, draws=draws)
         self._timeout = timeout
         finalize(self, self._crew.stop)
 
@@ -191,17 +205,19 @@ class Threads(Generic[T]):
         crew = self._crew
         if os.getpid() != crew.process:
             raise ForeignProcess
-        if not crew.threads:
-            crew.start()
         try:
+            if not crew.is_running:
+                crew.start()
             with crew.ready:
+                self._fill()
                 while not (crew.entries and crew.entries[0].is_ready):
                     if crew.is_exhausted and not crew.entries:
                         raise StopIteration
                     if not crew.ready.wait(self._timeout or None):
                         raise WorkerStuck(seconds=self._timeout, stacks=crew.stacks())
                 entry = crew.entries.popleft()
-                crew.work.notify()
+                if entry.error is None:
+                    self._fill()
             if entry.error is not None:
                 raise entry.error
         except WorkerStuck:
@@ -210,6 +226,15 @@ class Threads(Generic[T]):
             crew.stop()  # the end, an error or Ctrl-C: nothing of ours goes on running
             raise
         return entry.result  # type: ignore[return-value]
+
+    def _fill(self) -> None:
+        """See to it that as much is begun as may be."""
+        crew = self._crew
+        if crew.draws:
+            crew.work.notify()
+        else:
+            while crew.has_room:
+                crew.draw()
 
     def close(self) -> None:
         """End the threads before control returns."""

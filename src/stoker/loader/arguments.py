@@ -33,6 +33,7 @@ def check_arguments(
     drop_last: bool,
     tail: Tail | None,
     num_ranks: int,
+    seed: Any,
     shard: str | None,
     num_workers: int,
     num_threads: int,
@@ -78,6 +79,10 @@ def check_arguments(
             "shard='auto' is for iterable datasets; a map-style dataset is never read twice",
             hint="leave it out; several ranks are told by rank and num_ranks, or distributed=True",
         )
+    if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
+        raise ArgumentError(f"seed={seed!r} is not an integer", hint="any integer will do")
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int):
+        raise ArgumentError(f"num_threads={num_threads!r} is not an integer", hint="give a number of threads")
     if num_threads < 0:
         raise ArgumentError(f"num_threads={num_threads} is negative", hint="0 loads without threads")
     if num_threads and num_workers:

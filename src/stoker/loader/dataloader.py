@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
@@ -21,13 +21,17 @@ from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
 from stoker.errors import StateError, StateMismatch, StateUnreadable
 from stoker.loader.arguments import check_arguments, length_of
+from stoker.loader.course import Course
 from stoker.loader.iterator import LoaderIterator
-from stoker.loader.positions import PlannedPositions, SequentialPositions, ShuffledPositions
-from stoker.loader.progress import PlanProgress, Progress, SamplerProgress, StreamProgress, readable
+from stoker.loader.plan_progress import PlanProgress
+from stoker.loader.positions import SequentialPositions, ShuffledPositions
+from stoker.loader.progress import Progress, readable
 from stoker.loader.ranks import resolved_ranks
+from stoker.loader.sampler_progress import SamplerProgress
 from stoker.loader.stream import Sharing, StreamMaker, StreamSetting
-from stoker.loader.work import Finisher, Made, MapMaker
-from stoker.plan import Order, Origin, Plan, Recipe, Sequential, Shuffle, Tail, derived_key, order_named
+from stoker.loader.stream_progress import StreamProgress
+from stoker.loader.work import Ended, Finisher, Made, MapMaker
+from stoker.plan import Order, Plan, Recipe, Sequential, Shuffle, Tail, derived_key, order_named
 from stoker.source import LineStream
 
 T_co = TypeVar("T_co", covariant=True)
@@ -101,7 +105,7 @@ class DataLoader(TorchDataLoader[T_co]):
         is_stream = isinstance(dataset, IterableDataset)
         self._is_foreign = isinstance(dataset, IterDataPipe | MapDataPipe)
         is_planned = not is_stream and sampler is None and batch_sampler is None and not self._is_foreign
-        self._rank, self._num_ranks = resolved_ranks(rank, num_ranks, distributed=distributed)
+        rank, num_ranks = resolved_ranks(rank, num_ranks, distributed=distributed)
         check_arguments(
             is_stream=is_stream,
             is_planned=is_planned,
@@ -110,7 +114,8 @@ class DataLoader(TorchDataLoader[T_co]):
             order=order,
             drop_last=drop_last,
             tail=tail,
-            num_ranks=self._num_ranks,
+            num_ranks=num_ranks,
+            seed=seed,
             shard=shard,
             num_workers=num_workers,
             num_threads=num_threads,
@@ -118,27 +123,30 @@ class DataLoader(TorchDataLoader[T_co]):
             timeout=timeout,
             has_skip=bool(skip),
         )
-        self._tail: Tail = tail or ("drop" if drop_last else "keep")
+        seed = None if seed is None else operator.index(seed)
+        self._course = Course(
+            dataset,
+            batch_size=batch_size,
+            order=order_named(order if order is not None else Shuffle() if shuffle else Sequential()),
+            tail=tail or ("drop" if drop_last else "keep"),
+            skip=skip,
+            rank=rank,
+            num_ranks=num_ranks,
+            seed=seed,
+            generator=generator,
+        )
         drop_last = drop_last or (tail == "drop" and batch_size is not None)  # for code that looks at the attribute
-        self._order = order_named(order if order is not None else Shuffle() if shuffle else Sequential())
         if is_planned:
             # made once here so that what cannot be a plan is refused where it is written
-            plan = Plan(
-                num_samples=length_of(dataset),
-                batch_size=(batch_size or 1) * self._num_ranks,
-                order=self._order,
-                seed=seed or 0,
-                tail=self._tail,
-                skip=skip,
-            )
+            plan = self._course.planned(length_of(dataset), seed=seed or 0)
             if not plan.steps_in(0):
                 warnings.warn(
                     f"this loader will give no batch: {plan.num_samples} samples do not fill a batch of "
                     f"{plan.batch_size}, and incomplete batches are dropped",
                     stacklevel=2,
                 )
-            is_sequential = isinstance(self._order, Sequential)
-            sampler = SequentialPositions(self, dataset) if is_sequential else ShuffledPositions(self, dataset)
+            is_sequential = isinstance(plan.order, Sequential)
+            sampler = SequentialPositions(self._course) if is_sequential else ShuffledPositions(self._course)
         super().__init__(
             cast("Dataset[T_co]", dataset),
             batch_size,
@@ -164,14 +172,11 @@ class DataLoader(TorchDataLoader[T_co]):
         self.num_threads, self.shard, self.seed = num_threads, shard, seed
         self._own_collate = collate_fn
         self._is_stream, self._is_planned = is_stream, is_planned
-        self._skip = skip
-        self._drawn_seed: int | None = None
-        self._next_epoch = 0
         self._num_iterations = 0
+        self._chosen_epoch: int | None = None
         self._progress: Progress | None = None
         self._resume: Progress | None = None
-        self._plan: Plan | None = None
-        self._processes: Processes[Made] | None = None
+        self._processes: Processes[Made | Ended] | None = None
         self._loan = Loan(is_repeatable=not is_stream)  # what was drawn from a stream is gone
         self.ledger = Ledger(Policy.named(on_error))
         """The samples that could not be read and were skipped."""
@@ -181,40 +186,45 @@ class DataLoader(TorchDataLoader[T_co]):
     def __iter__(self) -> Any:
         if self._is_foreign:
             return super().__iter__()
+        course = self._course
+        if not self._is_planned:
+            # one draw, as in torch's loader, so that a sampler that draws next sees what it would there
+            drawn = course.draw()
+            if course.drawn_seed is None:
+                course.drawn_seed = drawn
         progress = self._resume
         if progress is None:
-            progress = self._new_progress(self._next_epoch)
+            progress = self._new_progress(course.next_epoch)
             if self._progress is not None:
                 progress.go_on_from(self._progress)
         self._resume = None
-        self._next_epoch = progress.epoch + 1
+        course.next_epoch = progress.epoch + 1
         self._progress = progress
         self._num_iterations += 1
         if isinstance(progress, StreamProgress):
             progress.iteration = self._num_iterations
-        if not self._is_planned:
-            # one draw, as in torch's loader, so that a sampler that draws next sees what it would there
-            drawn = self._draw_base_seed()
-            if self._drawn_seed is None:
-                self._drawn_seed = drawn
         return LoaderIterator(
             self._started(progress),
             progress,
             self.ledger,
             length=self.__len__,
             promised=self._IterableDataset_len_called,
-            warns_of_copies=self._sharing == "own",
+            warns_of_copies=self._is_stream and self._setting.sharing == "own",
         )
 
     def __len__(self) -> int:
+        """Return the number of batches of a whole epoch, also after a resume in the middle of one."""
         if self._is_planned:
-            plan = self._current_plan()
-            return plan.num_steps(max(plan.origin.epoch, self._progress.epoch if self._progress else self._next_epoch))
+            plan = self._course.plan
+            epoch = self._progress.epoch if self._progress else self._course.next_epoch
+            epoch = max(plan.origin.epoch, epoch)
+            num_skipped = plan.steps_in(epoch) - plan.num_steps(epoch)
+            return plan.steps_in(plan.origin.epoch + 1) - num_skipped
         length = super().__len__()
-        if self._is_stream and self._num_ranks > 1:
+        if self._is_stream and self._course.num_ranks > 1:
             samples = len(self.dataset)  # type: ignore[arg-type]
-            whole = (self.batch_size or 1) * self._num_ranks
-            return samples // whole if self._tail == "drop" else -(-samples // whole)
+            whole = self._course.batch_size * self._course.num_ranks
+            return samples // whole if self._course.tail == "drop" else -(-samples // whole)
         return length
 
     def set_epoch(self, epoch: int) -> None:
@@ -224,15 +234,21 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if self._resume is None or self._resume.epoch != epoch:
             self._resume = None
-            self._next_epoch = epoch
-        for part in (self.sampler, getattr(self.batch_sampler, "sampler", None), self.batch_sampler, self.dataset):
-            if hasattr(part, "set_epoch") and not isinstance(part, PlannedPositions):
+            self._course.next_epoch = epoch
+        self._chosen_epoch = epoch
+        self._tell_epoch(epoch)
+
+    def _tell_epoch(self, epoch: int) -> None:
+        inner = getattr(self.batch_sampler, "sampler", None)
+        parts = {id(part): part for part in (self.sampler, inner, self.batch_sampler, self.dataset)}
+        for part in parts.values():
+            if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)  # type: ignore[union-attr]
 
     @property
     def plan(self) -> Plan | None:
         """Which sample comes when, for a map-style dataset without a sampler of its own; otherwise None."""
-        return self._current_plan() if self._is_planned else None
+        return self._course.plan if self._is_planned else None
 
     @property
     def recipe(self) -> Recipe | None:
@@ -249,11 +265,12 @@ class DataLoader(TorchDataLoader[T_co]):
             raise StateError(
                 "torch's DataPipes cannot tell where they are\nhint: use a dataset, or a stream with state_dict()"
             )
-        progress = self._progress or self._new_progress(self._next_epoch)
+        progress = self._progress or self._new_progress(self._course.next_epoch)
         self._progress = progress
         state = progress.state()
-        state["seed"] = self._seed
-        state["dataset"] = getattr(self.dataset, "fingerprint", None)
+        state["seed"] = self._course.seed
+        state |= self._identity()
+        state["chosen_epoch"] = self._chosen_epoch
         state["served"], state["skipped"] = self.ledger.num_served, self.ledger.num_skipped
         return state
 
@@ -268,95 +285,62 @@ class DataLoader(TorchDataLoader[T_co]):
         differences: dict[str, tuple[Any, Any]] = {}
         if state["kind"] != ours:
             differences["kind"] = (state["kind"], ours)
-        if self.seed is not None and state.get("seed") != self.seed:
-            differences["seed"] = (state.get("seed"), self.seed)
-        fingerprint = getattr(self.dataset, "fingerprint", None)
-        if None not in (state.get("dataset"), fingerprint) and state["dataset"] != fingerprint:
-            differences["dataset"] = (state["dataset"], fingerprint)
+        if self.seed is not None and state["seed"] != self.seed:
+            differences["seed"] = (state["seed"], self.seed)
+        for name, identity in self._identity().items():
+            if None not in (state.get(name), identity) and state[name] != identity:
+                differences[name] = (state[name], identity)
         if differences:
             raise StateMismatch(differences)
-        before = self._drawn_seed, self._plan
-        if state["seed"] != self._drawn_seed:
+        course = self._course
+        before = course._plan, course.drawn_seed
+        if state["seed"] != course.drawn_seed:
             self._processes = None  # persistent workers know the seed they were started with
-        self._drawn_seed, self._plan = state["seed"], None
+        course.follow(None, seed=state["seed"])
         try:
             progress = self._new_progress(0).resumed(state)
-        except StateError:
-            self._drawn_seed, self._plan = before
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            self._drawn_seed, self._plan = before
+        except Exception as error:
+            course._plan, course.drawn_seed = before
+            if isinstance(error, StateError) or not isinstance(error, KeyError | TypeError | ValueError):
+                raise
             raise StateUnreadable(f"its fields do not fit together ({error})") from error
         self._progress = self._resume = progress
-        self._next_epoch = progress.epoch
+        course.next_epoch = progress.epoch
         if isinstance(progress, PlanProgress):
-            self._plan = progress.plan
+            course.follow(progress.plan, seed=state["seed"])
+        self._chosen_epoch = state.get("chosen_epoch")
+        if self._chosen_epoch is not None:
+            self._tell_epoch(self._chosen_epoch)
         self.ledger.num_served, self.ledger.num_skipped = state.get("served", 0), state.get("skipped", 0)
-
-    def planned_positions(self) -> Iterator[int]:
-        """Yield the positions that the next iteration will read, in order, padding included."""
-        plan = self._current_plan()
-        for recipe in plan.recipes(plan.first_step(self._next_epoch), self._rank, self._num_ranks):
-            yield from recipe.positions.tolist()
 
     # ---------------------------------------------------------------- inside
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_processes": None, "_iterator": None}  # workers stay with the process that has them
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if isinstance(self.sampler, PlannedPositions):
-            self.sampler.attach(self)
-
-    @property
-    def _seed(self) -> int:
-        """The seed, drawn when it is first needed."""
-        if self.seed is not None:
-            return self.seed
-        if self._drawn_seed is None:
-            if self._num_ranks > 1 and self.generator is None:
-                self._drawn_seed = 0  # ranks must agree, and their generators need not
-            else:
-                self._drawn_seed = self._draw_base_seed()
-        return self._drawn_seed
-
-    def _draw_base_seed(self) -> int:
-        """Draw a seed as torch's loader does at the start of an iteration."""
-        return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-
-    def _current_plan(self) -> Plan:
-        """The plan; a new one from the next epoch on, if the dataset has changed its length."""
-        num_samples = length_of(self.dataset)
-        if self._plan is None or self._plan.num_samples != num_samples:
-            origin = Origin()
-            if self._plan is not None:
-                origin = Origin(self._next_epoch, 0, self._plan.first_step(self._next_epoch))
-            self._plan = Plan(
-                num_samples=num_samples,
-                batch_size=(self.batch_size or 1) * self._num_ranks,
-                order=self._order,
-                seed=self._seed,
-                tail=self._tail,
-                skip=self._skip,
-                origin=origin,
-            )
-        return self._plan
+    def _identity(self) -> dict[str, Any]:
+        """Return what tells this dataset from another one."""
+        fingerprint = getattr(self.dataset, "fingerprint", None)
+        try:
+            length = len(self.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            length = None
+        return {"dataset": fingerprint if isinstance(fingerprint, str) else None, "dataset_length": length}
 
     def _new_progress(self, epoch: int) -> Progress:
+        course = self._course
         if self._is_planned:
-            plan = self._current_plan()
-            if (epoch, 0) < plan.origin[:2]:  # back to before a change of batch size: count from the beginning
-                plan = self._plan = replace(plan, origin=Origin())
-            return PlanProgress(plan, epoch, rank=self._rank, num_ranks=self._num_ranks, in_order=self.in_order)
+            plan = course.plan_for(epoch)
+            return PlanProgress(
+                plan,
+                epoch,
+                rank=course.rank,
+                num_ranks=course.num_ranks,
+                in_order=self.in_order or not self.num_workers,
+            )
         if self._is_stream:
             return StreamProgress(
-                epoch,
-                sharing=self._sharing,
-                num_workers=max(1, self.num_workers),
-                num_ranks=self._num_ranks,
-                rank=self._rank,
-                in_order=self.in_order,
+                self.dataset, epoch, self._setting, is_here=not self.num_workers, in_order=self.in_order
             )
         is_own_batching = self.batch_sampler is not None and self.batch_size is None
         return SamplerProgress(
@@ -365,51 +349,61 @@ class DataLoader(TorchDataLoader[T_co]):
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             is_batched=self._auto_collation,
+            in_order=self.in_order or not self.num_workers,
         )
 
     @property
-    def _sharing(self) -> Sharing:
-        num_readers = max(1, self.num_workers) * self._num_ranks
-        if not self._is_stream or num_readers == 1:
-            return "whole"
-        if self.shard is None:
-            return "own"
-        return "split" if callable(getattr(self.dataset, "split", None)) else "whole"
+    def _setting(self) -> StreamSetting:
+        course, num_workers = self._course, max(1, self.num_workers)
+        sharing: Sharing = "whole"
+        if num_workers * course.num_ranks > 1:
+            if self.shard is None:
+                sharing = "own"
+            elif callable(getattr(self.dataset, "split", None)):
+                sharing = "split"
+        return StreamSetting(
+            sharing=sharing,
+            batch_size=course.batch_size,
+            rank=course.rank,
+            num_ranks=course.num_ranks,
+            num_workers=num_workers,
+            tail=course.tail,
+            hides_worker=self.shard == "auto",
+            stays=self.persistent_workers,
+        )
 
     def _maker(self, pin: Callable[[Any], Any] | None) -> MapMaker | StreamMaker:
         own = self._own_collate if self._auto_collation else self.collate_fn
         finish = Finisher(own, is_batched=self._auto_collation, pin=pin)
-        if not self._is_stream:
-            return MapMaker(self.dataset, finish, seed=self._seed, policy=self.ledger.policy, loan=self._loan)
-        setting = StreamSetting(
-            sharing=self._sharing,
-            batch_size=self.batch_size or 1,
-            rank=self._rank,
-            num_ranks=self._num_ranks,
-            num_workers=max(1, self.num_workers),
-            tail=self._tail,
-            hides_worker=self.shard == "auto",
-        )
-        return StreamMaker(self.dataset, finish, setting, seed=self._seed, policy=self.ledger.policy, loan=self._loan)
+        seed, policy, loan = self._course.seed, self.ledger.policy, self._loan
+        if self._is_stream:
+            return StreamMaker(self.dataset, finish, self._setting, seed=seed, policy=policy, loan=loan)
+        return MapMaker(self.dataset, finish, seed=seed, policy=policy, loan=loan, owns_order=self._is_planned)
 
-    def _started(self, progress: Progress) -> Engine[Made]:
+    def _started(self, progress: Progress) -> Engine[Made | Ended]:
         recipes = progress.recipes()
         if self.num_workers:
             return self._workers(progress).run(recipes)
         maker = self._maker(self._pin())
-        if self.num_threads:
-            tasks = _tasks(maker, recipes)
-            assert self.prefetch_factor is not None
-            return Threads(tasks, num_threads=self.num_threads, depth=self.prefetch_factor, timeout=self.timeout)
-        return Inline(recipes, maker.make)
+        if not self.num_threads:
+            return Inline(recipes, maker.make)
+        assert self.prefetch_factor is not None
+        tasks: Iterator[Any] = map(maker.task, recipes)
+        return Threads(
+            tasks,
+            num_threads=self.num_threads,
+            depth=self.prefetch_factor,
+            timeout=self.timeout,
+            draws=self._is_stream,  # drawing from a stream is the work
+        )
 
-    def _workers(self, progress: Progress) -> Processes[Made]:
-        if self._processes is not None and self.persistent_workers:
+    def _workers(self, progress: Progress) -> Processes[Made | Ended]:
+        if self._processes is not None and not self._processes.is_broken:
             return self._processes
         self._pin()  # for its warnings; torch's thread does the work
         # a generator of its own, so that starting workers draws nothing from the trainer's
-        generator = torch.Generator().manual_seed(derived_key(self._seed, progress.epoch) >> 1)
-        workers: Processes[Made] = Processes(
+        generator = torch.Generator().manual_seed(derived_key(self._course.seed, progress.epoch) >> 1)
+        workers: Processes[Made | Ended] = Processes(
             self._maker(None).make,
             self.dataset,
             worker_init_fn=self.worker_init_fn,
@@ -442,15 +436,6 @@ class DataLoader(TorchDataLoader[T_co]):
             return None
         device = torch.cuda.current_device() if accelerator.type == "cuda" else None
         return _Pin(device)
-
-
-def _tasks(maker: MapMaker | StreamMaker, recipes: Iterator[Any]) -> Iterator[Any]:
-    for recipe in recipes:
-        try:
-            task = maker.task(recipe)
-        except StopIteration:  # the end of a stream; inside a generator it would turn into an error
-            return
-        yield task
 
 
 class _Pin:

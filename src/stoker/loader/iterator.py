@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
 from stoker.engine.ledger import Ledger
-from stoker.engine.processes import Ended
 from stoker.engine.task import Engine
 from stoker.errors import TooManySkipped
-from stoker.loader.progress import Progress, StreamProgress
-from stoker.loader.work import Made
+from stoker.loader.progress import Progress
+from stoker.loader.stream_progress import StreamProgress
+from stoker.loader.work import Ended, Made
 from stoker.plan import Recipe
 
 
@@ -20,7 +20,7 @@ class LoaderIterator:
 
     def __init__(
         self,
-        engine: Engine[Made],
+        engine: Engine[Made | Ended],
         progress: Progress,
         ledger: Ledger,
         *,
@@ -41,7 +41,7 @@ class LoaderIterator:
         if self._is_over:
             raise StopIteration
         try:
-            made: Any = next(self._engine)
+            made = next(self._engine)
             if isinstance(made, Ended):
                 made = self._after_an_end(made)
         except StopIteration:
@@ -73,17 +73,17 @@ class LoaderIterator:
     def __getstate__(self) -> NoReturn:
         raise TypeError("an iterator cannot be pickled; send loader.state_dict() and call iter on the other side")
 
-    def _after_an_end(self, ended: Any) -> Made:
-        """Return the next batch when a worker says that its stream has no more: another one may have."""
+    def _after_an_end(self, made: Made | Ended) -> Made:
+        """Return the next batch when a reader says that its stream has no more: another one may have."""
         progress = self._progress
         assert isinstance(progress, StreamProgress)
-        while isinstance(ended, Ended):
-            self._ended.add(ended.worker)
-            progress.end_of(progress.place["turn"] % progress.num_workers)
-            if len(self._ended) == progress.num_workers:
+        while isinstance(made, Ended):
+            self._ended.add(made.worker)
+            progress.end_of(made)
+            if len(self._ended) == progress.setting.num_workers:
                 raise StopIteration
-            ended = next(self._engine)
-        return ended  # type: ignore[no-any-return]
+            made = next(self._engine)
+        return made
 
     def _note_skipped(self, made: Made) -> None:
         try:

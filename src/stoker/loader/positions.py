@@ -1,55 +1,38 @@
 """What stands in `loader.sampler` when the order is a plan.
 
-Code around training looks at a loader's sampler: which kind it is, how long, what it gives. These are of the kind
-that torch would have made, and give what the plan gives.
+Code around training looks at a loader's sampler (which kind it is, how long, what it gives) and puts it into other
+loaders. These are of the kind that torch would have made, and give what the plan gives: first the epoch that comes
+next, then the ones after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-from weakref import ref
 
 from torch.utils.data import RandomSampler, SequentialSampler
 
+from stoker.loader.course import Course
+
 
 class PlannedPositions:
-    """The positions that the loader's next iteration will read on this rank."""
+    """The positions that this rank reads, an epoch for each iteration."""
 
-    _loader: Any = None
-
-    def attach(self, loader: Any) -> None:
-        """Belong to `loader`; by a weak reference, so that a loader goes when its last user does."""
-        self._loader = ref(loader)
+    def __init__(self, course: Course) -> None:
+        super().__init__(course.dataset)  # type: ignore[call-arg]
+        self._course = course
+        self._epoch = -1
 
     def __iter__(self) -> Iterator[int]:
-        yield from self._owner.planned_positions()
+        self._epoch = max(self._course.next_epoch, self._epoch + 1)
+        return self._course.positions(self._epoch)
 
     def __len__(self) -> int:
-        return -(-len(self._owner.dataset) // int(self._owner._num_ranks))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_loader": None}
-
-    @property
-    def _owner(self) -> Any:
-        loader = self._loader() if self._loader is not None else None
-        if loader is None:
-            raise ReferenceError("the loader that this sampler belongs to is gone")
-        return loader
+        return self._course.length_of_share()
 
 
 class SequentialPositions(PlannedPositions, SequentialSampler):
     """In the order of the data."""
 
-    def __init__(self, loader: Any, dataset: Any) -> None:
-        SequentialSampler.__init__(self, dataset)
-        self.attach(loader)
-
 
 class ShuffledPositions(PlannedPositions, RandomSampler):
     """In the plan's shuffled order."""
-
-    def __init__(self, loader: Any, dataset: Any) -> None:
-        RandomSampler.__init__(self, dataset)
-        self.attach(loader)

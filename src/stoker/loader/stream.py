@@ -25,8 +25,8 @@ from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
 from stoker.engine.processes import act_as, has_looked
 from stoker.engine.randomness import SampleContext, entered
-from stoker.loader.work import Finisher, Made, batch_key
-from stoker.plan import Recipe, Tail, derived_key
+from stoker.loader.work import Ended, Finisher, Made, batch_key
+from stoker.plan import Recipe, Tail, derived_key, digests
 
 Sharing = Literal["whole", "split", "own"]
 
@@ -59,6 +59,8 @@ class StreamSetting(NamedTuple):
     tail: Tail
     hides_worker: bool
     """The dataset must not share itself out by `get_worker_info`, because it is done here."""
+    stays: bool
+    """Workers keep their copy of the dataset from epoch to epoch, so its state lives on in them."""
 
 
 class StreamMaker:
@@ -76,15 +78,15 @@ class StreamMaker:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "iteration": None, "reader": None}
 
-    def make(self, turn: Turn) -> Made:
-        """Return the next batch, with the process-wide generators seeded from the step; StopIteration at the end."""
+    def make(self, turn: Turn) -> Made | Ended:
+        """Return the next batch, or the end, with the process-wide generators seeded from the step."""
         key = batch_key(self._keys, self.seed, _unread(turn, self.setting.rank))
         return self._loan.run(self._make, turn, key)
 
-    def _make(self, turn: Turn) -> Made:
+    def _make(self, turn: Turn) -> Made | Ended:
         return self.task(turn).finish()
 
-    def task(self, turn: Turn) -> StreamTask:
+    def task(self, turn: Turn) -> StreamTask | EndTask:
         """Draw the samples of the next batch. Only `finish` is left to do, by any thread."""
         if self.iteration != turn.iteration:
             # With its first turn a reader learns who it is: turn k is worker k % W's, counted on from an earlier run
@@ -96,7 +98,11 @@ class StreamMaker:
             self.reader = _Reader(self, turn, worker, start)
             self.iteration = turn.iteration
         assert self.reader is not None
-        return StreamTask(self.finish, *self.reader.draw(turn))
+        drawn = self.reader.draw(turn)
+        if drawn is None:
+            keeps = self.setting.stays and hasattr(self.dataset, "state_dict")
+            return EndTask(Ended(self.reader.worker, self.dataset.state_dict() if keeps else None))
+        return StreamTask(self.finish, *drawn)
 
 
 class StreamTask:
@@ -123,6 +129,22 @@ class StreamTask:
         return Made(self._recipe, self._finish(self._recipe, self._samples), self._skipped, self._stream)
 
 
+class EndTask:
+    """Nothing more to be made."""
+
+    size = 0
+
+    def __init__(self, ended: Ended) -> None:
+        self._ended = ended
+
+    def do(self, start: int, stop: int) -> None:
+        """Nothing is left to do in parts."""
+
+    def finish(self) -> Ended:
+        """Return the end."""
+        return self._ended
+
+
 class _Reader:
     """One pass over a stream, by one worker."""
 
@@ -137,17 +159,17 @@ class _Reader:
             setting.tail,
         )
         dataset = maker.dataset
-        self.seed = maker.seed
+        self.seed, self.part = maker.seed, 0
         if setting.sharing == "whole":
             self.num_ranks, self.num_workers = setting.num_ranks, setting.num_workers
             begin = start
         else:
             self.num_ranks, self.num_workers = 1, 1
             begin = start.get("workers", {}).get(str(worker), {})
-            part = setting.rank * setting.num_workers + worker
-            self.seed = derived_key(maker.seed, part)  # each part counts its samples from 0
+            self.part = setting.rank * setting.num_workers + worker
+            self.seed = derived_key(maker.seed, self.part)  # each part counts its samples from 0
             if setting.sharing == "split":
-                dataset = dataset.split(part, setting.num_ranks * setting.num_workers)
+                dataset = dataset.split(self.part, setting.num_ranks * setting.num_workers)
         self.num_slots = self.batch_size * self.num_ranks
         self.index = 0
         self.turns = 0
@@ -182,8 +204,8 @@ class _Reader:
             # inside a loan already: this one is given back before that one
             maker._loan.run(lambda step: self._read(per_step, [], step), step, key)
 
-    def draw(self, turn: Turn) -> tuple[Recipe, list[Any], list[Skipped], dict[str, Any]]:
-        """Return the next batch of this worker."""
+    def draw(self, turn: Turn) -> tuple[Recipe, list[Any], list[Skipped], dict[str, Any]] | None:
+        """Return the next batch of this worker, or None at the end."""
         skipped: list[Skipped] = []
         with self._hidden():
             while not self.is_ended and self.turns % self.num_workers != self.worker % self.num_workers:
@@ -197,7 +219,7 @@ class _Reader:
         is_short = len(whole) < self.num_slots
         if not whole or (is_short and self.tail == "drop"):
             self.is_ended = True
-            raise StopIteration
+            return None
         slots = np.arange(first, first + len(whole), dtype=np.int64)[self.rank :: self.num_ranks]
         padding = None
         if is_short and len(samples) < (self.batch_size if self.tail == "pad" else 1):
@@ -206,7 +228,9 @@ class _Reader:
             padding = np.arange(len(samples) + missing) >= len(samples)
             samples = samples + list(islice(_around(whole), missing))
             slots = np.concatenate([slots, np.arange(missing, dtype=np.int64) % len(whole) + first])
-        recipe = Recipe(turn.step, turn.epoch, self.rank, slots, slots, padding, len(whole), 0)
+        real = slots if padding is None else slots[~padding]
+        digest = int(digests(turn.epoch, real, real ^ self.part).sum(dtype=np.uint64))
+        recipe = Recipe(turn.step, turn.epoch, self.rank, slots, slots, padding, digest)
         where: dict[str, Any] = {"worker": self.worker, "samples": self.index, "is_ended": self.is_ended}
         if self.sharing == "own":
             where["has_looked"] = has_looked()
@@ -272,4 +296,4 @@ def _around(samples: list[Any]) -> Iterator[Any]:
 
 def _unread(turn: Turn, rank: int) -> Recipe:
     nothing = np.empty(0, dtype=np.int64)
-    return Recipe(turn.step, turn.epoch, rank, nothing, nothing, None, 0, 0)
+    return Recipe(turn.step, turn.epoch, rank, nothing, nothing, None, 0)

@@ -27,6 +27,14 @@ class Made(NamedTuple):
     """Where the stream is after this batch."""
 
 
+class Ended(NamedTuple):
+    """Comes in the place of a batch when a reader of a stream has no more."""
+
+    worker: int
+    state: Any
+    """Where a dataset that stays with its worker is now, at the beginning of its next epoch."""
+
+
 class Finisher:
     """The last two stages: samples to a batch, the batch to page-locked memory."""
 
@@ -57,8 +65,12 @@ class Finisher:
 class MapMaker:
     """Makes batches from a dataset that is addressed by position."""
 
-    def __init__(self, dataset: Any, finish: Finisher, *, seed: int, policy: Policy, loan: Loan) -> None:
+    def __init__(
+        self, dataset: Any, finish: Finisher, *, seed: int, policy: Policy, loan: Loan, owns_order: bool
+    ) -> None:
         self.dataset, self.finish, self.seed, self.policy, self._loan = dataset, finish, seed, policy, loan
+        self.owns_order = owns_order
+        """The order is the plan's, so that every sample of the dataset is fit to be served."""
         self.reads_many = finish.is_batched and bool(getattr(dataset, "__getitems__", None))
         self._keys: dict[tuple[int, int], int] = {}
 
@@ -109,8 +121,12 @@ class MapMaker:
 
     def _replaced(self, error: Exception, recipe: Recipe, position: Any, skipped: list[Skipped]) -> Any:
         """Return another sample for a bad one, the same in every engine: a function of (seed, epoch, position)."""
-        for attempt in range(MAX_REPLACEMENTS):
-            other = derived_key(self.seed, recipe.epoch, key_of(position), attempt) % len(self.dataset)
+        if self.owns_order:
+            others: Sequence[Any] = range(len(self.dataset))
+        else:  # a sampler may keep to a part of the data, such as a split: keep to what it has chosen
+            others = [other for other in _listed_positions(recipe) if other != position]
+        for attempt in range(MAX_REPLACEMENTS if others else 0):
+            other = others[derived_key(self.seed, recipe.epoch, key_of(position), attempt) % len(others)]
             walk = iter([other])
             previous = entered(SampleContext(self.seed, recipe.epoch, [other], walk))
             try:
@@ -125,7 +141,8 @@ class MapMaker:
             )
             return sample
         self._tell(error, recipe, position)
-        error.add_note(f"{MAX_REPLACEMENTS} other samples, tried in its place, could not be read either")
+        tried = f"{MAX_REPLACEMENTS} other samples, tried in its place, could not be read either"
+        error.add_note(tried if others else "there is no other sample in this batch to take its place")
         raise error
 
     def _tell(self, error: Exception, recipe: Recipe, position: Any) -> None:

@@ -6,7 +6,7 @@ epoch has an order of its own, made from (seed, epoch).
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
@@ -165,7 +165,7 @@ ORDERS: dict[str, type[Sequential] | type[Shuffle] | type[Window]] = {
 def order_named(order: str | Order) -> Order:
     """Return the order that a word or a value stands for."""
     if not isinstance(order, str):
-        if not hasattr(order, "positions") or not hasattr(order, "slots"):
+        if not all(hasattr(order, name) for name in ("name", "positions", "slots")):
             raise ArgumentError(f"order={order!r} is not an order", hint=f"choose one of {', '.join(ORDERS)}")
         return order
     if order not in ORDERS:
@@ -178,4 +178,4 @@ def order_named(order: str | Order) -> Order:
 
 def told(order: Order) -> dict[str, Any]:
     """Return what makes up `order` as plain values, for a state."""
-    return {"name": order.name, **asdict(order)}  # type: ignore[call-overload, unused-ignore]
+    return {"name": order.name, **(asdict(order) if is_dataclass(order) else {"is": repr(order)})}

@@ -35,8 +35,6 @@ class Recipe(NamedTuple):
     positions: Indices
     padding: NDArray[np.bool_] | None
     """True where a sample only fills up the batch. None when there is no padding."""
-    num_slots: int
-    """Slots of the epoch that the whole step takes up, over all ranks."""
     digest: int
     """What this share adds to the running digest of what was served."""
 
@@ -148,7 +146,7 @@ class Plan:
         positions = self._positions(slots, epoch)
         counted = slice(None) if padding is None else ~padding
         digest = int(digests(epoch, slots[counted], positions[counted]).sum(dtype=np.uint64))
-        return Recipe(step, epoch, rank, slots, positions, padding, whole, digest)
+        return Recipe(step, epoch, rank, slots, positions, padding, digest)
 
     def recipes(self, step: int, rank: int = 0, num_ranks: int = 1) -> Iterator[Recipe]:
         """Yield the recipes from `step` to the end of its epoch, without the skipped ones.
@@ -171,7 +169,10 @@ class Plan:
                 yield self.recipe(tail_step, rank, num_ranks)
 
     def find(self, position: int, epoch: int = 0, num_ranks: int = 1) -> Place | None:
-        """Return when and where the sample at `position` comes in `epoch`, or None if the tail drops it."""
+        """Return when and where the sample at `position` comes in `epoch`.
+
+        None if it does not: the tail drops it, or it came before the origin.
+        """
         if not 0 <= position < self.num_samples:
             raise PositionError(position, length=self.num_samples, what="the plan")
         self._check_rank(0, num_ranks)
@@ -208,7 +209,11 @@ class Plan:
             epoch, slot = self._start_of(max(first, origin.step))
             last_epoch, last_slot = self._start_of(stop - 1)
             last_slot = min(last_slot + self.batch_size, self.num_samples) - 1
-            ranges.append((new.step_at(epoch, slot), new.step_at(last_epoch, last_slot) + 1))
+            # a slot that is now in a dropped tail has no step
+            end = new.first_step(last_epoch) + new.steps_in(last_epoch)
+            first, stop = new.step_at(epoch, slot), min(new.step_at(last_epoch, last_slot) + 1, end)
+            if first < stop:
+                ranges.append((first, stop))
         return replace(new, skip=tuple(ranges))
 
     def identity(self) -> dict[str, Any]:
@@ -267,7 +272,6 @@ class Plan:
             slots,
             positions.reshape(slots.shape),
             repeat(None),
-            repeat(self.batch_size),
             sums.tolist(),
         )
         return map(Recipe._make, rows)

@@ -1,0 +1,254 @@
+"""The place in what a user's sampler gives: its own state if it has one, a count otherwise."""
+
+from __future__ import annotations
+
+import base64
+import copy
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from stoker.engine.randomness import key_of
+from stoker.errors import StateError, StateMismatch
+from stoker.loader.progress import VERSION, differing
+from stoker.loader.work import Made
+from stoker.plan import Recipe, added, digests
+
+SUMMED_TOGETHER = 64
+"""Batches whose digest is worked out in one go."""
+
+_END = object()
+
+
+class SamplerProgress:
+    """How far an iteration of a sampler, or of a batch sampler, is."""
+
+    def __init__(
+        self,
+        sampler: Any,
+        epoch: int,
+        *,
+        batch_size: int | None,
+        drop_last: bool,
+        is_batched: bool,
+        in_order: bool = True,
+    ) -> None:
+        self.sampler, self.epoch, self.is_batched, self.in_order = sampler, epoch, is_batched, in_order
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.last: Recipe | None = None
+        self.num_batches = self.num_samples = self.first_step = 0
+        self.ahead: dict[int, int] = {}
+        """Batches yielded before an earlier one, with in_order=False, and the slot behind each."""
+        self.digest = 0
+        self._unsummed: list[Recipe] = []
+        self._teller: Any = None
+        """Who can tell where the sampler is: its iterator or itself, if any."""
+        self._told: dict[int, Any] = {}
+        """What it told after each batch that was drawn and not yet yielded."""
+        self._see_start()
+
+    def _see_start(self) -> None:
+        """Note what makes the epoch that begins what it will be: the sampler's own state, and its own generator's."""
+        stateful = self._stateful
+        self._sampler_state = None if stateful is None else copy.deepcopy(stateful.state_dict())
+        generator = getattr(self._innermost, "generator", None)
+        self._generator_state = None if generator is None else _written(generator.get_state())
+
+    @property
+    def _innermost(self) -> Any:
+        return getattr(self.sampler, "sampler", self.sampler)  # a batch sampler has its sampler inside
+
+    @property
+    def _stateful(self) -> Any:
+        """The sampler, or the one inside a batch sampler, if it has a state of its own."""
+        return next((part for part in (self.sampler, self._innermost) if hasattr(part, "state_dict")), None)
+
+    def go_on_from(self, previous: SamplerProgress) -> None:
+        """Count on from the iteration before this one."""
+        previous._sum_up()
+        self.digest = previous.digest
+        self.first_step = previous.first_step + previous.num_batches
+
+    def recipes(self) -> Iterator[Recipe]:
+        """Yield what is to be made from here to the end of the epoch."""
+        num_batches, slot = self.num_batches, self.num_samples
+        skipped = frozenset(self.ahead)
+        iterator, is_there = self._started()
+        items: Iterator[Any] = iterator
+        if not is_there:
+            first, self._generator_state = self._first_of(iterator)
+            items = iter(()) if first is _END else chain([first], iterator)
+            self._forward(items, num_batches, slot)
+        for positions in self._batches(items):
+            slots = np.arange(slot, slot + len(positions), dtype=np.int64)
+            slot += len(positions)
+            if self._teller is not None:
+                self._told[num_batches] = copy.deepcopy(self._teller.state_dict())
+            step = self.first_step + num_batches
+            num_batches += 1
+            if num_batches - 1 not in skipped:
+                yield Recipe(step, self.epoch, 0, slots, positions, None, 0)  # type: ignore[arg-type]
+
+    def _started(self) -> tuple[Iterator[Any], bool]:
+        """Return the sampler's iterator, and whether it is where we are already, by its own state."""
+        is_there = self._sampler_state is not None and bool(self.num_batches)
+        if is_there and self._stateful is not None:
+            self._stateful.load_state_dict(self._sampler_state)
+        iterator: Any = iter(self.sampler)
+        self._teller = iterator if hasattr(iterator, "state_dict") else self._stateful
+        if is_there and self._teller is iterator:
+            iterator.load_state_dict(self._sampler_state)
+        return iterator, is_there
+
+    def _first_of(self, iterator: Iterator[Any]) -> tuple[Any, str | None]:
+        """Return the first of what the sampler gives, and the state of the generator that it drew from, if any.
+
+        torch's samplers draw from their `generator`, or from the global one, when the first position is asked for. When
+        we know how they drew, they draw so again, and the trainer's own numbers go on as if nothing had been.
+        """
+        own = getattr(self._innermost, "generator", None)
+        generator = torch.default_generator if own is None else own
+        before = generator.get_state()
+        if self._generator_state is not None:
+            generator.set_state(_read(self._generator_state))
+            try:
+                return next(iterator, _END), self._generator_state
+            finally:
+                if own is None:
+                    generator.set_state(before)
+        first = next(iterator, _END)
+        return first, None if torch.equal(generator.get_state(), before) else _written(before)
+
+    def _forward(self, items: Iterator[Any], num_batches: int, num_samples: int) -> None:
+        """Draw what was yielded before and drop it."""
+        if self.batch_size is not None or not self.is_batched:
+            next(
+                islice(items, num_samples, num_samples), None
+            )  # we cut the batches ourselves: their size may be another
+            return
+        counted = sum(len(list(batch)) for batch in islice(items, num_batches))
+        if counted != num_samples:
+            raise StateMismatch({f"samples in the first {num_batches} batches": (num_samples, counted)})
+
+    def _batches(self, items: Iterator[Any]) -> Iterator[list[Any]]:
+        if not self.is_batched:
+            yield from ([item] for item in items)
+        elif self.batch_size is None:
+            yield from (list(item) for item in items)
+        else:
+            while batch := list(islice(items, self.batch_size)):
+                if len(batch) < self.batch_size and self.drop_last:
+                    return
+                yield batch
+
+    def advance(self, made: Made) -> None:
+        """Note that a batch was handed over."""
+        recipe = made.recipe
+        self.last = recipe
+        self._unsummed.append(recipe)
+        if len(self._unsummed) >= SUMMED_TOGETHER:
+            self._sum_up()
+        number = recipe.step - self.first_step
+        stop = int(recipe.slots[-1]) + 1 if len(recipe.slots) else self.num_samples
+        if self.in_order:
+            self._reach(number + 1, stop)
+            return
+        self.ahead[number] = stop
+        while self.num_batches in self.ahead:
+            self._reach(self.num_batches + 1, self.ahead.pop(self.num_batches))
+
+    def _reach(self, num_batches: int, num_samples: int) -> None:
+        if self._teller is not None:
+            for number in range(self.num_batches, num_batches):
+                self._sampler_state = self._told.pop(number, self._sampler_state)
+        self.num_batches, self.num_samples = num_batches, num_samples
+
+    def _sum_up(self) -> None:
+        by_epoch: dict[int, list[Recipe]] = {}
+        for recipe in self._unsummed:
+            by_epoch.setdefault(recipe.epoch, []).append(recipe)
+        self._unsummed.clear()
+        for epoch, recipes in by_epoch.items():
+            slots = np.concatenate([recipe.slots for recipe in recipes])
+            positions: list[Any] = [position for recipe in recipes for position in recipe.positions]
+            keys = np.array(positions) if all(type(position) is int for position in positions) else None
+            if keys is None or keys.dtype != np.int64:
+                keys = np.array([key_of(position) for position in positions], dtype=np.uint64).view(np.int64)
+            self.digest = added(self.digest, int(digests(epoch, slots, keys).sum(dtype=np.uint64)))
+
+    def finish(self) -> None:
+        """Note that the epoch is over: the next one begins."""
+        self.epoch += 1
+        self.first_step += self.num_batches
+        self.num_batches = self.num_samples = 0
+        self._told.clear()
+        self.ahead.clear()
+        self._see_start()
+
+    def state(self) -> dict[str, Any]:
+        """Return where this is."""
+        self._sum_up()
+        return {
+            "version": VERSION,
+            "kind": "sampler",
+            "epoch": self.epoch,
+            "step": self.first_step + self.num_batches,
+            "num_batches": self.num_batches,
+            "num_samples": self.num_samples,
+            "batch_size": self.batch_size,
+            **self._identity(),
+            "sampler_state": self._sampler_state,
+            "sampler_epoch": getattr(self._innermost, "epoch", None),
+            "generator": self._generator_state,
+            "ahead": [list(item) for item in sorted(self.ahead.items())],
+            "digest": f"{self.digest:016x}",
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        length = None
+        if self.batch_size is not None or not self.is_batched:  # a batch sampler's length changes with its batch size
+            try:
+                length = len(self.sampler)
+            except TypeError:
+                length = None
+        return {"sampler": type(self.sampler).__name__, "sampler_length": length}
+
+    def resumed(self, state: dict[str, Any]) -> SamplerProgress:
+        """Return the place that `state` tells of, in this sampler."""
+        ours = self._identity()
+        if differences := differing({name: state[name] for name in ours}, ours):
+            raise StateMismatch(differences)
+        if state["ahead"] and state["batch_size"] != self.batch_size:
+            raise StateError(
+                "the state was taken with in_order=False while later batches had overtaken earlier ones, "
+                "so it only fits the same batch size\nhint: resume as before, or save states with in_order=True"
+            )
+        if isinstance(state["sampler_epoch"], int) and hasattr(self._innermost, "set_epoch"):
+            self._innermost.set_epoch(state["sampler_epoch"])
+        progress = SamplerProgress(
+            self.sampler,
+            int(state["epoch"]),
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            is_batched=self.is_batched,
+            in_order=self.in_order,
+        )
+        progress.num_batches, progress.num_samples = int(state["num_batches"]), int(state["num_samples"])
+        progress.first_step = int(state["step"]) - progress.num_batches
+        progress.ahead = {int(number): int(stop) for number, stop in state["ahead"]}
+        progress._sampler_state, progress._generator_state = state["sampler_state"], state["generator"]
+        progress.digest = int(state["digest"], 16)
+        if not progress.num_batches and progress._sampler_state is not None and self._stateful is not None:
+            self._stateful.load_state_dict(progress._sampler_state)  # the beginning of an epoch, as it was
+        return progress
+
+
+def _written(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _read(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
