@@ -13,10 +13,11 @@ made a second time, seeded.
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 from collections.abc import Callable
 from functools import lru_cache
-from threading import current_thread, main_thread
+from threading import get_ident, main_thread
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +32,16 @@ TRUSTED_AFTER = 32
 
 NUM_WORDS = 624
 """Words in the state of a Mersenne twister, which all three are."""
+
+_main = main_thread().ident
+
+
+def _see_main_thread() -> None:
+    global _main
+    _main = main_thread().ident
+
+
+os.register_at_fork(after_in_child=_see_main_thread)  # whoever forked is the child's main thread
 
 _python: Any = random.random.__self__  # type: ignore[attr-defined]  # the one behind the module's functions
 _torch = torch.default_generator
@@ -85,28 +96,20 @@ class _Trainer:
         self.look_at_numpy: Callable[[], bytes] = _changing
         self.numpy_words = b""
         self.numpy_state: Any = None
+        self.has_pending = True
 
     def look(self) -> None:
         """See how both are, and save what has moved since the last time."""
-        words = self.look_at_python()
-        if words != self.python_words or self.python_state[2] is not None:
-            self.python_state = _python.getstate()
-            self.python_words = words
-        elif _python.gauss_next is not None:
-            self.python_state = (*self.python_state[:2], _python.gauss_next)
-        generator = _get_numpy()
-        if generator is not self.generator:
-            self.generator, self.look_at_numpy, self.numpy_words = generator, _numpy_words(generator), b""
-        words = self.look_at_numpy()
-        # NumPy keeps the second of two normal numbers apart; taking that one moves no word
-        if words != self.numpy_words or self.numpy_state["has_gauss"]:
-            self.numpy_state = np.random.get_state(legacy=False)
-            self.numpy_words = words
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether either keeps the second of two normal numbers, which can be taken without moving a word."""
-        return self.python_state[2] is not None or bool(self.numpy_state["has_gauss"])
+        if self.is_as_seen() and not self.has_pending and _python.gauss_next is None:
+            return
+        self.python_words = self.look_at_python()
+        self.python_state = _python.getstate()
+        self.generator = _get_numpy()
+        self.look_at_numpy = _numpy_words(self.generator)
+        self.numpy_words = self.look_at_numpy()
+        self.numpy_state = np.random.get_state(legacy=False)
+        # Both keep the second of two normal numbers apart, and taking that one moves no word.
+        self.has_pending = self.python_state[2] is not None or bool(self.numpy_state["has_gauss"])
 
     def restore(self) -> None:
         """Put both back as they were seen."""
@@ -120,7 +123,11 @@ class _Trainer:
 
     def is_as_seen(self) -> bool:
         """Whether neither has moved."""
-        return self.look_at_python() == self.python_words and self.look_at_numpy() == self.numpy_words
+        return (
+            self.look_at_python() == self.python_words
+            and _get_numpy() is self.generator
+            and self.look_at_numpy() == self.numpy_words
+        )
 
 
 _spares: list[MT19937] = []  # to stand in for the trainer's generator; making one takes 90 microseconds
@@ -144,21 +151,17 @@ class Loan:
 
     def run(self, make: Callable[[R], T], recipe: R, key: int) -> T:
         """Return make(recipe), with the three generators seeded from a 64-bit `key` while it runs."""
-        if current_thread() is not main_thread():
+        if get_ident() != _main:
             return make(recipe)  # the process's generators are the main thread's, which may be drawing right now
         if self.is_out:  # a batch is made while another one is, by its dataset
             return Loan(is_repeatable=False).run(make, recipe, key)
         self.is_out = True
-        try:
-            return self._run(make, recipe, key)
-        finally:
-            self.is_out = False
-
-    def _run(self, make: Callable[[R], T], recipe: R, key: int) -> T:
         trainer = self.trainer
-        trainer.look()
-        if self.num_unused >= TRUSTED_AFTER and not trainer.has_pending:
-            torch_state = _torch.get_state()
+        torch_state = _torch.get_state()
+        try:
+            trainer.look()
+            if self.num_unused < TRUSTED_AFTER or trainer.has_pending:
+                return self._run_seeded(make, recipe, key)
             _torch.manual_seed(key >> 1)
             try:
                 made = make(recipe)
@@ -167,14 +170,14 @@ class Loan:
             except Exception:
                 if trainer.is_as_seen():
                     raise
-            finally:
-                _torch.set_state(torch_state)
             trainer.restore()
-            self.num_unused = 0
-        return self._run_seeded(trainer, make, recipe, key)
+            return self._run_seeded(make, recipe, key)
+        finally:
+            _torch.set_state(torch_state)
+            self.is_out = False
 
-    def _run_seeded(self, trainer: _Trainer, make: Callable[[R], T], recipe: R, key: int) -> T:
-        torch_state = _torch.get_state()
+    def _run_seeded(self, make: Callable[[R], T], recipe: R, key: int) -> T:
+        trainer = self.trainer
         mine = _spares.pop() if _spares else MT19937()
         look_at_mine = _numpy_words(mine)
         try:
@@ -189,5 +192,4 @@ class Loan:
             return made
         finally:
             trainer.restore()
-            _torch.set_state(torch_state)
             _spares.append(mine)

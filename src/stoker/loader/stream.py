@@ -73,14 +73,13 @@ class StreamMaker:
         self._loan = loan
         self.iteration: int | None = None
         self.reader: _Reader | None = None
-        self._keys: dict[tuple[int, int], int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "iteration": None, "reader": None}
 
     def make(self, turn: Turn) -> Made | Ended:
         """Return the next batch, or the end, with the process-wide generators seeded from the step."""
-        key = batch_key(self._keys, self.seed, _unread(turn, self.setting.rank))
+        key = batch_key(self.seed, turn.epoch, turn.step, self.setting.rank)
         return self._loan.run(self._make, turn, key)
 
     def _make(self, turn: Turn) -> Made | Ended:
@@ -195,12 +194,11 @@ class _Reader:
     def _fast_forward(self, maker: StreamMaker, begin: dict[str, Any], turn: Turn) -> None:
         """Draw what was delivered before and drop it, with the random numbers with which it was drawn."""
         num_samples, num_steps = begin["samples"], begin.get("steps", 0)
-        keys: dict[tuple[int, int], int] = {}
         first_step = turn.step - turn.turn - num_steps
         per_step = num_samples // num_steps if num_steps and num_samples % num_steps == 0 else num_samples
         for number in range(num_samples // per_step):
             step = turn._replace(step=first_step + number)
-            key = batch_key(keys, maker.seed, _unread(step, self.rank))
+            key = batch_key(maker.seed, step.epoch, step.step, self.rank)
             # inside a loan already: this one is given back before that one
             maker._loan.run(lambda step: self._read(per_step, [], step), step, key)
 
@@ -292,8 +290,3 @@ class _Reader:
 def _around(samples: list[Any]) -> Iterator[Any]:
     while True:
         yield from samples
-
-
-def _unread(turn: Turn, rank: int) -> Recipe:
-    nothing = np.empty(0, dtype=np.int64)
-    return Recipe(turn.step, turn.epoch, rank, nothing, nothing, None, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from stoker.batch import plain_collate
@@ -11,7 +12,7 @@ from stoker.engine.process_wide import Loan
 from stoker.engine.randomness import SampleContext, entered, key_of
 from stoker.errors import EarlyStop, NothingCollated
 from stoker.plan import Recipe, derived_key
-from stoker.plan.mixing import GOLDEN, MASK, mixed
+from stoker.plan.mixing import GOLDEN, MASK
 
 MAX_REPLACEMENTS = 8
 """Samples tried in the place of a bad one, before the error is raised after all."""
@@ -72,11 +73,10 @@ class MapMaker:
         self.owns_order = owns_order
         """The order is the plan's, so that every sample of the dataset is fit to be served."""
         self.reads_many = finish.is_batched and bool(getattr(dataset, "__getitems__", None))
-        self._keys: dict[tuple[int, int], int] = {}
 
     def make(self, recipe: Recipe) -> Made:
         """Return the batch of `recipe`, made here and now, with the process-wide generators seeded from the step."""
-        return self._loan.run(self._make, recipe, batch_key(self._keys, self.seed, recipe))
+        return self._loan.run(self._make, recipe, batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank))
 
     def _make(self, recipe: Recipe) -> Made:
         skipped: list[Skipped] = []
@@ -194,15 +194,16 @@ class MapTask:
         return Made(self.recipe, self.maker.finish(self.recipe, self.samples), skipped, None)
 
 
-def batch_key(keys: dict[tuple[int, int], int], seed: int, recipe: Recipe) -> int:
+@lru_cache(maxsize=16)
+def _epoch_key(seed: int, epoch: int, rank: int) -> int:
+    return derived_key(seed, epoch, rank)
+
+
+def batch_key(seed: int, epoch: int, step: int, rank: int) -> int:
     """Return the key of a batch's process-wide random numbers: (seed, epoch, step), and the rank, or all ranks would
-    augment alike. `keys` remembers the part that is the same for an epoch.
+    augment alike. The generators mix it themselves, so steps need only differ.
     """
-    base = keys.get((recipe.epoch, recipe.rank))
-    if base is None:
-        keys.clear()
-        base = keys[recipe.epoch, recipe.rank] = derived_key(seed, recipe.epoch, recipe.rank)
-    return mixed((base + recipe.step * GOLDEN) & MASK)
+    return (_epoch_key(seed, epoch, rank) + step * GOLDEN) & MASK
 
 
 def described(dataset: Any, position: Any) -> str | None:
