@@ -78,6 +78,7 @@ def test_workers_that_all_read_everything_are_warned_of_once() -> None:
     assert len(ours) == 1
     assert "shard='auto'" in ours[0]
     assert batches == listed(torch_data.DataLoader(Counting(20), batch_size=7, num_workers=2))
+    assert listed(loader) == batches  # and not again in the next epoch
 
 
 @pytest.mark.parametrize("dataset", [Sharing(20), Counting(20)], ids=["looks", "single"])

@@ -209,7 +209,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self.ledger,
             length=self.__len__,
             promised=self._IterableDataset_len_called,
-            warns_of_copies=self._is_stream and self._setting.sharing == "own",
+            warns_of_copies=self._num_iterations == 1 and self._is_stream and self._setting.sharing == "own",
         )
 
     def __len__(self) -> int:
