@@ -77,8 +77,13 @@ class Course:
             plan = self._plan = replace(plan, origin=Origin())
         return plan
 
-    def follow(self, plan: Plan | None, *, seed: int) -> None:
-        """Go on with another plan, that of a state; None for one yet to be made."""
+    @property
+    def following(self) -> tuple[Plan | None, int | None]:
+        """The plan and the seed, as far as they are known yet."""
+        return self._plan, self.drawn_seed
+
+    def follow(self, plan: Plan | None, seed: int | None) -> None:
+        """Go on with another plan and seed, such as those of a state; None for what is yet to be made."""
         self._plan, self.drawn_seed = plan, seed
 
     def length_of_share(self) -> int:

@@ -258,9 +258,7 @@ class DataLoader(TorchDataLoader[T_co]):
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the latest iteration is: what was yielded, not what is prefetched. Small and JSON-
-        serialisable.
-        """
+        """Return where the latest iteration is: what was yielded, not what is prefetched. Small, and fit for JSON."""
         if self._is_foreign:
             raise StateError(
                 "torch's DataPipes cannot tell where they are\nhint: use a dataset, or a stream with state_dict()"
@@ -293,21 +291,21 @@ class DataLoader(TorchDataLoader[T_co]):
         if differences:
             raise StateMismatch(differences)
         course = self._course
-        before = course._plan, course.drawn_seed
+        before = course.following
         if state["seed"] != course.drawn_seed:
             self._processes = None  # persistent workers know the seed they were started with
-        course.follow(None, seed=state["seed"])
+        course.follow(None, state["seed"])
         try:
             progress = self._new_progress(0).resumed(state)
         except Exception as error:
-            course._plan, course.drawn_seed = before
+            course.follow(*before)
             if isinstance(error, StateError) or not isinstance(error, KeyError | TypeError | ValueError):
                 raise
             raise StateUnreadable(f"its fields do not fit together ({error})") from error
         self._progress = self._resume = progress
         course.next_epoch = progress.epoch
         if isinstance(progress, PlanProgress):
-            course.follow(progress.plan, seed=state["seed"])
+            course.follow(progress.plan, state["seed"])
         self._chosen_epoch = state.get("chosen_epoch")
         if self._chosen_epoch is not None:
             self._tell_epoch(self._chosen_epoch)
