@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -175,6 +176,61 @@ def test_dropping_the_engine_ends_its_threads() -> None:
     del engine
     gc.collect()
     assert num_threads() == 0
+
+
+def test_an_error_ahead_of_the_caller_does_not_keep_a_dropped_engine() -> None:
+    def tasks() -> Iterator[Job]:
+        for number in range(4):
+            yield Job(number, 1)
+        raise OSError("later")
+
+    gc.disable()
+    try:
+        engine = Threads(tasks(), num_threads=2, depth=5)
+        assert next(engine) == (0, 1)
+        del engine
+        assert num_threads() == 0
+        engine = Threads(iter([Job(0, 1, fails="do"), Job(1, 1)]), num_threads=2, depth=2)
+        with contextlib.suppress(ValueError):
+            next(engine)
+        next(engine)
+        del engine
+        assert num_threads() == 0  # at once, not at the next garbage collection
+    finally:
+        gc.enable()
+
+
+def test_an_interrupt_while_drawing_ahead_loses_no_batch() -> None:
+    def tasks() -> Iterator[Job]:
+        for number in range(6):
+            if number == 3 and not interrupted:
+                interrupted.append(True)
+            yield Job(number, 1)
+
+    interrupted: list[bool] = []
+    source = tasks()
+
+    class Interrupting:
+        def __iter__(self) -> Iterator[Job]:
+            return self
+
+        def __next__(self) -> Job:
+            job = next(source)
+            if job.number == 3 and len(interrupted) == 1:
+                interrupted.append(True)
+                raise KeyboardInterrupt
+            return job
+
+    engine = Threads(Interrupting(), num_threads=1, depth=2)
+    seen = []
+    while True:
+        try:
+            seen.append(next(engine)[0])
+        except KeyboardInterrupt:
+            continue
+        except StopIteration:
+            break
+    assert seen == [0, 1, 2, 4, 5]  # the one that was being drawn is gone, none that was made
 
 
 def test_a_hang_is_told_with_the_stacks() -> None:

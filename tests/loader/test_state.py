@@ -525,3 +525,113 @@ def test_the_planned_sampler_serves_another_loader() -> None:
     rebuilt = stoker.DataLoader(Numbers(50), batch_size=7, sampler=sampler)
     own = loader()
     assert [listed(rebuilt), listed(rebuilt)] == [listed(own), listed(own)]
+
+
+def test_loaders_that_share_a_generator_take_turns_as_in_torch() -> None:
+    def orders(kind: Any) -> list[Any]:
+        generator = torch.Generator().manual_seed(0)
+        made = [kind(Numbers(8), 8, sampler=RandomSampler(range(8), generator=generator)) for _ in range(2)]
+        return [plain(pair) for pair in zip(*made)]
+
+    ours, theirs = orders(stoker.DataLoader), orders(torch.utils.data.DataLoader)
+    assert ours == theirs
+    assert ours[0][0] != ours[0][1]
+
+
+def test_a_state_after_a_short_last_batch_leaves_nothing_of_that_epoch() -> None:
+    def make() -> stoker.DataLoader[Any]:
+        return stoker.DataLoader(Numbers(30), batch_size=4, sampler=CountingEpochs())
+
+    made = make()
+    iterator = iter(made)
+    for _ in range(8):
+        next(iterator)
+    state = json.loads(json.dumps(made.state_dict()))
+    assert (state["epoch"], state["is_ended"]) == (0, True)
+    assert next(iterator, None) is None
+    following = listed(made)
+    again = make()
+    again.load_state_dict(state)
+    assert listed(again) == []
+    assert listed(again) == following
+
+
+def test_a_batch_sampler_that_keeps_the_generator_itself() -> None:
+    class Buckets(Sampler[list[int]]):
+        """Shuffles whole batches of what an inner sampler gives."""
+
+        def __init__(self) -> None:
+            self.sampler = list(range(24))
+            self.generator = torch.Generator().manual_seed(2)
+
+        def __iter__(self) -> Iterator[list[int]]:
+            for bucket in torch.randperm(6, generator=self.generator).tolist():
+                yield self.sampler[4 * bucket : 4 * bucket + 4]
+
+    made = stoker.DataLoader(Numbers(24), batch_sampler=Buckets())
+    epochs = [listed(made) for _ in range(3)]
+    stopped = stoker.DataLoader(Numbers(24), batch_sampler=Buckets())
+    listed(stopped)
+    iterator = iter(stopped)
+    seen = [plain(next(iterator)) for _ in range(2)]
+    again = stoker.DataLoader(Numbers(24), batch_sampler=Buckets())
+    again.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert seen + listed(again) == epochs[1]
+    assert listed(again) == epochs[2]
+
+
+def test_a_planned_sampler_in_another_loader_resumes_in_its_epoch() -> None:
+    def make() -> stoker.DataLoader[Any]:
+        return stoker.DataLoader(Numbers(50), batch_size=7, sampler=loader().sampler)
+
+    made = make()
+    epochs = [listed(made) for _ in range(4)]
+    stopped = make()
+    listed(stopped)
+    listed(stopped)
+    between = stopped.state_dict()
+    iterator = iter(stopped)
+    seen = [plain(next(iterator)) for _ in range(3)]
+    again = make()
+    again.load_state_dict(stopped.state_dict())
+    assert seen + listed(again) == epochs[2]
+    assert listed(again) == epochs[3]
+    again = make()
+    again.load_state_dict(between)
+    assert listed(again) == epochs[2]
+
+
+class Failing(Sampler[int]):
+    """Raises at one point."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(10)
+        raise OSError("the index server is gone")
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_a_sampler_that_fails_is_never_taken_for_the_end(engine: dict[str, Any]) -> None:
+    made = stoker.DataLoader(Numbers(30), batch_size=4, sampler=Failing(), **engine)
+    iterator = iter(made)
+    assert [plain(next(iterator)) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    for _ in range(3):
+        with pytest.raises(OSError, match="the index server is gone") as caught:
+            next(iterator)
+        assert "raise OSError" in caught.value.__notes__[0]
+        del caught
+    assert (made.state_dict()["epoch"], made.state_dict()["num_batches"]) == (0, 2)
+    iterator.close()
+
+
+def test_a_state_that_turns_out_not_to_fit_is_refused_again() -> None:
+    def make(size: int) -> stoker.DataLoader[Any]:
+        return stoker.DataLoader(Numbers(40), batch_sampler=BatchSampler(range(40), size, False))
+
+    made = make(4)
+    iterator = iter(made)
+    next(iterator)
+    again = make(8)
+    again.load_state_dict(made.state_dict())
+    for _ in range(2):
+        with pytest.raises(StateError, match="samples in the first 1 batches"):
+            iter(again)

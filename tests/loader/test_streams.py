@@ -420,3 +420,82 @@ def test_a_streams_digest_tells_runs_apart() -> None:
 
     assert digest(50) == digest(50, batch_size=3) == digest(50, num_threads=2) != digest(49)
     assert digest(50) == digest(50, num_workers=2, shard="auto")
+
+
+def test_a_stream_with_a_state_moves_from_inline_to_workers_in_a_later_epoch() -> None:
+    made = stoker.DataLoader(EpochCounting(20), batch_size=7, shard="auto")
+    listed(made)
+    iterator = iter(made)
+    seen = plain(next(iterator))
+    again = stoker.DataLoader(EpochCounting(20), batch_size=7, shard="auto", num_workers=2)
+    again.load_state_dict(json.loads(json.dumps(made.state_dict())))
+    assert seen + sum(listed(again), []) == [1000 + number for number in range(20)]
+
+
+def test_persistent_workers_with_a_stateful_stream_resume_before_the_first_batch() -> None:
+    for arguments in ({"num_workers": 1}, {"num_workers": 2, "shard": "auto"}):
+
+        def make(arguments: Any = arguments) -> stoker.DataLoader[Any]:
+            return stoker.DataLoader(EpochCounting(20), batch_size=7, persistent_workers=True, **arguments)
+
+        made = make()
+        epochs = [listed(made), listed(made)]
+        assert epochs[1][0][0] == 1000
+        stopped = make()
+        listed(stopped)
+        iterator = iter(stopped)
+        state = json.loads(json.dumps(stopped.state_dict()))
+        iterator.close()
+        again = make()
+        again.load_state_dict(state)
+        assert listed(again) == epochs[1]
+
+
+def test_loading_a_state_into_the_same_loader_puts_its_workers_back() -> None:
+    made = stoker.DataLoader(Remembering(8), batch_size=2, num_workers=1, persistent_workers=True)
+    state = made.state_dict()
+    iterator = iter(made)
+    next(iterator)
+    next(iterator)
+    made.load_state_dict(state)
+    assert listed(made) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+class Flaky(Counting):
+    """Cannot be opened the first time."""
+
+    num_opened = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.num_opened += 1
+        if self.num_opened == 1:
+            raise OSError("connection refused")
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("engine", [{}, {"num_threads": 1}, {"num_workers": 1}], ids=["inline", "threads", "worker"])
+def test_a_stream_that_opens_late_still_begins_where_the_state_says(engine: dict[str, Any]) -> None:
+    made = stoker.DataLoader(Counting(20), batch_size=4)
+    next(iter(made))
+    again = stoker.DataLoader(Flaky(20), batch_size=4, **engine)
+    again.load_state_dict(made.state_dict())
+    iterator = iter(again)
+    with pytest.raises(OSError, match="connection refused"):
+        next(iterator)
+    assert plain(next(iterator)) == [4, 5, 6, 7]
+    iterator.close()
+
+
+class RunsOut(Counting):
+    """Runs out while it is being opened."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([next(iter([]))])
+
+
+@pytest.mark.parametrize("engine", [{}, {"num_threads": 1}, {"num_workers": 1}], ids=["inline", "threads", "worker"])
+def test_a_stream_that_runs_out_while_it_is_opened_is_not_empty(engine: dict[str, Any]) -> None:
+    iterator = iter(stoker.DataLoader(RunsOut(20), batch_size=4, **engine))
+    with pytest.raises(stoker.errors.EarlyStop, match="the iterable dataset raised StopIteration"):
+        next(iterator)
+    iterator.close()

@@ -106,7 +106,8 @@ class _Crew(Generic[T]):
         except StopIteration:
             pass
         except Exception as error:
-            entry = _Entry(None, error)
+            # A traceback that leads to the caller would keep the `Threads` alive, and the threads with it.
+            entry = _Entry(None, error if self.draws else error.with_traceback(None))
         finally:
             self.work.acquire()
             self.is_drawing = False
@@ -217,9 +218,17 @@ class Threads(Generic[T]):
                         raise WorkerStuck(seconds=self._timeout, stacks=crew.stacks())
                 entry = crew.entries.popleft()
                 if entry.error is None:
-                    self._fill()
-            if entry.error is not None:
-                raise entry.error
+                    try:
+                        self._fill()
+                    except BaseException:
+                        crew.entries.appendleft(entry)  # an interrupt: the batch is for the next call
+                        raise
+            error, entry.error = entry.error, None
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    del error  # or the error would hold this frame, and the frame the error
         except WorkerStuck:
             raise  # perhaps only slow: the next call waits on
         except BaseException:

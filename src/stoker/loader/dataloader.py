@@ -25,6 +25,7 @@ from stoker.loader.course import Course
 from stoker.loader.iterator import LoaderIterator
 from stoker.loader.plan_progress import PlanProgress
 from stoker.loader.positions import SequentialPositions, ShuffledPositions
+from stoker.loader.post import Posted, Unfailing
 from stoker.loader.progress import Progress, readable
 from stoker.loader.ranks import resolved_ranks
 from stoker.loader.sampler_progress import SamplerProgress
@@ -176,7 +177,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._chosen_epoch: int | None = None
         self._progress: Progress | None = None
         self._resume: Progress | None = None
-        self._processes: Processes[Made | Ended] | None = None
+        self._processes: Processes[Any] | None = None
         self._loan = Loan(is_repeatable=not is_stream)  # what was drawn from a stream is gone
         self.ledger = Ledger(Policy.named(on_error))
         """The samples that could not be read and were skipped."""
@@ -197,14 +198,15 @@ class DataLoader(TorchDataLoader[T_co]):
             progress = self._new_progress(course.next_epoch)
             if self._progress is not None:
                 progress.go_on_from(self._progress)
-        self._resume = None
-        course.next_epoch = progress.epoch + 1
-        self._progress = progress
         self._num_iterations += 1
         if isinstance(progress, StreamProgress):
             progress.iteration = self._num_iterations
+        engine = self._started(progress)  # may fail, and then nothing has happened
+        self._resume = None
+        course.next_epoch = progress.epoch + 1
+        self._progress = progress
         return LoaderIterator(
-            self._started(progress),
+            engine,
             progress,
             self.ledger,
             length=self.__len__,
@@ -242,7 +244,7 @@ class DataLoader(TorchDataLoader[T_co]):
         inner = getattr(self.batch_sampler, "sampler", None)
         parts = {id(part): part for part in (self.sampler, inner, self.batch_sampler, self.dataset)}
         for part in parts.values():
-            if hasattr(part, "set_epoch"):
+            if hasattr(part, "set_epoch") and not (self._is_planned and part is self.sampler):
                 part.set_epoch(epoch)  # type: ignore[union-attr]
 
     @property
@@ -292,8 +294,8 @@ class DataLoader(TorchDataLoader[T_co]):
             raise StateMismatch(differences)
         course = self._course
         before = course.following
-        if state["seed"] != course.drawn_seed:
-            self._processes = None  # persistent workers know the seed they were started with
+        if self._is_stream or state["seed"] != course.drawn_seed:
+            self._processes = None  # persistent workers have the seed, and the place in a stream, they had
         course.follow(None, state["seed"])
         try:
             progress = self._new_progress(0).resumed(state)
@@ -379,9 +381,10 @@ class DataLoader(TorchDataLoader[T_co]):
         return MapMaker(self.dataset, finish, seed=seed, policy=policy, loan=loan, owns_order=self._is_planned)
 
     def _started(self, progress: Progress) -> Engine[Made | Ended]:
-        recipes = progress.recipes()
+        recipes = Unfailing(progress.recipes())
         if self.num_workers:
-            return self._workers(progress).run(recipes)
+            workers = self._workers(progress)
+            return workers.run(recipes) if self._is_stream else Posted(workers, recipes)
         maker = self._maker(self._pin())
         if not self.num_threads:
             return Inline(recipes, maker.make)
@@ -395,14 +398,14 @@ class DataLoader(TorchDataLoader[T_co]):
             draws=self._is_stream,  # drawing from a stream is the work
         )
 
-    def _workers(self, progress: Progress) -> Processes[Made | Ended]:
+    def _workers(self, progress: Progress) -> Processes[Any]:
         if self._processes is not None and not self._processes.is_broken:
             return self._processes
         self._pin()  # for its warnings; torch's thread does the work
         # a generator of its own, so that starting workers draws nothing from the trainer's
         generator = torch.Generator().manual_seed(derived_key(self._course.seed, progress.epoch) >> 1)
-        workers: Processes[Made | Ended] = Processes(
-            self._maker(None).make,
+        workers: Processes[Any] = Processes(
+            self._maker(None).make_away,
             self.dataset,
             worker_init_fn=self.worker_init_fn,
             persistent=self.persistent_workers,

@@ -20,11 +20,21 @@ class PlannedPositions:
     def __init__(self, course: Course) -> None:
         super().__init__(course.dataset)  # type: ignore[call-arg]
         self._course = course
-        self._epoch = -1
+        self._next_epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration gives."""
+        return max(self._course.next_epoch, self._next_epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration give `epoch`."""
+        self._course.next_epoch = self._next_epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        self._epoch = max(self._course.next_epoch, self._epoch + 1)
-        return self._course.positions(self._epoch)
+        epoch = self.epoch
+        self._next_epoch = epoch + 1
+        return self._course.positions(epoch)
 
     def __len__(self) -> int:
         return self._course.length_of_share()

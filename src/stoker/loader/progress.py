@@ -53,7 +53,7 @@ _COMMON = "epoch step seed"
 _FIELDS = {
     "plan": "plan batch_size origin skip rank num_ranks position digest digest_since ahead",
     "sampler": "num_batches num_samples batch_size sampler sampler_length sampler_state sampler_epoch generator ahead "
-    "digest",
+    "is_ended digest",
     "stream": "sharing num_workers num_ranks rank place digest",
 }
 

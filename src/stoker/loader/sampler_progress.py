@@ -46,25 +46,32 @@ class SamplerProgress:
         self._unsummed: list[Recipe] = []
         self._teller: Any = None
         """Who can tell where the sampler is: its iterator or itself, if any."""
-        self._told: dict[int, Any] = {}
-        """What it told after each batch that was drawn and not yet yielded."""
+        self._told: dict[int, tuple[Any, bool]] = {}
+        """What it told after each batch that was drawn and not yet yielded, and whether that was its last."""
+        self._is_ended = False
+        self._is_loaded = False
+        """The place is that of a state, so what the sampler drew is to be drawn again."""
         self._see_start()
 
     def _see_start(self) -> None:
-        """Note what makes the epoch that begins what it will be: the sampler's own state, and its own generator's."""
-        stateful = self._stateful
+        """Note what makes the epoch that begins what it will be: the sampler's own state, generator and epoch."""
+        stateful, generator = self._stateful, self._generator
         self._sampler_state = None if stateful is None else copy.deepcopy(stateful.state_dict())
-        generator = getattr(self._innermost, "generator", None)
         self._generator_state = None if generator is None else _written(generator.get_state())
+        self._sampler_epoch = getattr(self._part_with("set_epoch"), "epoch", None)
 
-    @property
-    def _innermost(self) -> Any:
-        return getattr(self.sampler, "sampler", self.sampler)  # a batch sampler has its sampler inside
+    def _part_with(self, name: str) -> Any:
+        """Return the sampler, or the one inside a batch sampler, that has an attribute; None if neither does."""
+        parts = (self.sampler, getattr(self.sampler, "sampler", None))
+        return next((part for part in parts if getattr(part, name, None) is not None), None)
 
     @property
     def _stateful(self) -> Any:
-        """The sampler, or the one inside a batch sampler, if it has a state of its own."""
-        return next((part for part in (self.sampler, self._innermost) if hasattr(part, "state_dict")), None)
+        return self._part_with("state_dict")
+
+    @property
+    def _generator(self) -> torch.Generator | None:
+        return getattr(self._part_with("generator"), "generator", None)
 
     def go_on_from(self, previous: SamplerProgress) -> None:
         """Count on from the iteration before this one."""
@@ -73,20 +80,32 @@ class SamplerProgress:
         self.first_step = previous.first_step + previous.num_batches
 
     def recipes(self) -> Iterator[Recipe]:
-        """Yield what is to be made from here to the end of the epoch."""
+        """Yield what is to be made from here to the end of the epoch. Going forward to here happens at once."""
+        if self._is_ended and self._stateful is not None:
+            self._stateful.load_state_dict(self._sampler_state)
+            return iter(())
+        return self._recipes(self._items() if self._is_loaded else None)
+
+    def _items(self) -> Iterator[Any]:
+        """Return what the sampler gives from here on."""
+        iterator, is_there = self._started()
+        if is_there:
+            return iterator
+        first, self._generator_state = self._first_of(iterator)
+        items: Iterator[Any] = iter(()) if first is _END else chain([first], iterator)
+        self._forward(items, self.num_batches, self.num_samples)
+        return items
+
+    def _recipes(self, items: Iterator[Any] | None) -> Iterator[Recipe]:
         num_batches, slot = self.num_batches, self.num_samples
         skipped = frozenset(self.ahead)
-        iterator, is_there = self._started()
-        items: Iterator[Any] = iterator
-        if not is_there:
-            first, self._generator_state = self._first_of(iterator)
-            items = iter(()) if first is _END else chain([first], iterator)
-            self._forward(items, num_batches, slot)
-        for positions in self._batches(items):
+        size = self.batch_size or getattr(self.sampler, "batch_size", None) or 0
+        for positions in self._batches(self._items() if items is None else items):
             slots = np.arange(slot, slot + len(positions), dtype=np.int64)
             slot += len(positions)
             if self._teller is not None:
-                self._told[num_batches] = copy.deepcopy(self._teller.state_dict())
+                # after a short batch the sampler has ended, and tells of its next epoch
+                self._told[num_batches] = copy.deepcopy(self._teller.state_dict()), len(positions) < size
             step = self.first_step + num_batches
             num_batches += 1
             if num_batches - 1 not in skipped:
@@ -109,10 +128,10 @@ class SamplerProgress:
         torch's samplers draw from their `generator`, or from the global one, when the first position is asked for. When
         we know how they drew, they draw so again, and the trainer's own numbers go on as if nothing had been.
         """
-        own = getattr(self._innermost, "generator", None)
+        own = self._generator
         generator = torch.default_generator if own is None else own
         before = generator.get_state()
-        if self._generator_state is not None:
+        if self._is_loaded and self._generator_state is not None:
             generator.set_state(_read(self._generator_state))
             try:
                 return next(iterator, _END), self._generator_state
@@ -163,7 +182,8 @@ class SamplerProgress:
     def _reach(self, num_batches: int, num_samples: int) -> None:
         if self._teller is not None:
             for number in range(self.num_batches, num_batches):
-                self._sampler_state = self._told.pop(number, self._sampler_state)
+                before = self._sampler_state, self._is_ended
+                self._sampler_state, self._is_ended = self._told.pop(number, before)
         self.num_batches, self.num_samples = num_batches, num_samples
 
     def _sum_up(self) -> None:
@@ -186,6 +206,7 @@ class SamplerProgress:
         self.num_batches = self.num_samples = 0
         self._told.clear()
         self.ahead.clear()
+        self._is_ended = False
         self._see_start()
 
     def state(self) -> dict[str, Any]:
@@ -201,7 +222,8 @@ class SamplerProgress:
             "batch_size": self.batch_size,
             **self._identity(),
             "sampler_state": self._sampler_state,
-            "sampler_epoch": getattr(self._innermost, "epoch", None),
+            "sampler_epoch": self._sampler_epoch,
+            "is_ended": self._is_ended,
             "generator": self._generator_state,
             "ahead": [list(item) for item in sorted(self.ahead.items())],
             "digest": f"{self.digest:016x}",
@@ -226,8 +248,8 @@ class SamplerProgress:
                 "the state was taken with in_order=False while later batches had overtaken earlier ones, "
                 "so it only fits the same batch size\nhint: resume as before, or save states with in_order=True"
             )
-        if isinstance(state["sampler_epoch"], int) and hasattr(self._innermost, "set_epoch"):
-            self._innermost.set_epoch(state["sampler_epoch"])
+        if isinstance(state["sampler_epoch"], int) and self._part_with("set_epoch") is not None:
+            self._part_with("set_epoch").set_epoch(state["sampler_epoch"])
         progress = SamplerProgress(
             self.sampler,
             int(state["epoch"]),
@@ -240,6 +262,7 @@ class SamplerProgress:
         progress.first_step = int(state["step"]) - progress.num_batches
         progress.ahead = {int(number): int(stop) for number, stop in state["ahead"]}
         progress._sampler_state, progress._generator_state = state["sampler_state"], state["generator"]
+        progress._is_ended, progress._is_loaded = bool(state["is_ended"]), True
         progress.digest = int(state["digest"], 16)
         if not progress.num_batches and progress._sampler_state is not None and self._stateful is not None:
             self._stateful.load_state_dict(progress._sampler_state)  # the beginning of an epoch, as it was

@@ -25,6 +25,7 @@ from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
 from stoker.engine.processes import act_as, has_looked
 from stoker.engine.randomness import SampleContext, entered
+from stoker.errors import EarlyStop
 from stoker.loader.work import Ended, Finisher, Made, batch_key
 from stoker.plan import Recipe, Tail, derived_key, digests
 
@@ -73,35 +74,50 @@ class StreamMaker:
         self._loan = loan
         self.iteration: int | None = None
         self.reader: _Reader | None = None
+        self._first: Turn | None = None
+        """The first turn of the iteration that is to begin: it says where."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "iteration": None, "reader": None}
+        return {**self.__dict__, "iteration": None, "reader": None, "_first": None}
 
     def make(self, turn: Turn) -> Made | Ended:
         """Return the next batch, or the end, with the process-wide generators seeded from the step."""
         key = batch_key(self.seed, turn.epoch, turn.step, self.setting.rank)
         return self._loan.run(self._make, turn, key)
 
+    make_away = make
+    """In a worker process there is nothing to leave behind: the worker alone knows what came."""
+
     def _make(self, turn: Turn) -> Made | Ended:
         return self.task(turn).finish()
 
     def task(self, turn: Turn) -> StreamTask | EndTask:
         """Draw the samples of the next batch. Only `finish` is left to do, by any thread."""
-        if self.iteration != turn.iteration:
-            # With its first turn a reader learns who it is: turn k is worker k % W's, counted on from an earlier run
-            # where each worker has a place of its own to go on from.
-            start = turn.start or {}
-            before = 0 if self.setting.sharing == "whole" else start.get("turn", 0)
-            worker = (before + turn.turn) % self.setting.num_workers
-            act_as(worker)
-            self.reader = _Reader(self, turn, worker, start)
-            self.iteration = turn.iteration
-        assert self.reader is not None
-        drawn = self.reader.draw(turn)
+        try:
+            if self.iteration != turn.iteration:
+                self._begin(turn)
+            assert self.reader is not None
+            drawn = self.reader.draw(turn)
+        except StopIteration as error:  # not from the iterator, whose end is no error
+            raise EarlyStop("the iterable dataset") from error
         if drawn is None:
             keeps = self.setting.stays and hasattr(self.dataset, "state_dict")
             return EndTask(Ended(self.reader.worker, self.dataset.state_dict() if keeps else None))
         return StreamTask(self.finish, *drawn)
+
+    def _begin(self, turn: Turn) -> None:
+        """Start reading. If that fails, the next turn tries again, from where the first one said."""
+        if self._first is None or self._first.iteration != turn.iteration:
+            self._first = turn
+        first = self._first
+        # With its first turn a reader learns who it is: turn k is worker k % W's, counted on from an earlier run where
+        # each worker has a place of its own to go on from.
+        start = first.start or {}
+        before = 0 if self.setting.sharing == "whole" else start.get("turn", 0)
+        worker = (before + first.turn) % self.setting.num_workers
+        act_as(worker)
+        self.reader = _Reader(self, first, worker, start)
+        self.iteration = turn.iteration
 
 
 class StreamTask:
@@ -178,8 +194,9 @@ class _Reader:
         is_alone = self.num_workers == 1 and self.num_ranks == 1
         with self._hidden():
             own = begin.get("state") if is_alone else None
-            if own is not None and hasattr(dataset, "load_state_dict"):
-                dataset.load_state_dict(own)
+            loaded = begin.get("begin_state") if own is None else own
+            if loaded is not None and hasattr(dataset, "load_state_dict"):
+                dataset.load_state_dict(loaded)
             self.iterator: Any = iter(dataset)
             self.teller: Any = (
                 next((it for it in (self.iterator, dataset) if hasattr(it, "state_dict")), None) if is_alone else None
@@ -196,11 +213,11 @@ class _Reader:
         num_samples, num_steps = begin["samples"], begin.get("steps", 0)
         first_step = turn.step - turn.turn - num_steps
         per_step = num_samples // num_steps if num_steps and num_samples % num_steps == 0 else num_samples
+        loan = Loan(is_repeatable=False)  # inside one already, and given back before that one
         for number in range(num_samples // per_step):
             step = turn._replace(step=first_step + number)
             key = batch_key(maker.seed, step.epoch, step.step, self.rank)
-            # inside a loan already: this one is given back before that one
-            maker._loan.run(lambda step: self._read(per_step, [], step), step, key)
+            loan.run(lambda step: self._read(per_step, [], step), step, key)
 
     def draw(self, turn: Turn) -> tuple[Recipe, list[Any], list[Skipped], dict[str, Any]] | None:
         """Return the next batch of this worker, or None at the end."""

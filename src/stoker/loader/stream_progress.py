@@ -34,21 +34,21 @@ class StreamProgress:
         """Return the place at which the epoch begins, with what the stream, or each worker's copy, tells of it."""
         place: dict[str, Any] = {"turn": 0, "steps": 0, "samples": 0, "workers": {}}
         if self.is_here and hasattr(self.dataset, "state_dict"):
-            place["state"] = copy.deepcopy(self.dataset.state_dict())
+            place["begin_state"] = copy.deepcopy(self.dataset.state_dict())
         for worker, state in self._ends.items():
             if state is None:
                 continue
             if self.setting.sharing == "whole":
-                place["state"] = state
+                place["begin_state"] = state
             else:
-                place["workers"][str(worker)] = {"steps": 0, "samples": 0, "state": state}
+                place["workers"][str(worker)] = {"steps": 0, "samples": 0, "begin_state": state}
         return place
 
     def go_on_from(self, previous: StreamProgress) -> None:
         """Count on from the iteration before this one."""
         self.step, self.digest = previous.step, previous.digest
-        if not previous.place["turn"]:
-            self.place["workers"] = copy.deepcopy(previous.place["workers"])
+        if not previous.place["turn"] and not self.is_here:
+            self.place = copy.deepcopy(previous.place)
 
     def recipes(self) -> Iterator[Turn]:
         """Yield turns for ever: only the stream knows its end."""

@@ -83,6 +83,11 @@ class MapMaker:
         samples = self.read(recipe, _listed_positions(recipe), skipped)
         return Made(recipe, self.finish(recipe, samples), skipped, None)
 
+    def make_away(self, recipe: Recipe) -> tuple[int, Any, Sequence[Skipped]]:
+        """Make a batch in a worker process; the recipe stays behind, and the step tells which it was."""
+        made = self.make(recipe)
+        return recipe.step, made.batch, made.skipped
+
     def task(self, recipe: Recipe) -> MapTask:
         """Return the work of `recipe`, to be shared out among threads."""
         return MapTask(self, recipe)
