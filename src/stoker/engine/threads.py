@@ -144,6 +144,7 @@ class _Crew(Generic[T]):
             entry.error = error
             entry.done += entry.size - entry.claimed  # nobody needs the rest of it
             entry.claimed = entry.size
+        error = None  # its traceback holds this frame; holding it in turn would leave both to the garbage collector
         if entry.done == entry.size:
             self.finish(entry)
 
