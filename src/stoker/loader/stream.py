@@ -27,7 +27,7 @@ from stoker.engine.processes import act_as, has_looked
 from stoker.engine.randomness import SampleContext, entered
 from stoker.errors import EarlyStop
 from stoker.loader.work import Ended, Finisher, Made, batch_key
-from stoker.plan import Recipe, Tail, derived_key, digests
+from stoker.plan import Recipe, Tail, derived_key
 
 Sharing = Literal["whole", "split", "own"]
 
@@ -243,10 +243,13 @@ class _Reader:
             padding = np.arange(len(samples) + missing) >= len(samples)
             samples = samples + list(islice(_around(whole), missing))
             slots = np.concatenate([slots, np.arange(missing, dtype=np.int64) % len(whole) + first])
-        real = slots if padding is None else slots[~padding]
-        digest = int(digests(turn.epoch, real, real ^ self.part).sum(dtype=np.uint64))
-        recipe = Recipe(turn.step, turn.epoch, self.rank, slots, slots, padding, digest)
-        where: dict[str, Any] = {"worker": self.worker, "samples": self.index, "is_ended": self.is_ended}
+        recipe = Recipe(turn.step, turn.epoch, self.rank, slots, slots, padding, 0)
+        where: dict[str, Any] = {
+            "worker": self.worker,
+            "part": self.part,
+            "samples": self.index,
+            "is_ended": self.is_ended,
+        }
         if self.sharing == "own":
             where["has_looked"] = has_looked()
         if self.teller is not None:

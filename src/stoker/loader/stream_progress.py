@@ -6,11 +6,16 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from stoker.errors import StateError
 from stoker.loader.progress import VERSION, differing
 from stoker.loader.stream import StreamSetting, Turn
 from stoker.loader.work import Ended, Made
-from stoker.plan import Recipe, added
+from stoker.plan import Recipe, added, digests
+
+SUMMED_TOGETHER = 64
+"""Batches whose digest is worked out in one go."""
 
 
 class StreamProgress:
@@ -25,7 +30,8 @@ class StreamProgress:
         self.last: Recipe | None = None
         self.step = 0
         self.iteration = 0
-        self.digest = 0
+        self._digest = 0
+        self._unsummed: list[tuple[Recipe, int]] = []
         self._ends: dict[int, Any] = {}
         self._is_loaded = False
         self.place = self._start()
@@ -46,7 +52,7 @@ class StreamProgress:
 
     def go_on_from(self, previous: StreamProgress) -> None:
         """Count on from the iteration before this one."""
-        self.step, self.digest = previous.step, previous.digest
+        self.step, self._digest = previous.step, previous.digest
         if not previous.place["turn"] and not self.is_here:
             self.place = copy.deepcopy(previous.place)
 
@@ -63,10 +69,28 @@ class StreamProgress:
     def advance(self, made: Made) -> None:
         """Note that a batch was handed over."""
         self.last = made.recipe
-        self.digest = added(self.digest, made.recipe.digest)
         assert made.stream is not None
+        self._unsummed.append((made.recipe, made.stream["part"]))
+        if len(self._unsummed) >= SUMMED_TOGETHER:
+            self._sum_up()
         self.step += 1
         self._count(made.stream, num_steps=1)
+
+    @property
+    def digest(self) -> int:
+        """A digest of which samples came, by their number in the stream, or in each part of it."""
+        self._sum_up()
+        return self._digest
+
+    def _sum_up(self) -> None:
+        by_epoch: dict[int, list[tuple[Any, Any]]] = {}
+        for recipe, part in self._unsummed:
+            slots = recipe.slots if recipe.padding is None else recipe.slots[~recipe.padding]
+            by_epoch.setdefault(recipe.epoch, []).append((slots, slots ^ part))
+        self._unsummed.clear()
+        for epoch, pairs in by_epoch.items():
+            slots, keys = (np.concatenate(column) for column in zip(*pairs))
+            self._digest = added(self._digest, int(digests(epoch, slots, keys).sum(dtype=np.uint64)))
 
     def end_of(self, ended: Ended) -> None:
         """Note that a worker has nothing more."""
@@ -127,7 +151,7 @@ class StreamProgress:
         progress = StreamProgress(
             self.dataset, int(state["epoch"]), self.setting, is_here=self.is_here, in_order=self.in_order
         )
-        progress.step, progress.digest = int(state["step"]), int(state["digest"], 16)
+        progress.step, progress._digest = int(state["step"]), int(state["digest"], 16)
         progress.place = copy.deepcopy(state["place"])
         progress._is_loaded = True
         return progress
