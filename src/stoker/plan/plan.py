@@ -20,8 +20,8 @@ from stoker.plan.permutation import MAX_SIZE
 Tail = Literal["drop", "keep", "pad"]
 
 CHUNK = 8192
-"""Slots evaluated together when steps are asked for in a row: enough to hide NumPy's cost per call, little enough for the
-second-level cache."""
+"""Slots evaluated together when steps are asked for in a row: enough to hide NumPy's cost per call, little enough for
+the second-level cache."""
 
 
 class Recipe(NamedTuple):
