@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 

@@ -11,14 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from stoker.engine.randomness import key_of
 from stoker.errors import StateError, StateMismatch
 from stoker.loader.progress import VERSION, differing
+from stoker.loader.running import RunningDigest
 from stoker.loader.work import Made
-from stoker.plan import Recipe, added, digests
-
-SUMMED_TOGETHER = 64
-"""Batches whose digest is worked out in one go."""
+from stoker.plan import Recipe
 
 _END = object()
 
@@ -42,8 +39,7 @@ class SamplerProgress:
         self.num_batches = self.num_samples = self.first_step = 0
         self.ahead: dict[int, int] = {}
         """Batches yielded before an earlier one, with in_order=False, and the slot behind each."""
-        self.digest = 0
-        self._unsummed: list[Recipe] = []
+        self._digest = RunningDigest()
         self._teller: Any = None
         """Who can tell where the sampler is: its iterator or itself, if any."""
         self._told: dict[int, tuple[Any, bool]] = {}
@@ -75,8 +71,7 @@ class SamplerProgress:
 
     def go_on_from(self, previous: SamplerProgress) -> None:
         """Count on from the iteration before this one."""
-        previous._sum_up()
-        self.digest = previous.digest
+        self._digest = RunningDigest(previous._digest.value)
         self.first_step = previous.first_step + previous.num_batches
 
     def recipes(self) -> Iterator[Recipe]:
@@ -167,9 +162,7 @@ class SamplerProgress:
         """Note that a batch was handed over."""
         recipe = made.recipe
         self.last = recipe
-        self._unsummed.append(recipe)
-        if len(self._unsummed) >= SUMMED_TOGETHER:
-            self._sum_up()
+        self._digest.add(recipe.epoch, recipe.slots, recipe.positions)
         number = recipe.step - self.first_step
         stop = int(recipe.slots[-1]) + 1 if len(recipe.slots) else self.num_samples
         if self.in_order:
@@ -186,19 +179,6 @@ class SamplerProgress:
                 self._sampler_state, self._is_ended = self._told.pop(number, before)
         self.num_batches, self.num_samples = num_batches, num_samples
 
-    def _sum_up(self) -> None:
-        by_epoch: dict[int, list[Recipe]] = {}
-        for recipe in self._unsummed:
-            by_epoch.setdefault(recipe.epoch, []).append(recipe)
-        self._unsummed.clear()
-        for epoch, recipes in by_epoch.items():
-            slots = np.concatenate([recipe.slots for recipe in recipes])
-            positions: list[Any] = [position for recipe in recipes for position in recipe.positions]
-            keys = np.array(positions) if all(type(position) is int for position in positions) else None
-            if keys is None or keys.dtype != np.int64:
-                keys = np.array([key_of(position) for position in positions], dtype=np.uint64).view(np.int64)
-            self.digest = added(self.digest, int(digests(epoch, slots, keys).sum(dtype=np.uint64)))
-
     def finish(self) -> None:
         """Note that the epoch is over: the next one begins."""
         self.epoch += 1
@@ -211,7 +191,6 @@ class SamplerProgress:
 
     def state(self) -> dict[str, Any]:
         """Return where this is."""
-        self._sum_up()
         return {
             "version": VERSION,
             "kind": "sampler",
@@ -226,7 +205,7 @@ class SamplerProgress:
             "is_ended": self._is_ended,
             "generator": self._generator_state,
             "ahead": [list(item) for item in sorted(self.ahead.items())],
-            "digest": f"{self.digest:016x}",
+            "digest": f"{self._digest.value:016x}",
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -263,7 +242,7 @@ class SamplerProgress:
         progress.ahead = {int(number): int(stop) for number, stop in state["ahead"]}
         progress._sampler_state, progress._generator_state = state["sampler_state"], state["generator"]
         progress._is_ended, progress._is_loaded = bool(state["is_ended"]), True
-        progress.digest = int(state["digest"], 16)
+        progress._digest = RunningDigest(int(state["digest"], 16))
         if not progress.num_batches and progress._sampler_state is not None and self._stateful is not None:
             self._stateful.load_state_dict(progress._sampler_state)  # the beginning of an epoch, as it was
         return progress

@@ -6,16 +6,12 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from stoker.errors import StateError
 from stoker.loader.progress import VERSION, differing
+from stoker.loader.running import RunningDigest
 from stoker.loader.stream import StreamSetting, Turn
 from stoker.loader.work import Ended, Made
-from stoker.plan import Recipe, added, digests
-
-SUMMED_TOGETHER = 64
-"""Batches whose digest is worked out in one go."""
+from stoker.plan import Recipe
 
 
 class StreamProgress:
@@ -30,8 +26,7 @@ class StreamProgress:
         self.last: Recipe | None = None
         self.step = 0
         self.iteration = 0
-        self._digest = 0
-        self._unsummed: list[tuple[Recipe, int]] = []
+        self._digest = RunningDigest()
         self._ends: dict[int, Any] = {}
         self._is_loaded = False
         self.place = self._start()
@@ -52,7 +47,7 @@ class StreamProgress:
 
     def go_on_from(self, previous: StreamProgress) -> None:
         """Count on from the iteration before this one."""
-        self.step, self._digest = previous.step, previous.digest
+        self.step, self._digest = previous.step, RunningDigest(previous._digest.value)
         if not previous.place["turn"] and not self.is_here:
             self.place = copy.deepcopy(previous.place)
 
@@ -70,27 +65,12 @@ class StreamProgress:
         """Note that a batch was handed over."""
         self.last = made.recipe
         assert made.stream is not None
-        self._unsummed.append((made.recipe, made.stream["part"]))
-        if len(self._unsummed) >= SUMMED_TOGETHER:
-            self._sum_up()
+        recipe = made.recipe
+        slots = recipe.slots if recipe.padding is None else recipe.slots[~recipe.padding]
+        # a stream has no positions: a sample is known by its number in its part
+        self._digest.add(recipe.epoch, slots, slots ^ made.stream["part"])
         self.step += 1
         self._count(made.stream, num_steps=1)
-
-    @property
-    def digest(self) -> int:
-        """A digest of which samples came, by their number in the stream, or in each part of it."""
-        self._sum_up()
-        return self._digest
-
-    def _sum_up(self) -> None:
-        by_epoch: dict[int, list[tuple[Any, Any]]] = {}
-        for recipe, part in self._unsummed:
-            slots = recipe.slots if recipe.padding is None else recipe.slots[~recipe.padding]
-            by_epoch.setdefault(recipe.epoch, []).append((slots, slots ^ part))
-        self._unsummed.clear()
-        for epoch, pairs in by_epoch.items():
-            slots, keys = (np.concatenate(column) for column in zip(*pairs))
-            self._digest = added(self._digest, int(digests(epoch, slots, keys).sum(dtype=np.uint64)))
 
     def end_of(self, ended: Ended) -> None:
         """Note that a worker has nothing more."""
@@ -125,7 +105,7 @@ class StreamProgress:
             "step": self.step,
             **self._identity(),
             "place": copy.deepcopy(self.place),
-            "digest": f"{self.digest:016x}",
+            "digest": f"{self._digest.value:016x}",
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -151,7 +131,7 @@ class StreamProgress:
         progress = StreamProgress(
             self.dataset, int(state["epoch"]), self.setting, is_here=self.is_here, in_order=self.in_order
         )
-        progress.step, progress._digest = int(state["step"]), int(state["digest"], 16)
+        progress.step, progress._digest = int(state["step"]), RunningDigest(int(state["digest"], 16))
         progress.place = copy.deepcopy(state["place"])
         progress._is_loaded = True
         return progress
