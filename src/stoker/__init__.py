@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker._version import __version__
 
 if TYPE_CHECKING:
+    from stoker.deliver import Normalize
     from stoker.engine.ledger import Ledger, Policy, Skipped
     from stoker.engine.randomness import rng, sample_context
     from stoker.loader import DataLoader
@@ -22,6 +23,7 @@ _HOMES = {
     "DataLoader": "stoker.loader",
     "Ledger": "stoker.engine.ledger",
     "Lines": "stoker.source",
+    "Normalize": "stoker.deliver",
     "Plan": "stoker.plan",
     "Policy": "stoker.engine.ledger",
     "Sequential": "stoker.plan",
@@ -31,12 +33,13 @@ _HOMES = {
     "rng": "stoker.engine.randomness",
     "sample_context": "stoker.engine.randomness",
 }
-_ROOMS = ("batch", "engine", "errors", "loader", "plan", "source")
+_ROOMS = ("batch", "deliver", "engine", "errors", "loader", "plan", "source")
 
 __all__ = [
     "DataLoader",
     "Ledger",
     "Lines",
+    "Normalize",
     "Plan",
     "Policy",
     "Sequential",

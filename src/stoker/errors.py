@@ -21,7 +21,9 @@
     └── WorkerError (RuntimeError)          something happened to whoever does the work
         ├── NotPicklable                    an object cannot travel to a worker process
         ├── WorkerStuck                     no batch within `timeout`
-        ├── WorkerDied                      a worker process ended without a word
+        ├── WorkerDied                      a batch, or the start, has ended several worker processes
+        ├── OutOfSharedMemory (MemoryError) no memory for a batch
+        ├── OutOfDescriptors                too many open files
         └── ForeignProcess                  an iterator was used in a forked child
 
 All of them survive pickling with their fields and notes.
@@ -217,15 +219,39 @@ class WorkerStuck(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """A worker process ended without a word."""
+    """A batch, or the start, has ended several worker processes, one after the other."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, what: str, *, ends: Sequence[str]) -> None:
         super().__init__(
-            f"a worker process ended: {reason}\n"
-            "hint: it was killed (out of memory?) or crashed in native code; `dmesg` may tell, "
-            "and num_workers=0 shows the failing sample"
+            f"{what} ended {len(ends)} worker process{'es' if len(ends) > 1 else ''} in a row: {', '.join(ends)}\n"
+            "hint: SIGKILL is often the system's answer to a lack of memory (see `dmesg`, or the container's limit); "
+            "SIGSEGV and SIGABRT are crashes in native code; num_workers=0 runs into the same sample in this process"
         )
-        self.reason = reason
+        self.what, self.ends = what, tuple(ends)
+
+
+class OutOfSharedMemory(WorkerError, MemoryError):
+    """There is no memory for a batch."""
+
+    def __init__(self, num_bytes: int, *, reason: str) -> None:
+        super().__init__(
+            f"no shared memory for {num_bytes / 2**20:.1f} MiB of a batch: {reason}\n"
+            "hint: use fewer workers or a smaller prefetch_factor or batch_size, keep fewer batches, or raise the "
+            "limit on memory (container) or file size (`ulimit -f`); /dev/shm is not used, and its size does not matter"
+        )
+        self.num_bytes, self.reason = num_bytes, reason
+
+
+class OutOfDescriptors(WorkerError):
+    """Too many files are open."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"too many open files: no descriptor left for {what}\n"
+            "hint: raise the limit (`ulimit -n 65536`), or close what is no longer needed; a loader itself takes about "
+            "three descriptors per worker, and none per batch"
+        )
+        self.what = what
 
 
 class ForeignProcess(WorkerError):

@@ -39,10 +39,10 @@ def test_a_permutation_reaches_every_index(size: int, key: int) -> None:
 def test_every_order_is_a_bijection_that_can_be_asked_anywhere(
     order: Order, size: int, seed: int, epoch: int, data: st.DataObject
 ) -> None:
-    slots = np.array(sorted(data.draw(st.sets(st.integers(0, size - 1), max_size=50))), dtype=np.int64)
-    positions = order.positions(slots, epoch=epoch, num_samples=size, seed=seed)
+    ordinals = np.array(sorted(data.draw(st.sets(st.integers(0, size - 1), max_size=50))), dtype=np.int64)
+    positions = order.positions(ordinals, epoch=epoch, num_samples=size, seed=seed)
     assert ((positions >= 0) & (positions < size)).all()
-    assert (order.slots(positions, epoch=epoch, num_samples=size, seed=seed) == slots).all()
+    assert (order.ordinals(positions, epoch=epoch, num_samples=size, seed=seed) == ordinals).all()
 
 
 @given(plan=plans, epoch=st.integers(0, 3))
@@ -73,8 +73,8 @@ def test_shares_partition_every_global_batch(plan: Plan, step: int, data: st.Dat
     assert all(len(share.positions) >= 1 for share in shares)
     if plan.tail != "keep":
         assert max(len(share.positions) for share in shares) - min(len(share.positions) for share in shares) <= 1
-    slots = [_real(share) for share in shares]
-    assert sorted(slot for part in slots for slot in part) == sorted(_real(whole))
+    ordinals = [_real(share) for share in shares]
+    assert sorted(ordinal for part in ordinals for ordinal in part) == sorted(_real(whole))
     total = 0
     for share in shares:
         total = added(total, share.digest)
@@ -82,7 +82,7 @@ def test_shares_partition_every_global_batch(plan: Plan, step: int, data: st.Dat
 
 
 def _real(recipe: object) -> list[tuple[int, int]]:
-    pairs = zip(recipe.slots.tolist(), recipe.positions.tolist())  # type: ignore[attr-defined]
+    pairs = zip(recipe.ordinals.tolist(), recipe.positions.tolist())  # type: ignore[attr-defined]
     padding = recipe.padding  # type: ignore[attr-defined]
     return [pair for index, pair in enumerate(pairs) if padding is None or not padding[index]]
 
@@ -97,7 +97,7 @@ def test_steps_in_a_row_are_the_steps_one_by_one(plan: Plan, step: int, data: st
     for number, recipe in enumerate(plan.recipes(step, rank, num_ranks), step):
         single = plan.recipe(number, rank, num_ranks)
         assert recipe.positions.tolist() == single.positions.tolist()
-        assert recipe.slots.tolist() == single.slots.tolist()
+        assert recipe.ordinals.tolist() == single.ordinals.tolist()
         assert (recipe.step, recipe.epoch, recipe.digest) == (number, epoch, single.digest)
         assert (recipe.padding is None) == (single.padding is None)
 
@@ -152,10 +152,10 @@ def test_another_batch_size_cuts_the_same_stream(plan: Plan, batch_size: int, da
     if not plan.steps_in(0):
         return
     steps = data.draw(st.integers(0, plan.steps_in(0)))
-    slot = min(steps * plan.batch_size, plan.num_samples)
-    new = plan.rebatched(batch_size, Origin(0, slot, steps))
-    before = [slot for step in range(steps) for slot in _real(plan.recipe(step))]
-    after = [slot for recipe in new.recipes(steps) for slot in _real(recipe)] if new.steps_in(0) else []
+    ordinal = min(steps * plan.batch_size, plan.num_samples)
+    new = plan.rebatched(batch_size, Origin(0, ordinal, steps))
+    before = [ordinal for step in range(steps) for ordinal in _real(plan.recipe(step))]
+    after = [ordinal for recipe in new.recipes(steps) for ordinal in _real(recipe)] if new.steps_in(0) else []
     whole = plan.order.positions(np.arange(plan.num_samples), epoch=0, num_samples=plan.num_samples, seed=plan.seed)
     together = [position for _, position in before + after]
     assert together == whole.tolist()[: len(together)]
@@ -174,7 +174,10 @@ def test_a_skipped_sample_stays_skipped_when_the_batch_size_changes(
     steps = data.draw(st.integers(0, plan.steps_in(0)))
     new = plan.rebatched(batch_size, Origin(0, min(steps * plan.batch_size, plan.num_samples), steps))
     bad = {
-        slot for step in range(steps, plan.steps_in(0)) if plan.is_skipped(step) for slot, _ in _real(plan.recipe(step))
+        ordinal
+        for step in range(steps, plan.steps_in(0))
+        if plan.is_skipped(step)
+        for ordinal, _ in _real(plan.recipe(step))
     }
-    served = {slot for recipe in new.recipes(steps) for slot, _ in _real(recipe)} if new.steps_in(0) else set()
+    served = {ordinal for recipe in new.recipes(steps) for ordinal, _ in _real(recipe)} if new.steps_in(0) else set()
     assert not bad & served

@@ -45,7 +45,7 @@ class Ranks:
         pairs = []
         for iterator, batch in zip(self.iterators, batches):
             recipe = iterator.recipe
-            rows = zip(recipe.slots.tolist(), *(column.tolist() for column in batch))
+            rows = zip(recipe.ordinals.tolist(), *(column.tolist() for column in batch))
             padding = recipe.padding
             pairs += [row for index, row in enumerate(rows) if padding is None or not padding[index]]
         return [(position, number) for _, position, number in sorted(pairs)]

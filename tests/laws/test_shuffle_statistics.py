@@ -27,8 +27,8 @@ def excess(counts: NDArray[np.int64]) -> float:
     return float((chi_square - freedom) / np.sqrt(2 * freedom))
 
 
-def shuffled(slots: NDArray[np.int64], size: int, epoch: int, seed: int = 0) -> NDArray[np.int64]:
-    return Shuffle().positions(slots, epoch=epoch, num_samples=size, seed=seed)
+def shuffled(ordinals: NDArray[np.int64], size: int, epoch: int, seed: int = 0) -> NDArray[np.int64]:
+    return Shuffle().positions(ordinals, epoch=epoch, num_samples=size, seed=seed)
 
 
 def binned(values: NDArray[np.int64], size: int, num_bins: int) -> NDArray[np.int64]:
@@ -38,8 +38,8 @@ def binned(values: NDArray[np.int64], size: int, num_bins: int) -> NDArray[np.in
 @pytest.mark.parametrize("size", SIZES)
 def test_every_slot_gets_every_position_equally_often(size: int) -> None:
     num_bins = min(size, 16)
-    for slot in {0, 1, size // 2, size - 1}:
-        values = np.array([int(shuffled(np.array([slot]), size, epoch)[0]) for epoch in range(2000)])
+    for ordinal in {0, 1, size // 2, size - 1}:
+        values = np.array([int(shuffled(np.array([ordinal]), size, epoch)[0]) for epoch in range(2000)])
         # bins of unequal width when they do not divide the size: give each its due
         counts = np.bincount(binned(values, size, num_bins), minlength=num_bins)
         widths = np.bincount(binned(np.arange(min(size, 10**6)), min(size, 10**6), num_bins), minlength=num_bins)
@@ -63,8 +63,8 @@ def test_neighbours_in_the_data_are_strangers_in_the_order(size: int) -> None:
     count = min(size, 50_000)
     differences = np.zeros(32, dtype=np.int64)
     for epoch in range(max(1, 100_000 // count)):
-        slots = Shuffle().slots(np.arange(count), epoch=epoch, num_samples=size, seed=3)
-        gaps = (slots[1:] - slots[:-1]) % size
+        ordinals = Shuffle().ordinals(np.arange(count), epoch=epoch, num_samples=size, seed=3)
+        gaps = (ordinals[1:] - ordinals[:-1]) % size
         differences += np.bincount(binned(gaps, size, 32), minlength=32)
     assert excess(differences) < 6
 

@@ -505,10 +505,10 @@ def test_an_order_of_ones_own_is_told_in_the_state() -> None:
     class Backwards:
         name = "backwards"
 
-        def positions(self, slots: Any, *, epoch: int, num_samples: int, seed: int) -> Any:
-            return num_samples - 1 - slots
+        def positions(self, ordinals: Any, *, epoch: int, num_samples: int, seed: int) -> Any:
+            return num_samples - 1 - ordinals
 
-        slots = positions
+        ordinals = positions
 
         def __repr__(self) -> str:
             return "Backwards()"

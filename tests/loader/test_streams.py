@@ -196,6 +196,44 @@ def test_home_made_shuffle_buffers_resume_exactly_and_leave_the_trainer_alone() 
     assert random.getstate() == before
 
 
+class SharingBuffer(ShuffleBuffer):
+    """Shuffles what is its worker's: less for worker 1."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch_data.get_worker_info()
+        assert info is not None
+        return (1000 * info.id + number for number in ShuffleBuffer(self.length - 25 * info.id).__iter__())
+
+
+@pytest.mark.parametrize("length", [30, 50], ids=["short", "long"])
+def test_shuffle_buffers_of_several_workers_resume_exactly(length: int) -> None:
+    def make() -> stoker.DataLoader[Any]:
+        return stoker.DataLoader(SharingBuffer(length), batch_size=7, seed=1, num_workers=2)
+
+    whole = listed(make())
+    stopped = make()
+    iterator = iter(stopped)
+    for stop in range(len(whole)):
+        again = make()
+        again.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+        resumed = iter(again)
+        rest, steps = [], []
+        for batch in resumed:
+            rest.append(plain(batch))
+            steps.append(resumed.recipe.step)
+        assert (rest, steps) == (whole[stop:], list(range(stop, len(whole))))
+        next(iterator)
+    iterator.close()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+def test_shuffle_buffers_that_all_workers_go_through_are_shared_out_exactly() -> None:
+    whole = listed(stoker.DataLoader(ShuffleBuffer(50), batch_size=7, seed=1))
+    for num_workers in (1, 2, 3):
+        loader = stoker.DataLoader(ShuffleBuffer(50), batch_size=7, seed=1, num_workers=num_workers, shard="auto")
+        assert listed(loader) == whole
+
+
 class Keyed(Counting):
     """Draws each sample's number from `stoker.rng()`."""
 
@@ -311,6 +349,48 @@ def test_lines_are_streamed_and_split_themselves(corpus: Path, engine: dict[str,
     again = stoker.DataLoader(Lines(corpus).stream(), batch_size=16, **engine)
     again.load_state_dict(state)
     assert seen + numbers(again) == whole
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+@pytest.mark.parametrize("before", [0, 2, 3])
+@pytest.mark.parametrize("after", [{}, {"num_threads": 2}, {"num_workers": 1}, {"num_workers": 3}], ids=str)
+def test_lines_are_gone_on_with_by_other_workers(corpus: Path, before: int, after: dict[str, Any]) -> None:
+    def make(**engine: Any) -> stoker.DataLoader[Any]:
+        return stoker.DataLoader(Lines(corpus).stream(), batch_size=16, shard="auto", **engine)
+
+    loader = make(num_workers=before)
+    whole = [plain(batch["n"]) for batch in loader]
+    for stop in (1, 6):
+        stopped = make(num_workers=before)
+        iterator = iter(stopped)
+        seen = [plain(next(iterator)["n"]) for _ in range(stop)]
+        state = json.loads(json.dumps(stopped.state_dict()))
+        iterator.close()
+        again = make(**after)
+        again.load_state_dict(state)
+        assert seen + [plain(batch["n"]) for batch in again] == whole
+        assert again.state_dict()["digest"] == loader.state_dict()["digest"]
+        # the next epoch is that of the workers there are
+        fresh = make(**after)
+        fresh.set_epoch(1)
+        assert numbers(again) == numbers(fresh)
+
+
+def test_a_state_from_before_parts_were_apart_from_workers_still_loads(corpus: Path) -> None:
+    def make() -> stoker.DataLoader[Any]:
+        return stoker.DataLoader(Lines(corpus).stream(), batch_size=16, num_workers=2, shard="auto")
+
+    loader = make()
+    iterator = iter(loader)
+    seen = numbers([next(iterator) for _ in range(5)])
+    state = json.loads(json.dumps(loader.state_dict()))
+    del state["num_parts"]
+    state["place"]["workers"] = state["place"].pop("parts")
+    for place in state["place"]["workers"].values():
+        del place["cuts"]
+    again = make()
+    again.load_state_dict(state)
+    assert seen + numbers(again) == seen + numbers(iterator)
 
 
 def test_a_state_of_another_file_is_refused(corpus: Path, tmp_path: Path) -> None:

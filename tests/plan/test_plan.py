@@ -48,7 +48,7 @@ def test_keep_gives_each_rank_one_sample_at_least_and_marks_it() -> None:
 def test_a_recipe_says_where_it_stands() -> None:
     recipe = Plan(num_samples=10, batch_size=4).recipe(4, 1, 2)
     assert (recipe.step, recipe.epoch, recipe.rank) == (4, 1, 1)
-    assert recipe.slots.tolist() == [5, 7]
+    assert recipe.ordinals.tolist() == [5, 7]
 
 
 def test_steps_count_on_from_epoch_to_epoch() -> None:
@@ -133,7 +133,7 @@ def test_find_tells_step_rank_and_row() -> None:
 
 
 def test_after_a_change_of_batch_size_the_count_goes_on() -> None:
-    plan = Plan(num_samples=20, batch_size=4).rebatched(3, Origin(epoch=0, slot=8, step=2))
+    plan = Plan(num_samples=20, batch_size=4).rebatched(3, Origin(epoch=0, ordinal=8, step=2))
     assert positions(plan) == [[8, 9, 10], [11, 12, 13], [14, 15, 16], [17, 18, 19]]
     assert plan.first_step(1) == 6
     assert plan.recipe(6).positions.tolist() == [0, 1, 2]
@@ -144,9 +144,9 @@ def test_after_a_change_of_batch_size_the_count_goes_on() -> None:
 
 def test_a_skipped_range_keeps_its_samples_when_the_batch_size_changes() -> None:
     old = Plan(num_samples=100, batch_size=10, skip=((4, 6),))
-    new = old.rebatched(5, Origin(epoch=0, slot=20, step=2))
+    new = old.rebatched(5, Origin(epoch=0, ordinal=20, step=2))
     assert new.skip == ((6, 10),)
-    uneven = old.rebatched(7, Origin(epoch=0, slot=20, step=2))
+    uneven = old.rebatched(7, Origin(epoch=0, ordinal=20, step=2))
     served = [p for recipe in uneven.recipes(2) for p in recipe.positions.tolist()]
     assert not set(served) & set(range(40, 60))
 

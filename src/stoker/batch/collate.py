@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import default_collate as torch_collate
-from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
+
+from stoker.batch.placing import empty_array, offered
 
 Batch = Any
 
@@ -45,6 +46,22 @@ def collate(samples: Sequence[Any]) -> Batch:
     return torch_collate(list(samples))
 
 
+def stack_plainly() -> None:
+    """Let torch's `default_collate`, called by users' functions in this worker process, put tensors into plain memory.
+
+    In worker processes it puts each into a shared-memory file of its own, which is for torch's loader alone: it costs
+    time, descriptors and room in /dev/shm, and would be copied into a slot just the same.
+    """
+    if default_collate_fn_map.get(torch.Tensor) is _PRISTINE[torch.Tensor]:
+        default_collate_fn_map[torch.Tensor] = _PRISTINE[torch.Tensor] = _plainly_stacked
+
+
+def _plainly_stacked(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    if batch[0].is_nested or batch[0].layout is not torch.strided:
+        return _torch_tensors(batch, collate_fn_map=collate_fn_map)
+    return torch.stack(batch, 0)
+
+
 def plain_collate() -> Callable[[list[Any]], Batch]:
     """Return the collation for loaders without one of their own: torch's, if its table was changed for a type of
     ours.
@@ -55,22 +72,47 @@ def plain_collate() -> Callable[[list[Any]], Batch]:
 
 def _tensors(samples: Sequence[torch.Tensor]) -> Batch:
     first = samples[0]
-    # in one of torch's own workers, torch stacks straight into the memory that is sent
-    if get_worker_info() is not None or first.layout is not torch.strided or first.is_nested:
+    if first.layout is not torch.strided or first.is_nested:
         return torch_collate(list(samples))
+    if offered() and not first.requires_grad and len({sample.dtype for sample in samples}) == 1:
+        carrier = _CARRIERS.get(first.dtype)
+        if carrier is not None and first.device.type == "cpu" and first.numel():
+            shape = (len(samples), *first.shape)
+            out = torch.from_numpy(empty_array(shape, carrier, len(samples) * first.nbytes))
+            if out.dtype is not first.dtype:
+                out = out.view(first.dtype)
+            return _stacked(samples, out)
     return torch.stack(samples)  # type: ignore[arg-type]
+
+
+def _stacked(samples: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    size = samples[0].shape
+    if any(sample.shape != size for sample in samples):
+        return torch.stack(samples)  # type: ignore[arg-type]  # which has the words for it
+    return torch.stack(samples, out=out)  # type: ignore[arg-type]
 
 
 def _arrays(samples: Sequence[np.ndarray[Any, Any]]) -> Batch:
     first = samples[0]
-    if first.dtype.kind in "biufc" and first.size and get_worker_info() is None:
+    if first.dtype.kind in "biufc" and first.size:
+        shape = (len(samples), *first.shape)
+        if offered() and first.ndim and first.dtype in _NATIVE and _are_alike(samples):
+            joined = empty_array(shape, first.dtype, len(samples) * first.nbytes)
+            np.concatenate(samples, out=joined.reshape(-1, *first.shape[1:]))
+            return torch.from_numpy(joined)
         try:
             joined = np.array(samples)
         except ValueError:  # shapes differ: torch has the better words for it
             return torch_collate(list(samples))
-        if joined.dtype == first.dtype and joined.shape == (len(samples), *first.shape):
+        if joined.dtype == first.dtype and joined.shape == shape:
             return torch.from_numpy(joined)
     return torch_collate(list(samples))
+
+
+def _are_alike(samples: Sequence[np.ndarray[Any, Any]]) -> bool:
+    first = samples[0]
+    shape, dtype = first.shape, first.dtype
+    return all(sample.shape == shape and sample.dtype == dtype for sample in samples)
 
 
 def _integers(samples: Sequence[int]) -> Batch:
@@ -148,3 +190,10 @@ _LEAVES: dict[type, Callable[[Sequence[Any]], Batch]] = {
     bytes: _strings,
 }
 _PRISTINE = {kind: default_collate_fn_map.get(kind) for kind in _LEAVES}
+_torch_tensors: Any = _PRISTINE[torch.Tensor]
+_NATIVE = frozenset(
+    map(np.dtype, ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
+)
+_CARRIERS: dict[torch.dtype, Any] = {torch.from_numpy(np.empty(0, kind)).dtype: kind for kind in _NATIVE} | {
+    torch.bfloat16: np.int16  # NumPy has none, so something of its size stands in
+}

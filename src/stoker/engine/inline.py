@@ -20,5 +20,10 @@ class Inline(Generic[R, T]):
     def __next__(self) -> T:
         return self._make(next(self._recipes))
 
+    @property
+    def is_ready(self) -> bool:
+        """Nothing is made before it is asked for."""
+        return False
+
     def close(self) -> None:
         """Nothing runs between two calls, so nothing has to end."""

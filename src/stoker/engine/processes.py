@@ -1,242 +1,147 @@
-"""Worker processes: torch's own, run behind our door.
-
-Each recipe travels to a worker, where `make` turns it into a result, which travels back. Recipes say everything a
-worker needs to know, so it does not matter which worker makes which; torch hands them out in turn and delivers in
-order.
-"""
+"""The engine of worker processes."""
 
 from __future__ import annotations
 
-import contextlib
-import pickle
-import traceback
-import warnings
-from collections.abc import Callable, Iterator
+import os
+import time
 from typing import Any, Generic, TypeVar
 from weakref import finalize
 
-import torch.utils.data._utils.worker as torch_worker
-from torch.utils.data import DataLoader, Sampler
-
-from stoker.errors import NotPicklable, WorkerDied, WorkerError, WorkerStuck
+from stoker.engine.ring import Ring
+from stoker.engine.team import Errand, Pending, Queue, Staff, Team
+from stoker.engine.worker import Job
+from stoker.errors import ForeignProcess, WorkerError, WorkerStuck
 
 T = TypeVar("T")
 
 
-class _Failure:
-    """An exception on its way from a worker."""
-
-    def __init__(self, error: BaseException) -> None:
-        text = "".join(traceback.format_exception(error))
-        self.traceback = text
-        try:
-            self.pickled: bytes | None = pickle.dumps(error)
-            pickle.loads(self.pickled)  # some pickle well and fail on the way back
-        except Exception:
-            self.pickled = None
-        self.summary = f"{type(error).__qualname__}: {error}"
-        self.notes = list(getattr(error, "__notes__", ()))
-
-    def error(self) -> BaseException:
-        if self.pickled is None:
-            error: BaseException = WorkerError(f"{self.summary}\n(the original exception could not be pickled)")
-        else:
-            error = pickle.loads(self.pickled)
-        if self.notes and not getattr(error, "__notes__", None):
-            for note in self.notes:
-                error.add_note(note)
-        error.__cause__ = _WorkerTraceback(self.traceback)
-        return error
-
-
-class _WorkerTraceback(Exception):
-    """Shows the worker's own traceback above the error, as its cause."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f"in a worker process\n\n{self.text}"
-
-
-class _Info(torch_worker.WorkerInfo):
-    """torch's WorkerInfo with the user's dataset in it, and a note of whether anyone looked at it."""
-
-    def __init__(self, info: Any, dataset: Any) -> None:
-        names = [name for name in ("id", "num_workers", "seed", "rng", "worker_method") if hasattr(info, name)]
-        told = {name: getattr(info, name) for name in names} | {"dataset": dataset}
-        object.__setattr__(self, "_told", told)
-        object.__setattr__(self, "_has_looked", False)
-
-    def __getattribute__(self, name: str) -> Any:
-        told = object.__getattribute__(self, "_told")
-        if name not in told:
-            return object.__getattribute__(self, name)
-        object.__setattr__(self, "_has_looked", True)
-        return told[name]
-
-
-class _Work(Generic[T]):
-    """Runs in the workers: stands where torch expects a dataset, and makes recipes into results."""
-
-    def __init__(self, make: Callable[[Any], T], dataset: Any, worker_init_fn: Callable[[int], Any] | None) -> None:
-        self.make, self.dataset, self.worker_init_fn = make, dataset, worker_init_fn
-
-    def start(self, worker: int) -> None:
-        torch_worker._worker_info = _Info(torch_worker._worker_info, self.dataset)
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker)
-
-    def __getitem__(self, recipe: Any) -> Any:
-        try:
-            return self.make(recipe)
-        except Exception as error:
-            return _Failure(error)
-
-
-class _Feed(Sampler[Any]):
-    """The recipes of the iteration that is on, where torch expects a sampler."""
-
-    def __init__(self) -> None:
-        self.recipes: Iterator[Any] = iter(())
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.recipes
-
-
 class Processes(Generic[T]):
-    """Worker processes for one loader. `run` starts them, or reuses them if they are persistent."""
+    """The worker processes of a loader. `run` starts them, or reuses them if they are persistent."""
 
-    def __init__(
-        self,
-        make: Callable[[Any], T],
-        dataset: Any,
-        *,
-        worker_init_fn: Callable[[int], Any] | None,
-        persistent: bool,
-        **arguments: Any,
-    ) -> None:
-        self._work = _Work(make, dataset, worker_init_fn)
-        self._feed = _Feed()
-        self._parts = {"the dataset": dataset, "worker_init_fn": worker_init_fn, "the collate function": make}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # our loader has said it already
-            self._loader: DataLoader[Any] = DataLoader(
-                self._work,  # type: ignore[arg-type]
-                batch_size=None,
-                sampler=self._feed,
-                collate_fn=_unchanged,
-                worker_init_fn=self._work.start,
-                persistent_workers=persistent,
-                **arguments,
-            )
-        self.is_persistent, self.timeout = persistent, float(arguments.get("timeout", 0))
-        self.is_broken = False
-        """A worker has died: new ones are needed."""
-        self._is_ending = False
-        self.lease = 0
-        """Which run the workers belong to: with persistent workers, the last one."""
+    def __init__(self, job: Job, staff: Staff, ring: Ring, *, is_persistent: bool) -> None:
+        self._job, self._staff, self._ring = job, staff, ring
+        self._team: Team | None = None
+        self._is_persistent = is_persistent
 
-    def run(self, recipes: Iterator[Any]) -> Run[T]:
-        """Make `recipes`, in order."""
-        self._feed.recipes = recipes
-        self.lease += 1
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=r"Got pickle error|'pin_memory' argument|pin_memory_device")
-                warnings.filterwarnings("ignore", message=r"This DataLoader will create")
-                iterator = iter(self._loader)
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            raise self._unpicklable(error) from error
-        if self.is_persistent and not self._is_ending:
-            self._is_ending = True
-            finalize(self, _end_workers, iterator)
-        return Run(self, iterator, self.lease)
-
-    def _unpicklable(self, error: Exception) -> Exception:
-        context = self._loader.multiprocessing_context
-        method = context.get_start_method() if context is not None else torch_worker_start_method()
-        for what, part in self._parts.items():
-            try:
-                pickle.dumps(part)
-            except Exception as reason:
-                return NotPicklable(what, reason=f"{type(reason).__name__}: {reason}", start_method=method)
-        return error
+    def run(self, errand: Errand[T]) -> Run[T]:
+        """Make what `errand` says, from the first recipe to the last."""
+        queue: Queue[T] = Queue(errand, in_order=self._staff.in_order)
+        if not self._is_persistent:
+            team = Team(self._job, self._staff, self._ring)
+            team.start()
+            return Run(team, queue, is_owner=True)
+        if self._team is None:
+            self._team = Team(self._job, self._staff, self._ring)
+            finalize(self, self._team.close)
+        team = self._team
+        if team.queue is not None:
+            team.end(team.queue)
+            if not team.is_running:
+                errand.restarted([], [])  # the workers it knew are gone
+        if not team.is_running:
+            team.start()
+        return Run(team, queue, is_owner=False)
 
 
 class Run(Generic[T]):
-    """One iteration's results."""
+    """One iteration's results, in the order of the recipes or as they come.
 
-    def __init__(self, processes: Processes[T], iterator: Any, lease: int) -> None:
-        self._processes, self._iterator, self._lease = processes, iterator, lease
-        self._failure: WorkerDied | None = None
-        if not processes.is_persistent:
-            self._ending: Callable[[], Any] = finalize(self, _end_workers, iterator)
-        else:
-            self._ending = _nothing  # they are only borrowed
+    Workers that are not persistent end with this object, or before. The team holds on to the queue, and never to this.
+    """
+
+    def __init__(self, team: Team, queue: Queue[T], *, is_owner: bool) -> None:
+        self._team, self._queue = team, queue
+        team.queue = queue
+        self._end = finalize(self, _ended, team, queue, is_owner)
+        staff = team.staff
+        self._depth = staff.num_workers * staff.prefetch_factor
 
     def __next__(self) -> T:
-        if self._failure is not None:
-            raise self._failure  # not the end of the epoch, however often it is asked for
-        if self._iterator is None:
+        team, queue = self._team, self._queue
+        if os.getpid() != team.process:
+            raise ForeignProcess
+        if not self._end.alive:
             raise StopIteration
-        if self._lease != self._processes.lease and self._processes.is_persistent:
+        if queue.is_over or team.is_closed:
             raise WorkerError(
-                "a newer iterator has taken over the persistent workers\n"
+                "a newer iterator has taken over the persistent workers, or the loader has let go of them\n"
                 "hint: use one iterator at a time, or persistent_workers=False"
             )
         try:
-            result = next(self._iterator)
-        except RuntimeError as error:
-            if "timed out" in str(error):  # perhaps only slow: the next call waits on
-                stacks = "(the stacks of worker processes cannot be seen from here)"
-                raise WorkerStuck(seconds=self._processes.timeout, stacks=stacks) from error
-            if "exited unexpectedly" not in str(error) and "is killed by signal" not in str(error):
+            if not team.is_running:
+                team.go_on()
+            if not queue.entries:
+                self._fill()
+            pending = self._awaited()
+            try:
+                self._fill()
+                result = team.result_of(pending)
+            except BaseException:
+                queue.entries.appendleft(pending)  # an interrupt: the batch is for the next call
                 raise
-            self._failure = WorkerDied(str(error))
-            self._processes.is_broken = True
-            self.close()
-            raise self._failure from error
-        if isinstance(result, _Failure):
-            raise result.error()
+        except Exception:
+            raise
+        except BaseException:
+            team.stop()  # Ctrl-C: nothing of ours goes on running; the next call starts anew
+            raise
+        if pending.error is not None:
+            try:
+                raise pending.error
+            finally:
+                pending.error = None  # or the error would hold this frame, and the frame the error
+                del pending, result
         return result  # type: ignore[no-any-return]
 
+    def _awaited(self) -> Pending:
+        """Take the next order that is done; wait for it."""
+        team, entries = self._team, self._queue.entries
+        if not entries:
+            raise StopIteration
+        timeout = team.staff.timeout
+        deadline = time.monotonic() + timeout if timeout else None
+        while not entries[0].is_done:
+            if team.failure is not None:
+                failure = team.failure
+                team.stop()
+                raise failure.with_traceback(None)
+            left = None if deadline is None else max(0.001, deadline - time.monotonic())
+            if not team.receive(left) and deadline is not None and time.monotonic() >= deadline:
+                raise WorkerStuck(seconds=timeout, stacks=team.stacks(entries[0]))
+        return entries.popleft()
+
+    def _fill(self) -> None:
+        """See to it that as much is ordered as may be."""
+        team, queue = self._team, self._queue
+        while not queue.is_exhausted and len(queue.entries) < self._depth:
+            try:
+                recipe = next(queue.errand)
+            except StopIteration:
+                queue.is_exhausted = True
+                return
+            pending = Pending(queue, recipe)
+            queue.entries.append(pending)
+            team.give(pending)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next result, or the end, can be had without waiting."""
+        team, queue = self._team, self._queue
+        if queue.is_over or team.is_closed or not team.is_running or team.failure is not None:
+            return True
+        if not queue.entries:
+            self._fill()
+        while queue.entries and not queue.entries[0].is_done:
+            if not team.receive(0):
+                return team.failure is not None
+        return True
+
     def close(self) -> None:
-        """End the workers, unless they are persistent."""
-        self._iterator = None
-        self._ending()
+        """End the workers, unless they are persistent; what they are at then ends by itself."""
+        self._end()
 
 
-def _end_workers(iterator: Any) -> None:
-    """End torch's workers. One that is ended in the middle of sending may crash, which is an end, too."""
-    with contextlib.suppress(RuntimeError):
-        iterator._shutdown_workers()
-
-
-def _nothing() -> None:
-    pass
-
-
-def torch_worker_start_method() -> str:
-    """Return the start method that torch's workers use by default."""
-    import multiprocessing
-
-    return multiprocessing.get_start_method()
-
-
-def act_as(worker: int) -> None:
-    """Let the user's code in this worker see `worker` as its number: after a resume another one may take its turn."""
-    info: Any = torch_worker._worker_info
-    if isinstance(info, _Info):
-        info._told["id"] = worker
-
-
-def has_looked() -> bool:
-    """Return whether the user's code has looked at which worker it runs in."""
-    info: Any = torch_worker._worker_info
-    return not isinstance(info, _Info) or bool(info._has_looked)
-
-
-def _unchanged(result: Any) -> Any:
-    return result
+def _ended(team: Team, queue: Queue[Any], is_owner: bool) -> None:
+    if os.getpid() == team.process:
+        team.end(queue)
+        if is_owner:
+            team.close()

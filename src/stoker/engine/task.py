@@ -32,6 +32,11 @@ class Engine(Protocol[T_co]):
 
     def __next__(self) -> T_co: ...
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next result, an error or the end can be had without waiting."""
+        ...
+
     def close(self) -> None:
         """End threads and processes before control returns. May be called more than once."""
         ...

@@ -237,6 +237,13 @@ class Threads(Generic[T]):
             raise
         return entry.result  # type: ignore[return-value]
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next result, an error or the end can be had without waiting."""
+        crew = self._crew
+        with crew.ready:
+            return crew.entries[0].is_ready if crew.entries else crew.is_exhausted
+
     def _fill(self) -> None:
         """See to it that as much is begun as may be."""
         crew = self._crew

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any, get_args
 
 from stoker.errors import ArgumentError, EmptyDataset
@@ -85,10 +87,10 @@ def check_arguments(
         raise ArgumentError(f"num_threads={num_threads!r} is not an integer", hint="give a number of threads")
     if num_threads < 0:
         raise ArgumentError(f"num_threads={num_threads} is negative", hint="0 loads without threads")
-    if num_threads and num_workers:
+    if num_workers and not hasattr(os, "memfd_create"):
         raise ArgumentError(
-            f"num_threads={num_threads} and num_workers={num_workers} cannot be combined yet",
-            hint="use threads if the work releases the GIL (decoding, reading), processes if it is pure Python",
+            f"num_workers={num_workers} needs memory files, which {sys.platform} does not have",
+            hint="use num_threads; worker processes run on Linux",
         )
     if num_threads and prefetch_factor is not None and prefetch_factor < 1:
         raise ArgumentError(f"prefetch_factor={prefetch_factor} leaves threads nothing to do", hint="give 1 or more")

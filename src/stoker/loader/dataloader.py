@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Protocol, TypeVar, cast
+from weakref import finalize
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -13,25 +15,30 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
+from stoker.deliver import CudaPageLock, Delivery, Normalize, To, Widening, checked_device
 from stoker.engine.inline import Inline
 from stoker.engine.ledger import Ledger, Policy
+from stoker.engine.parcel import SMALL_BYTES
 from stoker.engine.process_wide import Loan
 from stoker.engine.processes import Processes
+from stoker.engine.ring import Ring
 from stoker.engine.task import Engine
+from stoker.engine.team import Staff
 from stoker.engine.threads import Threads
+from stoker.engine.worker import Job
 from stoker.errors import StateError, StateMismatch, StateUnreadable
 from stoker.loader.arguments import check_arguments, length_of
 from stoker.loader.course import Course
 from stoker.loader.iterator import LoaderIterator
 from stoker.loader.plan_progress import PlanProgress
 from stoker.loader.positions import SequentialPositions, ShuffledPositions
-from stoker.loader.post import Posted, Unfailing
+from stoker.loader.post import MapErrand, StreamErrand, Unfailing
 from stoker.loader.progress import Progress, readable
 from stoker.loader.ranks import resolved_ranks
 from stoker.loader.sampler_progress import SamplerProgress
 from stoker.loader.stream import Sharing, StreamMaker, StreamSetting
 from stoker.loader.stream_progress import StreamProgress
-from stoker.loader.work import Ended, Finisher, Made, MapMaker
+from stoker.loader.work import Beginning, Ended, Finisher, Made, MapMaker
 from stoker.plan import Order, Plan, Recipe, Sequential, Shuffle, Tail, derived_key, order_named
 from stoker.source import LineStream
 
@@ -64,11 +71,18 @@ class DataLoader(TorchDataLoader[T_co]):
             `drop_last=True` means) or "pad" (filled up with samples marked in `recipe.padding`).
         rank, num_ranks: this process's share: `batch_size` samples of each global batch of `batch_size * num_ranks`.
         distributed: find out rank and num_ranks from torch.distributed or the launcher (torchrun, Slurm, MPI).
-        num_threads: threads that load ahead in this process; the samples of one batch are spread over them.
+        num_threads: threads that load ahead, in this process or, with `num_workers`, in each worker process; the
+            samples of one batch are spread over them.
         on_error: "raise", "skip" or a `stoker.Policy`: what to do about a sample that cannot be read.
         shard: "auto" shares an iterable dataset out, so that every sample comes exactly once whatever the number of
             workers and ranks. By default, as in torch, every worker reads all of it unless the dataset sees to it.
         skip: ranges (first, stop) of steps that are passed over, after a loss spike. They are saved with the state.
+        device: where batches are to be, "cuda" for one. They are copied ahead, on a stream of their own, from
+            page-locked memory; `pin_memory` is then not needed.
+        to: a dtype that small ones are widened to after they were copied, or a mapping from dtypes or names of fields
+            to dtypes: images travel as uint8, tokens as uint16.
+        normalize: `(mean, std)` for each channel, or `stoker.Normalize`: (x / 255 - mean) / std of uint8 images, on
+            the device.
     """
 
     def __init__(
@@ -101,8 +115,15 @@ class DataLoader(TorchDataLoader[T_co]):
         on_error: str | Policy = "raise",
         shard: Literal["auto"] | None = None,
         skip: Iterable[tuple[int, int]] = (),
+        device: str | int | torch.device | None = None,
+        to: To | None = None,
+        normalize: Normalize | Iterable[Any] | None = None,
     ) -> None:
         skip = tuple(skip)
+        self._device = checked_device(device)
+        self._widening = Widening.of(to, normalize)
+        if self._widening is not None and self._device is None:
+            self._device = torch.device("cpu")
         is_stream = isinstance(dataset, IterableDataset)
         self._is_foreign = isinstance(dataset, IterDataPipe | MapDataPipe)
         is_planned = not is_stream and sampler is None and batch_sampler is None and not self._is_foreign
@@ -163,14 +184,15 @@ class DataLoader(TorchDataLoader[T_co]):
             multiprocessing_context,
             generator,
             # torch knows no threads, and refuses to prefetch without workers
-            prefetch_factor=None if num_threads else prefetch_factor,
+            prefetch_factor=None if num_threads and not num_workers else prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        if num_threads:
+        if num_threads and not num_workers:
             self.prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
         self.num_threads, self.shard, self.seed = num_threads, shard, seed
+        self.device = device
         self._own_collate = collate_fn
         self._is_stream, self._is_planned = is_stream, is_planned
         self._num_iterations = 0
@@ -178,6 +200,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._progress: Progress | None = None
         self._resume: Progress | None = None
         self._processes: Processes[Any] | None = None
+        self._ring: Ring | None = None
         self._loan = Loan(is_repeatable=not is_stream)  # what was drawn from a stream is gone
         self.ledger = Ledger(Policy.named(on_error))
         """The samples that could not be read and were skipped."""
@@ -316,7 +339,8 @@ class DataLoader(TorchDataLoader[T_co]):
     # ---------------------------------------------------------------- inside
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_processes": None, "_iterator": None}  # workers stay with the process that has them
+        # workers and slots stay with the process that has them
+        return self.__dict__ | {"_processes": None, "_ring": None, "_iterator": None}
 
     def _identity(self) -> dict[str, Any]:
         """Return what tells this dataset from another one."""
@@ -381,11 +405,27 @@ class DataLoader(TorchDataLoader[T_co]):
         return MapMaker(self.dataset, finish, seed=seed, policy=policy, loan=loan, owns_order=self._is_planned)
 
     def _started(self, progress: Progress) -> Engine[Made | Ended]:
+        engine = self._engine(progress)
+        if self._device is None:
+            return engine
+        return Delivery(
+            engine,
+            self._device,
+            depth=self.prefetch_factor or 1,
+            widen=self._widening,
+            of=_batch_of,
+            replaced=_with_batch,
+        )
+
+    def _engine(self, progress: Progress) -> Engine[Made | Ended]:
         recipes = Unfailing(progress.recipes())
+        pin = self._pin()
         if self.num_workers:
-            workers = self._workers(progress)
-            return workers.run(recipes) if self._is_stream else Posted(workers, recipes)
-        maker = self._maker(self._pin())
+            workers = self._workers(progress, locks=pin is not None)
+            if isinstance(progress, StreamProgress):
+                return workers.run(StreamErrand(progress, recipes))
+            return workers.run(MapErrand(recipes))
+        maker = self._maker(pin)
         if not self.num_threads:
             return Inline(recipes, maker.make)
         assert self.prefetch_factor is not None
@@ -398,31 +438,37 @@ class DataLoader(TorchDataLoader[T_co]):
             draws=self._is_stream,  # drawing from a stream is the work
         )
 
-    def _workers(self, progress: Progress) -> Processes[Any]:
-        if self._processes is not None and not self._processes.is_broken:
+    def _workers(self, progress: Progress, *, locks: bool) -> Processes[Made | Ended]:
+        if self._processes is not None:
             return self._processes
-        self._pin()  # for its warnings; torch's thread does the work
-        # a generator of its own, so that starting workers draws nothing from the trainer's
-        generator = torch.Generator().manual_seed(derived_key(self._course.seed, progress.epoch) >> 1)
-        workers: Processes[Any] = Processes(
-            self._maker(None).make_away,
-            self.dataset,
-            worker_init_fn=self.worker_init_fn,
-            persistent=self.persistent_workers,
+        if self._ring is None:
+            # a delivery sees to it that slots are not used again before their copies are complete
+            self._ring = Ring(CudaPageLock() if locks else None, is_watched=self._device is not None)
+            finalize(self, self._ring.close)
+        assert self.prefetch_factor is not None
+        staff = Staff(
             num_workers=self.num_workers,
+            num_threads=self.num_threads,
             prefetch_factor=self.prefetch_factor,
-            pin_memory=self.pin_memory,
+            context=self.multiprocessing_context or multiprocessing.get_context(),
+            seed=derived_key(self._course.seed, progress.epoch) >> 1,
             timeout=self.timeout,
-            multiprocessing_context=self.multiprocessing_context,
-            generator=generator,
             in_order=self.in_order,
+            is_assigned=self._is_stream,
+            # what goes to a device at once need not be kept apart from its batch
+            small_bytes=0 if self._device is not None and locks else SMALL_BYTES,
+            pins_small=locks,
         )
+        job = Job(self._maker(None), self.dataset, Beginning(self.worker_init_fn))
+        workers: Processes[Made | Ended] = Processes(job, staff, self._ring, is_persistent=self.persistent_workers)
         if self.persistent_workers:
             self._processes = workers
         return workers
 
     def _pin(self) -> Callable[[Any], Any] | None:
         """Return what moves a batch to page-locked memory, with the warnings torch gives."""
+        if self._device is not None and self._device.type == "cuda":
+            return _Pin(self._device.index if self._device.index is not None else torch.cuda.current_device())
         if not self.pin_memory:
             return None
         if self.pin_memory_device:
@@ -437,6 +483,14 @@ class DataLoader(TorchDataLoader[T_co]):
             return None
         device = torch.cuda.current_device() if accelerator.type == "cuda" else None
         return _Pin(device)
+
+
+def _batch_of(made: Made | Ended) -> Any:
+    return made.batch if isinstance(made, Made) else None
+
+
+def _with_batch(made: Made | Ended, batch: Any) -> Made | Ended:
+    return made._replace(batch=batch) if isinstance(made, Made) else made
 
 
 class _Pin:

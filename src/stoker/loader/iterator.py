@@ -78,9 +78,9 @@ class LoaderIterator:
         progress = self._progress
         assert isinstance(progress, StreamProgress)
         while isinstance(made, Ended):
-            self._ended.add(made.worker)
+            self._ended.add(made.part)
             progress.end_of(made)
-            if len(self._ended) == progress.setting.num_workers:
+            if len(self._ended) == progress.num_parts:
                 raise StopIteration
             made = next(self._engine)
         return made

@@ -64,9 +64,9 @@ class PlanProgress:
         return self.plan.first_step(self.epoch) + self.plan.steps_in(self.epoch)
 
     @property
-    def slot(self) -> int:
+    def ordinal(self) -> int:
         """Slots of this epoch that are behind us, over all ranks."""
-        begin = self.plan.origin.slot if self.epoch == self.plan.origin.epoch else 0
+        begin = self.plan.origin.ordinal if self.epoch == self.plan.origin.epoch else 0
         steps = self.step - self.plan.first_step(self.epoch)
         return min(begin + steps * self.plan.batch_size, self.plan.num_samples)
 
@@ -87,7 +87,7 @@ class PlanProgress:
         return self._constant | {
             "epoch": self.epoch,
             "step": self.step,
-            "position": self.slot,
+            "position": self.ordinal,
             "digest": f"{self.digest:016x}",
             "digest_since": list(self.since),
             "ahead": sorted(self.ahead),
@@ -119,12 +119,12 @@ class PlanProgress:
                 plan = plan.skipping(first, stop)
         progress = PlanProgress(plan, epoch, rank=self.rank, num_ranks=self.num_ranks, in_order=self.in_order)
         progress.step = step
-        if progress.slot != state["position"]:
+        if progress.ordinal != state["position"]:
             raise ValueError(f"step {step} is not at position {state['position']}")
         progress.ahead = set(state["ahead"])
         if same_ranks:  # a digest counts one rank's samples, so with other ranks it begins anew
-            first_epoch, first_slot = state["digest_since"]
-            progress.digest, progress.since = int(state["digest"], 16), (first_epoch, first_slot)
+            first_epoch, first_ordinal = state["digest_since"]
+            progress.digest, progress.since = int(state["digest"], 16), (first_epoch, first_ordinal)
         else:
-            progress.since = (epoch, progress.slot)
+            progress.since = (epoch, progress.ordinal)
         return progress

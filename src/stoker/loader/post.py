@@ -7,9 +7,10 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.engine.processes import Processes
 from stoker.errors import WorkerError
-from stoker.loader.work import Made
+from stoker.loader.stream import Turn, turn_worker
+from stoker.loader.stream_progress import StreamProgress
+from stoker.loader.work import Ended, Made, Sent, listed
 from stoker.plan import Recipe
 
 
@@ -77,34 +78,71 @@ def _poisoned(error: Exception, notes: list[str]) -> Poison:
     return poison
 
 
-class Posted:
-    """A run of worker processes to which recipes travel light, and from which they do not come back.
+class MapErrand:
+    """Recipes for whichever worker process is free."""
 
-    Pickling a recipe's arrays takes longer than all else about a small batch; a worker needs the positions alone.
-    """
+    def __init__(self, recipes: Iterator[Any]) -> None:
+        self._recipes = recipes
 
-    def __init__(self, workers: Processes[Any], recipes: Iterator[Any]) -> None:
-        self._sent: dict[int, Recipe] = {}
-        self._run = workers.run(_light(recipes, self._sent))
+    def __next__(self) -> Any:
+        return next(self._recipes)
 
-    def __next__(self) -> Made:
-        step, batch, skipped = next(self._run)
-        return Made(self._sent.pop(step), batch, skipped, None)
+    def content(self, recipe: Any) -> Sent:
+        """Return what a worker needs to know."""
+        return Sent.of(recipe)
 
-    def close(self) -> None:
-        """End the workers, unless they are persistent."""
-        self._run.close()
+    def result(self, recipe: Recipe, answer: tuple[Any, bytes]) -> Made:
+        """Return the batch with its recipe, which has stayed here."""
+        batch, skipped = answer
+        return Made(recipe, batch, pickle.loads(skipped) if skipped else (), None)
+
+    def described(self, recipe: Recipe) -> str:
+        """Return what is in a recipe."""
+        return f"the batch with {listed(recipe)}"
+
+    def worker_of(self, _: Recipe) -> int:
+        """Anyone will do."""
+        return 0
+
+    def restarted(self, lost: list[Any], _: list[Any]) -> list[Any]:
+        """Anyone can make them as they are."""
+        return lost
 
 
-def _light(recipes: Iterator[Any], sent: dict[int, Recipe]) -> Iterator[Any]:
-    """Yield recipes with what a worker needs, and keep the whole ones. No method: the workers hold on to this, and must
-    not hold on to whoever ends them.
-    """
-    for recipe in recipes:
-        if isinstance(recipe, Recipe):
-            sent[recipe.step] = recipe
-            positions: Any = recipe.positions
-            listed = positions if isinstance(positions, list) else positions.tolist()
-            yield recipe._replace(slots=(), positions=listed, padding=None)  # type: ignore[arg-type]
-        else:
-            yield recipe
+class StreamErrand:
+    """Turns for the worker process that holds the reader of their part."""
+
+    def __init__(self, progress: StreamProgress, turns: Iterator[Any]) -> None:
+        self._progress, self._turns = progress, turns
+        self._num_workers = progress.setting.num_workers
+        self._told: dict[int, Made | Ended] = {}
+        """The last result of each part that has left the engine; it may not be yielded yet, but on its way."""
+
+    def __next__(self) -> Any:
+        return next(self._turns)
+
+    def content(self, turn: Turn | Poison) -> Turn:
+        """Return what a worker needs to know: all of it."""
+        if isinstance(turn, Poison):
+            raise turn.error
+        return turn
+
+    def result(self, _: Turn, answer: tuple[Any, bytes]) -> Made | Ended:
+        """Return the batch, or the end, as the worker tells it."""
+        batch, note = answer
+        made: Made | Ended = pickle.loads(note)
+        if isinstance(made, Made) and made.stream is not None:
+            self._told[made.stream["part"]] = made
+        return made._replace(batch=batch) if isinstance(made, Made) else made
+
+    def described(self, turn: Turn) -> str:
+        """Return what is known of a turn."""
+        return f"batch {turn.turn} of epoch {turn.epoch} of the stream (step {turn.step})"
+
+    def worker_of(self, turn: Turn) -> int:
+        """Return the worker that holds the reader."""
+        return turn_worker(turn, self._num_workers)
+
+    def restarted(self, lost: list[Turn], received: list[Made | Ended]) -> list[Turn]:
+        """Return the turns for a worker that begins where another one ended."""
+        return self._progress.restarted(lost, [*self._told.values(), *received])

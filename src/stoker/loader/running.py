@@ -21,9 +21,9 @@ class RunningDigest:
         self._value = value
         self._unsummed: list[tuple[int, NDArray[np.int64], Any]] = []
 
-    def add(self, epoch: int, slots: NDArray[np.int64], positions: Any) -> None:
+    def add(self, epoch: int, ordinals: NDArray[np.int64], positions: Any) -> None:
         """Count a batch: an array of positions, or a list of whatever a sampler uses for them."""
-        self._unsummed.append((epoch, slots, positions))
+        self._unsummed.append((epoch, ordinals, positions))
         if len(self._unsummed) >= SUMMED_TOGETHER:
             self._sum_up()
 
@@ -35,13 +35,13 @@ class RunningDigest:
 
     def _sum_up(self) -> None:
         by_epoch: dict[int, list[tuple[Any, Any]]] = {}
-        for epoch, slots, positions in self._unsummed:
-            by_epoch.setdefault(epoch, []).append((slots, positions))
+        for epoch, ordinals, positions in self._unsummed:
+            by_epoch.setdefault(epoch, []).append((ordinals, positions))
         self._unsummed.clear()
         for epoch, batches in by_epoch.items():
-            slots = np.concatenate([slots for slots, _ in batches])
+            ordinals = np.concatenate([ordinals for ordinals, _ in batches])
             keys = _keys([positions for _, positions in batches])
-            self._value = added(self._value, int(digests(epoch, slots, keys).sum(dtype=np.uint64)))
+            self._value = added(self._value, int(digests(epoch, ordinals, keys).sum(dtype=np.uint64)))
 
 
 def _keys(batches: list[Any]) -> NDArray[np.int64]:

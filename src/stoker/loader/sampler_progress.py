@@ -38,7 +38,7 @@ class SamplerProgress:
         self.last: Recipe | None = None
         self.num_batches = self.num_samples = self.first_step = 0
         self.ahead: dict[int, int] = {}
-        """Batches yielded before an earlier one, with in_order=False, and the slot behind each."""
+        """Batches yielded before an earlier one, with in_order=False, and the ordinal behind each."""
         self._digest = RunningDigest()
         self._teller: Any = None
         """Who can tell where the sampler is: its iterator or itself, if any."""
@@ -92,19 +92,19 @@ class SamplerProgress:
         return items
 
     def _recipes(self, items: Iterator[Any] | None) -> Iterator[Recipe]:
-        num_batches, slot = self.num_batches, self.num_samples
+        num_batches, ordinal = self.num_batches, self.num_samples
         skipped = frozenset(self.ahead)
         size = self.batch_size or getattr(self.sampler, "batch_size", None) or 0
         for positions in self._batches(self._items() if items is None else items):
-            slots = np.arange(slot, slot + len(positions), dtype=np.int64)
-            slot += len(positions)
+            ordinals = np.arange(ordinal, ordinal + len(positions), dtype=np.int64)
+            ordinal += len(positions)
             if self._teller is not None:
                 # after a short batch the sampler has ended, and tells of its next epoch
                 self._told[num_batches] = copy.deepcopy(self._teller.state_dict()), len(positions) < size
             step = self.first_step + num_batches
             num_batches += 1
             if num_batches - 1 not in skipped:
-                yield Recipe(step, self.epoch, 0, slots, positions, None, 0)  # type: ignore[arg-type]
+                yield Recipe(step, self.epoch, 0, ordinals, positions, None, 0)  # type: ignore[arg-type]
 
     def _started(self) -> tuple[Iterator[Any], bool]:
         """Return the sampler's iterator, and whether it is where we are already, by its own state."""
@@ -162,9 +162,9 @@ class SamplerProgress:
         """Note that a batch was handed over."""
         recipe = made.recipe
         self.last = recipe
-        self._digest.add(recipe.epoch, recipe.slots, recipe.positions)
+        self._digest.add(recipe.epoch, recipe.ordinals, recipe.positions)
         number = recipe.step - self.first_step
-        stop = int(recipe.slots[-1]) + 1 if len(recipe.slots) else self.num_samples
+        stop = int(recipe.ordinals[-1]) + 1 if len(recipe.ordinals) else self.num_samples
         if self.in_order:
             self._reach(number + 1, stop)
             return

@@ -1,33 +1,37 @@
 """Reading datasets that cannot be addressed: iterables.
 
-A stream is cut into *turns*, each one global batch long. How workers and ranks share it depends on the `Sharing`:
+A stream is cut into *turns*, each one global batch long, and turn k of an epoch belongs to *part* k % P. What a part is
+depends on the `Sharing`:
 
 - `whole`: everyone who reads goes through the whole stream and keeps what is theirs: worker w of W the turns w, w +
-  W, ...,
-  of each turn every R-th sample for one of R ranks. Each sample is delivered once, in the same order for any number
-  of workers.
-- `split`: the stream has a `split(index, count)` of its own and nobody reads what is not theirs.
+  W, ..., of each turn every R-th sample for one of R ranks. Each sample is delivered once, in the same order for any
+  number of workers.
+- `split`: the stream has a `split(index, count)` of its own and nobody reads what is not theirs. An epoch keeps the
+  parts it began with; a worker reads as many of them as there are to each worker.
 - `own`: as in torch, each worker reads a copy of the dataset, which is trusted to look at its worker's number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice, repeat
 from types import GeneratorType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch.utils.data._utils.worker as torch_worker
 
+from stoker.engine.desk import Desk
+from stoker.engine.identity import act_as, has_looked
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
-from stoker.engine.processes import act_as, has_looked
 from stoker.engine.randomness import SampleContext, entered
 from stoker.errors import EarlyStop
-from stoker.loader.work import Ended, Finisher, Made, batch_key
+from stoker.loader.work import AwayTask, Ended, Finisher, Made, batch_key, posted
 from stoker.plan import Recipe, Tail, derived_key
+
+T = TypeVar("T")
 
 Sharing = Literal["whole", "split", "own"]
 
@@ -43,15 +47,26 @@ class Turn(NamedTuple):
     epoch: int
     step: int
     turn: int
-    """Turns since the beginning of this iteration's start."""
+    """Turns since the beginning of the epoch, on this rank."""
+    sharing: Sharing
+    part: int
+    """Whose turn it is: `turn % num_parts`."""
+    num_parts: int
+    """Parts of the stream on this rank, to the end of the epoch."""
     start: dict[str, Any] | None
-    """Where the reader begins, for the first turn it gets; None for the beginning of the stream."""
+    """Where the reader of the part begins, if this is the first turn it gets; None for the beginning of the stream."""
+
+
+def turn_worker(turn: Turn, num_workers: int) -> int:
+    """Return the worker that has to make `turn`: it holds the reader of that part."""
+    return turn.part % num_workers
 
 
 class StreamSetting(NamedTuple):
     """How a stream is shared and cut."""
 
     sharing: Sharing
+    """How an epoch is shared; one that is resumed goes on as it began."""
     batch_size: int
     rank: int
     num_ranks: int
@@ -65,7 +80,7 @@ class StreamSetting(NamedTuple):
 
 
 class StreamMaker:
-    """Makes batches from an iterable dataset; holds the iterator, so it belongs to one process at a time."""
+    """Makes batches from an iterable dataset; holds the iterators, so it belongs to one process at a time."""
 
     def __init__(
         self, dataset: Any, finish: Finisher, setting: StreamSetting, *, seed: int, policy: Policy, loan: Loan
@@ -73,51 +88,46 @@ class StreamMaker:
         self.dataset, self.finish, self.setting, self.seed, self.policy = dataset, finish, setting, seed, policy
         self._loan = loan
         self.iteration: int | None = None
-        self.reader: _Reader | None = None
-        self._first: Turn | None = None
-        """The first turn of the iteration that is to begin: it says where."""
+        self.readers: dict[int, _Reader] = {}
+        """The parts that are read here."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "iteration": None, "reader": None, "_first": None}
+        return {**self.__dict__, "iteration": None, "readers": {}}
 
     def make(self, turn: Turn) -> Made | Ended:
-        """Return the next batch, or the end, with the process-wide generators seeded from the step."""
-        key = batch_key(self.seed, turn.epoch, turn.step, self.setting.rank)
+        """Return the next batch, or the end, with the process-wide generators seeded from the turn."""
+        key = batch_key(self.seed, turn.epoch, turn.turn, self.setting.rank)
         return self._loan.run(self._make, turn, key)
 
-    make_away = make
-    """In a worker process there is nothing to leave behind: the worker alone knows what came."""
+    def make_away(self, turn: Turn, desk: Desk) -> tuple[Any, bytes]:
+        """Make the next batch in a worker process, straight into the slot on `desk`."""
+        with self.finish.onto(desk):
+            return posted(self.make(turn))
+
+    def task_away(self, turn: Turn, desk: Desk) -> AwayTask:
+        """Draw the next batch in a worker process that has several threads."""
+        return AwayTask(self.task(turn), self.finish, desk)
 
     def _make(self, turn: Turn) -> Made | Ended:
         return self.task(turn).finish()
 
     def task(self, turn: Turn) -> StreamTask | EndTask:
         """Draw the samples of the next batch. Only `finish` is left to do, by any thread."""
+        if self.iteration != turn.iteration:
+            self.readers.clear()
+            self.iteration = turn.iteration
+        if turn.part not in self.readers:
+            act_as(turn_worker(turn, self.setting.num_workers))
+            self.readers[turn.part] = _Reader(self, turn)
         try:
-            if self.iteration != turn.iteration:
-                self._begin(turn)
-            assert self.reader is not None
-            drawn = self.reader.draw(turn)
+            drawn = self.readers[turn.part].draw(turn)
         except StopIteration as error:  # not from the iterator, whose end is no error
             raise EarlyStop("the iterable dataset") from error
         if drawn is None:
-            keeps = self.setting.stays and hasattr(self.dataset, "state_dict")
-            return EndTask(Ended(self.reader.worker, self.dataset.state_dict() if keeps else None))
+            # parts are split off anew in every epoch
+            lives_on = self.setting.stays and turn.sharing != "split" and hasattr(self.dataset, "state_dict")
+            return EndTask(Ended(turn.part, self.dataset.state_dict() if lives_on else None))
         return StreamTask(self.finish, *drawn)
-
-    def _begin(self, turn: Turn) -> None:
-        """Start reading. If that fails, the next turn tries again, from where the first one said."""
-        if self._first is None or self._first.iteration != turn.iteration:
-            self._first = turn
-        first = self._first
-        # With its first turn a reader learns who it is: turn k is worker k % W's, counted on from an earlier run where
-        # each worker has a place of its own to go on from.
-        start = first.start or {}
-        before = 0 if self.setting.sharing == "whole" else start.get("turn", 0)
-        worker = (before + first.turn) % self.setting.num_workers
-        act_as(worker)
-        self.reader = _Reader(self, first, worker, start)
-        self.iteration = turn.iteration
 
 
 class StreamTask:
@@ -161,93 +171,94 @@ class EndTask:
 
 
 class _Reader:
-    """One pass over a stream, by one worker."""
+    """One pass over a stream, or over a part of it.
 
-    def __init__(self, maker: StreamMaker, turn: Turn, worker: int, start: dict[str, Any]) -> None:
+    Turn after turn is read with the random numbers of that turn, be it to deliver it or to pass it by, because another
+    worker delivers it or because it was delivered before. So a reader comes to the same samples from wherever it
+    begins.
+    """
+
+    def __init__(self, maker: StreamMaker, turn: Turn) -> None:
         setting = maker.setting
-        self.policy, self.hides_worker = maker.policy, setting.hides_worker
-        self.rank, self.epoch = setting.rank, turn.epoch
-        self.sharing, self.worker, self.batch_size, self.tail = (
-            setting.sharing,
-            worker,
-            setting.batch_size,
-            setting.tail,
-        )
-        dataset = maker.dataset
-        self.seed, self.part = maker.seed, 0
-        if setting.sharing == "whole":
-            self.num_ranks, self.num_workers = setting.num_ranks, setting.num_workers
-            begin = start
+        self.dataset, self.policy, self.hides_worker = maker.dataset, maker.policy, setting.hides_worker
+        self.rank, self.epoch, self.batch_size, self.tail = setting.rank, turn.epoch, setting.batch_size, setting.tail
+        self.sharing, self.part, self.num_parts = turn.sharing, turn.part, turn.num_parts
+        self.key_seed = maker.seed
+        if turn.sharing == "whole":
+            # All ranks read the same, so they must draw the same numbers meanwhile.
+            self.seed, self.num_ranks, self.key_rank = maker.seed, setting.num_ranks, 0
+            self.first_turn, self.stride = 0, 1
         else:
-            self.num_ranks, self.num_workers = 1, 1
-            begin = start.get("workers", {}).get(str(worker), {})
-            self.part = setting.rank * setting.num_workers + worker
-            self.seed = derived_key(maker.seed, self.part)  # each part counts its samples from 0
-            if setting.sharing == "split":
-                dataset = dataset.split(self.part, setting.num_ranks * setting.num_workers)
-        self.num_slots = self.batch_size * self.num_ranks
-        self.index = 0
-        self.turns = 0
-        self.is_ended = bool(begin.get("is_ended"))
+            share = setting.rank * turn.num_parts + turn.part
+            self.seed = derived_key(maker.seed, share)  # each part counts its samples from 0
+            self.num_ranks, self.key_rank = 1, setting.rank
+            self.first_turn, self.stride = turn.part, turn.num_parts
+            self.split = share, setting.num_ranks * turn.num_parts
+        self.turn_size = self.batch_size * self.num_ranks
+        self.begin = turn.start or {}
+        self.num_before = self.begin.get("steps", 0)
+        """Turns that were delivered before."""
+        self.cuts = _cuts(self.begin)
+        """From which of its turns on they have how many samples: a resume may change it."""
+        if not self.cuts or self.cuts[-1][1] != self.turn_size:
+            self.cuts.append([self.num_before, self.turn_size])
         # A stream that can tell where it is is asked; when several go through it, each is elsewhere, and only the
         # count is common.
-        is_alone = self.num_workers == 1 and self.num_ranks == 1
-        with self._hidden():
-            own = begin.get("state") if is_alone else None
-            loaded = begin.get("begin_state") if own is None else own
-            if loaded is not None and hasattr(dataset, "load_state_dict"):
-                dataset.load_state_dict(loaded)
-            self.iterator: Any = iter(dataset)
-            self.teller: Any = (
-                next((it for it in (self.iterator, dataset) if hasattr(it, "state_dict")), None) if is_alone else None
-            )
-            if own is not None and hasattr(self.iterator, "load_state_dict"):
-                self.iterator.load_state_dict(own)
-            if own is not None:
-                self.index = begin["samples"]
-            elif begin.get("samples"):
-                self._fast_forward(maker, begin, turn)
+        self.is_alone = turn.sharing != "whole" or (turn.num_parts == 1 and setting.num_ranks == 1)
+        self.steps = self.index = 0
+        self.is_ended = False
+        self.iterator: Any = None
+        self.teller: Any = None
+        self._loan = Loan(is_repeatable=False)  # inside the maker's, and given back before that one
 
-    def _fast_forward(self, maker: StreamMaker, begin: dict[str, Any], turn: Turn) -> None:
-        """Draw what was delivered before and drop it, with the random numbers with which it was drawn."""
-        num_samples, num_steps = begin["samples"], begin.get("steps", 0)
-        first_step = turn.step - turn.turn - num_steps
-        per_step = num_samples // num_steps if num_steps and num_samples % num_steps == 0 else num_samples
-        loan = Loan(is_repeatable=False)  # inside one already, and given back before that one
-        for number in range(num_samples // per_step):
-            step = turn._replace(step=first_step + number)
-            key = batch_key(maker.seed, step.epoch, step.step, self.rank)
-            loan.run(lambda step: self._read(per_step, [], step), step, key)
+    def _open(self) -> None:
+        """Start reading. If that fails, the next turn tries again."""
+        dataset, begin = self.dataset, self.begin
+        if self.sharing == "split":
+            dataset = dataset.split(*self.split)
+        state = begin.get("state") if self.is_alone else None
+        loaded = begin.get("begin_state") if state is None else state
+        if loaded is not None and hasattr(dataset, "load_state_dict"):
+            dataset.load_state_dict(loaded)
+        iterator = iter(dataset)
+        if state is not None:
+            if hasattr(iterator, "load_state_dict"):
+                iterator.load_state_dict(state)
+            self.steps, self.index, self.is_ended = self.num_before, begin["samples"], bool(begin.get("is_ended"))
+        if self.is_alone:
+            self.teller = next((it for it in (iterator, dataset) if hasattr(it, "state_dict")), None)
+        self.iterator = iterator
 
     def draw(self, turn: Turn) -> tuple[Recipe, list[Any], list[Skipped], dict[str, Any]] | None:
-        """Return the next batch of this worker, or None at the end."""
+        """Return the next batch of this part, or None at the end."""
         skipped: list[Skipped] = []
         with self._hidden():
-            while not self.is_ended and self.turns % self.num_workers != self.worker % self.num_workers:
-                self._read(self.num_slots, skipped, turn)
-                self.turns += 1
-            skipped.clear()  # others note what is theirs
+            if self.iterator is None:
+                self._keyed(self.first_turn - self.stride, turn, self._open)
+            while not self.is_ended and not self._is_to_deliver():
+                self._read_turn([], turn)
             first = self.index
-            whole = [] if self.is_ended else self._read(self.num_slots, skipped, turn)
-            self.turns += 1
+            whole = [] if self.is_ended else self._read_turn(skipped, turn)
         samples = whole[self.rank :: self.num_ranks] if self.num_ranks > 1 else whole
-        is_short = len(whole) < self.num_slots
+        is_short = len(whole) < self.turn_size
         if not whole or (is_short and self.tail == "drop"):
             self.is_ended = True
             return None
-        slots = np.arange(first, first + len(whole), dtype=np.int64)[self.rank :: self.num_ranks]
+        ordinals = np.arange(first, first + len(whole), dtype=np.int64)[self.rank :: self.num_ranks]
         padding = None
         if is_short and len(samples) < (self.batch_size if self.tail == "pad" else 1):
             # the same number of steps on every rank: repeat from this turn what is missing, and mark it
             missing = (self.batch_size if self.tail == "pad" else 1) - len(samples)
             padding = np.arange(len(samples) + missing) >= len(samples)
             samples = samples + list(islice(_around(whole), missing))
-            slots = np.concatenate([slots, np.arange(missing, dtype=np.int64) % len(whole) + first])
-        recipe = Recipe(turn.step, turn.epoch, self.rank, slots, slots, padding, 0)
+            ordinals = np.concatenate([ordinals, np.arange(missing, dtype=np.int64) % len(whole) + first])
+        recipe = Recipe(turn.step, turn.epoch, self.rank, ordinals, ordinals, padding, 0)
         where: dict[str, Any] = {
-            "worker": self.worker,
             "part": self.part,
+            "turn": self.steps if self.sharing == "whole" else turn.turn + 1,
+            "steps": self.steps,
             "samples": self.index,
+            "cuts": self.cuts,
             "is_ended": self.is_ended,
         }
         if self.sharing == "own":
@@ -255,6 +266,23 @@ class _Reader:
         if self.teller is not None:
             where["state"] = self.teller.state_dict()
         return recipe, samples, skipped, where
+
+    def _is_to_deliver(self) -> bool:
+        is_ours = self.sharing != "whole" or self.steps % self.num_parts == self.part
+        return is_ours and self.steps >= self.num_before
+
+    def _read_turn(self, skipped: list[Skipped], turn: Turn) -> list[Any]:
+        """Return the samples of the next turn of this reader, which is not always `turn`."""
+        number = self.first_turn + self.steps * self.stride
+        num_samples = next(size for since, size in reversed(self.cuts) if since <= self.steps)
+        self.steps += 1  # one that fails is over, too
+        return self._keyed(number, turn, lambda: self._read(num_samples, skipped, turn))
+
+    def _keyed(self, number: int, turn: Turn, do: Callable[[], T]) -> T:
+        """Return do(), with the random numbers of turn `number`, while `turn` is made."""
+        if number == turn.turn and self.rank == self.key_rank:
+            return do()
+        return self._loan.run(lambda _: do(), None, batch_key(self.key_seed, self.epoch, number, self.key_rank))
 
     def _read(self, count: int, skipped: list[Skipped], turn: Turn) -> list[Any]:
         """Return the next `count` samples, fewer at the end of the stream."""
@@ -305,6 +333,13 @@ class _Reader:
             yield
         finally:
             torch_worker._worker_info = info
+
+
+def _cuts(begin: dict[str, Any]) -> list[list[int]]:
+    if "cuts" in begin or not begin.get("steps"):
+        return [list(cut) for cut in begin.get("cuts", ())]
+    num_samples, more = divmod(begin["samples"], begin["steps"])  # an older state: as even as can be
+    return [[0, num_samples + 1], [more, num_samples]] if more else [[0, num_samples]]
 
 
 def _around(samples: list[Any]) -> Iterator[Any]:

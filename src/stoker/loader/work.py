@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from stoker.batch import plain_collate
+import numpy as np
+
+from stoker.batch import placed, plain_collate, stack_plainly
+from stoker.engine.desk import Desk
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
 from stoker.engine.randomness import SampleContext, entered, key_of
@@ -31,9 +36,44 @@ class Made(NamedTuple):
 class Ended(NamedTuple):
     """Comes in the place of a batch when a reader of a stream has no more."""
 
-    worker: int
+    part: int
     state: Any
     """Where a dataset that stays with its worker is now, at the beginning of its next epoch."""
+
+
+class Sent(NamedTuple):
+    """What a worker is told of a recipe. Pickling all of it would take longer than all else about a small batch."""
+
+    step: int
+    epoch: int
+    rank: int
+    positions: bytes | list[Any]
+    """The plan's, as the bytes of 64-bit integers; or whatever a user's sampler gives."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Sent:
+        """Return what is to be sent."""
+        positions: Any = recipe.positions
+        listed = positions if isinstance(positions, list) else positions.tobytes()
+        return cls(recipe.step, recipe.epoch, recipe.rank, listed)
+
+    def recipe(self) -> Recipe:
+        """Return the recipe, as far as a worker needs it."""
+        positions: Any = self.positions
+        if isinstance(positions, bytes):
+            positions = np.frombuffer(positions, np.int64).tolist()
+        return Recipe(self.step, self.epoch, self.rank, (), positions, None, 0)  # type: ignore[arg-type]
+
+
+def posted(made: Made | Ended) -> tuple[Any, bytes]:
+    """Return a batch as it leaves a worker: apart from what is to be noted, whose arrays are kept for long and should
+    not keep the batch's slot.
+    """
+    if isinstance(made, Ended):
+        return None, pickle.dumps(made)
+    if made.stream is None:
+        return made.batch, pickle.dumps(made.skipped) if made.skipped else b""
+    return made.batch, pickle.dumps(made._replace(batch=None))
 
 
 class Finisher:
@@ -46,6 +86,12 @@ class Finisher:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "pin": None, "_collate": None}  # workers never pin
 
+    def onto(self, desk: Desk) -> AbstractContextManager[None]:
+        """Let batches be collated straight into a slot. A function of the user's own may keep what it makes, and must
+        not find it changed later.
+        """
+        return placed(desk.take) if self.collate_fn is None else nullcontext()
+
     def __call__(self, recipe: Recipe, samples: list[Any]) -> Any:
         """Return the batch of `samples`."""
         collate = self._collate
@@ -54,13 +100,26 @@ class Finisher:
         try:
             batch = collate(samples if self.is_batched else samples[0])
         except StopIteration as error:
-            raise _noted(EarlyStop("the collate function"), f"while collating {_listed(recipe)}") from error
+            raise _noted(EarlyStop("the collate function"), f"while collating {listed(recipe)}") from error
         except Exception as error:
-            _noted(error, f"while collating {_listed(recipe)}")
+            _noted(error, f"while collating {listed(recipe)}")
             raise
         if batch is None and self.collate_fn is not None:
             raise NothingCollated(getattr(self.collate_fn, "__qualname__", repr(self.collate_fn)), step=recipe.step)
         return batch if self.pin is None else self.pin(batch)
+
+
+class Beginning:
+    """What a worker process does first."""
+
+    def __init__(self, worker_init_fn: Callable[[int], Any] | None) -> None:
+        self.worker_init_fn = worker_init_fn
+
+    def __call__(self, worker: int) -> None:
+        """Set the process up, and let the user do so."""
+        stack_plainly()
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
 
 
 class MapMaker:
@@ -83,10 +142,21 @@ class MapMaker:
         samples = self.read(recipe, _listed_positions(recipe), skipped)
         return Made(recipe, self.finish(recipe, samples), skipped, None)
 
-    def make_away(self, recipe: Recipe) -> tuple[int, Any, Sequence[Skipped]]:
-        """Make a batch in a worker process; the recipe stays behind, and the step tells which it was."""
-        made = self.make(recipe)
-        return recipe.step, made.batch, made.skipped
+    def make_away(self, order: Sent, desk: Desk) -> tuple[Any, bytes]:
+        """Make a batch in a worker process, straight into the slot on `desk`; with a note for the ledger, if any."""
+        recipe = order.recipe()
+        key = batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank)
+
+        def make(recipe: Recipe) -> Made:
+            desk.clear()
+            return self._make(recipe)
+
+        with self.finish.onto(desk):
+            return posted(self._loan.run(make, recipe, key))
+
+    def task_away(self, order: Sent, desk: Desk) -> AwayTask:
+        """Return the making of a batch in a worker process that has several threads."""
+        return AwayTask(self.task(order.recipe()), self.finish, desk)
 
     def task(self, recipe: Recipe) -> MapTask:
         """Return the work of `recipe`, to be shared out among threads."""
@@ -103,10 +173,10 @@ class MapMaker:
                     return self.dataset.__getitems__(positions)  # type: ignore[no-any-return]
                 except StopIteration as error:
                     if self.policy.action == "raise":
-                        raise _noted(EarlyStop("__getitems__"), f"while reading {_listed(recipe)}") from error
+                        raise _noted(EarlyStop("__getitems__"), f"while reading {listed(recipe)}") from error
                 except Exception as error:
                     if self.policy.action == "raise":
-                        _noted(error, f"while reading {_listed(recipe)}")
+                        _noted(error, f"while reading {listed(recipe)}")
                         raise
             getitem = self.dataset.__getitem__
             while True:
@@ -199,6 +269,20 @@ class MapTask:
         return Made(self.recipe, self.maker.finish(self.recipe, self.samples), skipped, None)
 
 
+class AwayTask:
+    """A batch made by the threads of a worker process."""
+
+    def __init__(self, task: Any, finisher: Finisher, desk: Desk) -> None:
+        self._task, self._finisher, self._desk = task, finisher, desk
+        self.size: int = task.size
+        self.do: Callable[[int, int], None] = task.do
+
+    def finish(self) -> Any:
+        """Return the batch, collated straight into the slot."""
+        with self._finisher.onto(self._desk):
+            return posted(self._task.finish())
+
+
 @lru_cache(maxsize=16)
 def _epoch_key(seed: int, epoch: int, rank: int) -> int:
     return derived_key(seed, epoch, rank)
@@ -227,7 +311,8 @@ def _listed_positions(recipe: Recipe) -> list[Any]:
     return positions if isinstance(positions, list) else positions.tolist()
 
 
-def _listed(recipe: Recipe) -> str:
+def listed(recipe: Recipe) -> str:
+    """Return what is in a recipe, in words."""
     positions = _listed_positions(recipe)
     shown = ", ".join(map(str, positions[:8]))
     more = ", ..." if len(positions) > 8 else ""

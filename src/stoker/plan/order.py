@@ -1,7 +1,7 @@
 """In which order the samples of an epoch come.
 
-An epoch is a row of *slots*, numbered from 0; an order says which sample's position is in which slot, and back. Each
-epoch has an order of its own, made from (seed, epoch).
+An epoch is a row of *ordinals*, counted from 0; an order says which sample's position has which ordinal, and back.
+Each epoch has an order of its own, made from (seed, epoch).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Indices = NDArray[np.int64]
 
 
 class Order(Protocol):
-    """A bijection between slots and positions for every (seed, epoch), evaluated on demand."""
+    """A bijection between ordinals and positions for every (seed, epoch), evaluated on demand."""
 
     @property
     def name(self) -> str:
         """The word for it in a state and on the command line."""
         ...
 
-    def positions(self, slots: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
-        """Return the positions that are in `slots`."""
+    def positions(self, ordinals: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
+        """Return the positions at `ordinals`."""
         ...
 
-    def slots(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
-        """Return the slots that hold `positions`."""
+    def ordinals(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
+        """Return the ordinals of `positions`."""
         ...
 
 
@@ -43,12 +43,12 @@ class Sequential:
 
     name: ClassVar[str] = "sequential"
 
-    def positions(self, slots: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:  # noqa: ARG002
-        """Return the positions that are in `slots`."""
-        return slots
+    def positions(self, ordinals: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:  # noqa: ARG002
+        """Return the positions at `ordinals`."""
+        return ordinals
 
-    def slots(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:  # noqa: ARG002
-        """Return the slots that hold `positions`."""
+    def ordinals(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:  # noqa: ARG002
+        """Return the ordinals of `positions`."""
         return positions
 
 
@@ -58,12 +58,12 @@ class Shuffle:
 
     name: ClassVar[str] = "shuffle"
 
-    def positions(self, slots: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
-        """Return the positions that are in `slots`."""
-        return permutation(num_samples, derived_key(seed, epoch)).forward(slots)
+    def positions(self, ordinals: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
+        """Return the positions at `ordinals`."""
+        return permutation(num_samples, derived_key(seed, epoch)).forward(ordinals)
 
-    def slots(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
-        """Return the slots that hold `positions`."""
+    def ordinals(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
+        """Return the ordinals of `positions`."""
         return permutation(num_samples, derived_key(seed, epoch)).inverse(positions)
 
 
@@ -89,13 +89,13 @@ class Window:
                 hint="choose Window(size=..., block=...) with size a multiple of block, both at least 1",
             )
 
-    def positions(self, slots: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
-        """Return the positions that are in `slots`."""
-        return _layout(self, epoch, num_samples, seed).positions(np.asarray(slots, dtype=np.int64))
+    def positions(self, ordinals: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
+        """Return the positions at `ordinals`."""
+        return _layout(self, epoch, num_samples, seed).positions(np.asarray(ordinals, dtype=np.int64))
 
-    def slots(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
-        """Return the slots that hold `positions`."""
-        return _layout(self, epoch, num_samples, seed).slots(np.asarray(positions, dtype=np.int64))
+    def ordinals(self, positions: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
+        """Return the ordinals of `positions`."""
+        return _layout(self, epoch, num_samples, seed).ordinals(np.asarray(positions, dtype=np.int64))
 
 
 @lru_cache(maxsize=64)
@@ -107,7 +107,7 @@ class _Layout:
     """Where the blocks of one epoch lie.
 
     All blocks have `block` samples but the last of the data, which may be shorter by `gap`. The arithmetic is done as
-    if it were full: `place` counts slots with the gap left in, and whatever comes behind the gap is moved by it.
+    if it were full: `place` counts ordinals with the gap left in, and whatever comes behind the gap is moved by it.
     """
 
     def __init__(self, window: Window, *, epoch: int, num_samples: int, seed: int) -> None:
@@ -127,8 +127,8 @@ class _Layout:
         whole = min((window + 1) * self.size, self.num_blocks * self.block) - window * self.size
         return whole - self.gap if window == self.gap_window else whole
 
-    def positions(self, slots: Indices) -> Indices:
-        places = slots + self.gap * (slots >= self.gap_window_end)
+    def positions(self, ordinals: Indices) -> Indices:
+        places = ordinals + self.gap * (ordinals >= self.gap_window_end)
         windows = places // self.size
         found = np.empty_like(places)
         for window in np.unique(windows).tolist():
@@ -142,7 +142,7 @@ class _Layout:
         positions: Indices = blocks * self.block + found % self.block
         return positions
 
-    def slots(self, positions: Indices) -> Indices:
+    def ordinals(self, positions: Indices) -> Indices:
         places = self.blocks.inverse(positions // self.block) * self.block + positions % self.block
         windows = places // self.size
         found = np.empty_like(places)
@@ -153,8 +153,8 @@ class _Layout:
                 inside -= self.gap * (inside >= self.gap_at)
             inside = permutation(self.window_size(window), derived_key(self.key, window)).inverse(inside)
             found[chosen] = inside + window * self.size
-        slots: Indices = found - self.gap * (windows > self.gap_window)
-        return slots
+        ordinals: Indices = found - self.gap * (windows > self.gap_window)
+        return ordinals
 
 
 ORDERS: dict[str, type[Sequential] | type[Shuffle] | type[Window]] = {
@@ -165,7 +165,7 @@ ORDERS: dict[str, type[Sequential] | type[Shuffle] | type[Window]] = {
 def order_named(order: str | Order) -> Order:
     """Return the order that a word or a value stands for."""
     if not isinstance(order, str):
-        if not all(hasattr(order, name) for name in ("name", "positions", "slots")):
+        if not all(hasattr(order, name) for name in ("name", "positions", "ordinals")):
             raise ArgumentError(f"order={order!r} is not an order", hint=f"choose one of {', '.join(ORDERS)}")
         return order
     if order not in ORDERS:

@@ -30,7 +30,7 @@ class Recipe(NamedTuple):
     step: int
     epoch: int
     rank: int
-    slots: Indices
+    ordinals: Indices
     """Where the samples stand in the epoch's order; padding repeats from its beginning."""
     positions: Indices
     padding: NDArray[np.bool_] | None
@@ -54,7 +54,7 @@ class Origin(NamedTuple):
     """Where the count of steps began: after a change of batch size, in the middle of an epoch."""
 
     epoch: int = 0
-    slot: int = 0
+    ordinal: int = 0
     step: int = 0
 
 
@@ -98,8 +98,8 @@ class Plan:
 
     def steps_in(self, epoch: int) -> int:
         """Return the number of steps of `epoch`, skipped ones included; the same on every rank."""
-        slots = self.num_samples - self._first_slot(epoch)
-        return slots // self.batch_size if self.tail == "drop" else -(-slots // self.batch_size)
+        ordinals = self.num_samples - self._first_ordinal(epoch)
+        return ordinals // self.batch_size if self.tail == "drop" else -(-ordinals // self.batch_size)
 
     def num_steps(self, epoch: int) -> int:
         """Return how many steps of `epoch` are served: all that are not skipped."""
@@ -135,18 +135,18 @@ class Plan:
         epoch, start = self._start_of(step)
         real = min(self.batch_size, self.num_samples - start)
         whole = self.batch_size if self.tail == "pad" else real
-        slots = np.arange(start + rank, start + whole, num_ranks, dtype=np.int64)
+        ordinals = np.arange(start + rank, start + whole, num_ranks, dtype=np.int64)
         padding: NDArray[np.bool_] | None = None
-        if not slots.size:  # tail="keep" with fewer samples left than ranks: no rank may fall out of step
-            slots, padding = np.array([start], dtype=np.int64), np.array([True])
+        if not ordinals.size:  # tail="keep" with fewer samples left than ranks: no rank may fall out of step
+            ordinals, padding = np.array([start], dtype=np.int64), np.array([True])
         elif start + whole > self.num_samples:
-            padding = slots >= self.num_samples
-            slots %= self.num_samples
+            padding = ordinals >= self.num_samples
+            ordinals %= self.num_samples
             padding = padding if padding.any() else None
-        positions = self._positions(slots, epoch)
+        positions = self._positions(ordinals, epoch)
         counted = slice(None) if padding is None else ~padding
-        digest = int(digests(epoch, slots[counted], positions[counted]).sum(dtype=np.uint64))
-        return Recipe(step, epoch, rank, slots, positions, padding, digest)
+        digest = int(digests(epoch, ordinals[counted], positions[counted]).sum(dtype=np.uint64))
+        return Recipe(step, epoch, rank, ordinals, positions, padding, digest)
 
     def recipes(self, step: int, rank: int = 0, num_ranks: int = 1) -> Iterator[Recipe]:
         """Yield the recipes from `step` to the end of its epoch, without the skipped ones.
@@ -155,7 +155,7 @@ class Plan:
         """
         epoch, _ = self._start_of(step)
         stop = self.first_step(epoch) + self.steps_in(epoch)
-        num_full = (self.num_samples - self._first_slot(epoch)) // self.batch_size
+        num_full = (self.num_samples - self._first_ordinal(epoch)) // self.batch_size
         last_full = self.first_step(epoch) + num_full
         for first, end in self._unskipped(step, stop):
             # few steps first, so that the first batch does not wait for a whole chunk
@@ -177,10 +177,10 @@ class Plan:
             raise PositionError(position, length=self.num_samples, what="the plan")
         self._check_rank(0, num_ranks)
         step = self.first_step(epoch)
-        slots = self.order.slots(
+        ordinals = self.order.ordinals(
             np.array([position], dtype=np.int64), epoch=epoch, num_samples=self.num_samples, seed=self.seed
         )
-        steps, offset = divmod(int(slots[0]) - self._first_slot(epoch), self.batch_size)
+        steps, offset = divmod(int(ordinals[0]) - self._first_ordinal(epoch), self.batch_size)
         if not 0 <= steps < self.steps_in(epoch):
             return None
         row, rank = divmod(offset, num_ranks)
@@ -188,9 +188,9 @@ class Plan:
 
     # ---------------------------------------------------------------- change and identity
 
-    def step_at(self, epoch: int, slot: int) -> int:
-        """Return the step that takes up `slot` of `epoch`."""
-        return self.first_step(epoch) + (slot - self._first_slot(epoch)) // self.batch_size
+    def step_at(self, epoch: int, ordinal: int) -> int:
+        """Return the step that takes up `ordinal` of `epoch`."""
+        return self.first_step(epoch) + (ordinal - self._first_ordinal(epoch)) // self.batch_size
 
     def skipping(self, first: int, stop: int) -> Plan:
         """Return this plan with the steps from `first` to before `stop` passed over as well."""
@@ -206,12 +206,12 @@ class Plan:
         for first, stop in self.skip:
             if stop <= origin.step:
                 continue
-            epoch, slot = self._start_of(max(first, origin.step))
-            last_epoch, last_slot = self._start_of(stop - 1)
-            last_slot = min(last_slot + self.batch_size, self.num_samples) - 1
-            # a slot that is now in a dropped tail has no step
+            epoch, ordinal = self._start_of(max(first, origin.step))
+            last_epoch, last_ordinal = self._start_of(stop - 1)
+            last_ordinal = min(last_ordinal + self.batch_size, self.num_samples) - 1
+            # an ordinal that is now in a dropped tail has no step
             end = new.first_step(last_epoch) + new.steps_in(last_epoch)
-            first, stop = new.step_at(epoch, slot), min(new.step_at(last_epoch, last_slot) + 1, end)
+            first, stop = new.step_at(epoch, ordinal), min(new.step_at(last_epoch, last_ordinal) + 1, end)
             if first < stop:
                 ranges.append((first, stop))
         return replace(new, skip=tuple(ranges))
@@ -230,11 +230,11 @@ class Plan:
 
     # ---------------------------------------------------------------- inside
 
-    def _first_slot(self, epoch: int) -> int:
-        return self.origin.slot if epoch == self.origin.epoch else 0
+    def _first_ordinal(self, epoch: int) -> int:
+        return self.origin.ordinal if epoch == self.origin.epoch else 0
 
     def _start_of(self, step: int) -> tuple[int, int]:
-        """Return the epoch of `step` and the slot with which it begins."""
+        """Return the epoch of `step` and the ordinal with which it begins."""
         steps = step - self.origin.step
         if steps < 0:
             raise ArgumentError(
@@ -243,7 +243,7 @@ class Plan:
             )
         in_first = self.steps_in(self.origin.epoch)
         if steps < in_first:
-            return self.origin.epoch, self.origin.slot + steps * self.batch_size
+            return self.origin.epoch, self.origin.ordinal + steps * self.batch_size
         per_epoch = self.steps_in(self.origin.epoch + 1)
         if not per_epoch:
             raise ArgumentError(
@@ -254,23 +254,25 @@ class Plan:
         epochs, steps = divmod(steps - in_first, per_epoch)
         return self.origin.epoch + 1 + epochs, steps * self.batch_size
 
-    def _positions(self, slots: Indices, epoch: int) -> Indices:
-        return self.order.positions(slots, epoch=epoch, num_samples=self.num_samples, seed=self.seed)
+    def _positions(self, ordinals: Indices, epoch: int) -> Indices:
+        return self.order.positions(ordinals, epoch=epoch, num_samples=self.num_samples, seed=self.seed)
 
     def _full_recipes(self, step: int, num_steps: int, rank: int, num_ranks: int, epoch: int) -> Iterator[Recipe]:
         self._check_rank(rank, num_ranks)
         _, start = self._start_of(step)
         share = np.arange(rank, self.batch_size, num_ranks, dtype=np.int64)
-        slots = np.arange(start, start + num_steps * self.batch_size, self.batch_size, dtype=np.int64)[:, None] + share
-        flat = slots.reshape(-1)
+        ordinals = (
+            np.arange(start, start + num_steps * self.batch_size, self.batch_size, dtype=np.int64)[:, None] + share
+        )
+        flat = ordinals.reshape(-1)
         positions = self._positions(flat, epoch)
-        sums = digests(epoch, flat, positions).reshape(slots.shape).sum(axis=1, dtype=np.uint64)
+        sums = digests(epoch, flat, positions).reshape(ordinals.shape).sum(axis=1, dtype=np.uint64)
         rows = zip(
             count(step),
             repeat(epoch),
             repeat(rank),
-            slots,
-            positions.reshape(slots.shape),
+            ordinals,
+            positions.reshape(ordinals.shape),
             repeat(None),
             sums.tolist(),
         )

@@ -1,0 +1,12 @@
+"""From a slot to the accelerator: page-locking, copies on a side stream, widening and normalising on the device.
+
+The only room that touches CUDA.
+"""
+
+from __future__ import annotations
+
+from stoker.deliver.delivery import Delivery, checked_device
+from stoker.deliver.page_lock import CudaPageLock
+from stoker.deliver.widen import Normalize, To, Widening
+
+__all__ = ["CudaPageLock", "Delivery", "Normalize", "To", "Widening", "checked_device"]

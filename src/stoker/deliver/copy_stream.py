@@ -1,0 +1,206 @@
+"""Batches copied to a CUDA device on a stream of their own, while the trainer's stream computes.
+
+Two kinds of memory have to outlast a copy that only runs later. The host's tensors are held until the copy is complete:
+they may be views on a slot that a worker fills again as soon as they are gone. The device's tensors belong to the copy
+stream's pool of memory, so torch is told which other stream reads them, or it would give their memory to the next copy
+while a kernel of the trainer still reads it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from contextlib import nullcontext, suppress
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stoker.deliver.structure import OnTensor, mapped, moved, tensors_in
+
+_cuda: Any = torch.cuda  # parts of it have no types
+
+
+class Copy:
+    """One batch on its way."""
+
+    __slots__ = ("batch", "event", "has_more", "is_blind", "sent", "sources", "tensors")
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self.event: Any = None
+        """Complete when the copy is; None when that is known."""
+        self.sources: list[Tensor] = []
+        self.tensors: list[Tensor] = []
+        self.sent: list[Any] = []
+        """The objects that have moved themselves."""
+        self.has_more = False
+        """Some of it can only be moved on the trainer's stream, when it is handed over."""
+        self.is_blind = False
+        """Some of what was moved is out of sight, and torch cannot be told who reads it."""
+
+
+class CopyStream:
+    """Copies batches to the device with number `device`, and widens them there."""
+
+    def __init__(self, device: int, widen: OnTensor | None) -> None:
+        self._device, self._widen = torch.device("cuda", device), widen
+        self._index = device
+        self._stream = _stream_of(device)
+        self._in_flight = InFlight()
+        self._can_pin = self._follows = False
+        with suppress(RuntimeError):
+            self._can_pin = torch.empty(1).pin_memory().is_pinned()
+
+    @property
+    def in_flight(self) -> InFlight:
+        """What is being copied. It has no tie to this object, so that it can be waited for at its end."""
+        return self._in_flight
+
+    def begin(self, batch: Any) -> Copy:
+        """Start the copy of a batch."""
+        copy = Copy(batch)
+        is_elsewhere = torch.cuda.current_device() != self._index
+        with torch.cuda.device(self._index) if is_elsewhere else nullcontext():
+            before = torch.cuda.current_stream(self._index)
+            torch.cuda.set_stream(self._stream)
+            try:
+                if self._follows:
+                    self._stream.wait_stream(before)
+                copy.batch = mapped(
+                    lambda tensor, field: self._copied(copy, tensor, field),
+                    batch,
+                    on_mover=lambda thing, field: self._sent(copy, thing, field),
+                )
+                copy.event = self._in_flight.recorded(self._stream)
+            except BaseException:
+                self._stream.synchronize()  # some of it may be on its way, and is about to be let go of
+                raise
+            finally:
+                torch.cuda.set_stream(before)
+        self._in_flight.add(copy)
+        self._follows = self._follows or copy.is_blind
+        return copy
+
+    def handed_over(self, copy: Copy) -> Any:
+        """Return the batch, for work that the caller puts on its current stream from now on."""
+        stream = torch.cuda.current_stream(self._index)
+        if copy.event is not None:
+            stream.wait_event(copy.event)
+        for tensor in copy.tensors:
+            tensor.record_stream(stream)
+        batch = self._late(copy, copy.batch) if copy.has_more else copy.batch
+        copy.batch, copy.tensors, copy.sent = None, [], []
+        return batch
+
+    # ---------------------------------------------------------------- parts of a batch
+
+    def _copied(self, copy: Copy, tensor: Tensor, field: str | None) -> Tensor:
+        if not _is_plain(tensor):
+            copy.has_more = True
+            return tensor
+        if self._can_pin and type(tensor) is Tensor and not tensor.is_pinned():
+            tensor = tensor.pin_memory()
+        copy.sources.append(tensor)
+        copied = tensor.to(self._device, non_blocking=True)
+        if self._widen is not None:
+            copied = self._widen(copied, field)
+        copy.tensors.append(copied)
+        return copied
+
+    def _sent(self, copy: Copy, thing: Any, field: str | None) -> Any:
+        """Move an object that moves itself, if its tensors can be seen; it may let go of the old ones at once."""
+        sources = tensors_in(thing)
+        if sources is None or not all(map(_is_plain, sources)):
+            copy.has_more = True
+            return thing
+        if not sources:
+            return thing  # its `to` has nothing to do with devices, or there is nothing to move
+        copy.sources.extend(sources)
+        sent = moved(thing, self._device, is_blocking=False)
+        if self._widen is not None:
+            sent = mapped(self._widen_here, sent, field=field)
+        copy.sent.append(sent)
+        tensors = tensors_in(sent)
+        if tensors is None:
+            copy.is_blind = True
+        else:
+            copy.tensors.extend(tensor for tensor in tensors if tensor.is_cuda)
+        return sent
+
+    def _widen_here(self, tensor: Tensor, field: str | None) -> Tensor:
+        assert self._widen is not None
+        return self._widen(tensor, field) if tensor.is_cuda else tensor
+
+    def _late(self, copy: Copy, batch: Any) -> Any:
+        """Move what is left, on the trainer's stream and waiting for it: sparse tensors, tensors of another device and
+        objects that cannot be looked into.
+        """
+        done = {id(thing) for thing in (*copy.tensors, *copy.sent)}
+
+        def on_tensor(tensor: Tensor, field: str | None) -> Tensor:
+            if id(tensor) in done:
+                return tensor
+            tensor = tensor.to(self._device)
+            return tensor if self._widen is None else self._widen(tensor, field)
+
+        def on_mover(thing: Any, field: str | None) -> Any:
+            if id(thing) in done or tensors_in(thing) == []:
+                return thing
+            thing = moved(thing, self._device, is_blocking=True)
+            return thing if self._widen is None else mapped(self._widen_here, thing, field=field)
+
+        with torch.cuda.device(self._index):
+            return mapped(on_tensor, batch, on_mover=on_mover)
+
+
+class InFlight:
+    """The copies that are not known to be complete, in the order of their stream."""
+
+    def __init__(self) -> None:
+        self._copies: deque[Copy] = deque()
+        self._spare: list[Any] = []
+        self._process = os.getpid()
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def recorded(self, stream: Any) -> Any:
+        """Return an event that is complete when all is that was put on `stream` until now."""
+        event = self._spare.pop() if self._spare else _cuda.Event()
+        event.record(stream)
+        return event
+
+    def add(self, copy: Copy) -> None:
+        """Hold on to the host's tensors of a copy that has begun."""
+        self._copies.append(copy)
+
+    def release(self) -> None:
+        """Let go of the host's tensors whose copy is complete."""
+        copies = self._copies
+        while copies and copies[0].event.query():
+            copy = copies.popleft()
+            self._spare.append(copy.event)
+            copy.event, copy.sources = None, []
+
+    def settle(self) -> None:
+        """Wait until all copies are complete, and let go of the host's tensors."""
+        if os.getpid() != self._process:
+            return  # the parent's, and so is CUDA
+        with suppress(Exception):  # the device may be lost, or CUDA gone at the interpreter's end
+            if self._copies:
+                self._copies[-1].event.synchronize()
+        self._copies.clear()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_nested
+
+
+@lru_cache(maxsize=64)
+def _stream_of(device: int) -> Any:
+    """Return the copy stream of a device. One for all loaders: memory that torch frees stays with its stream, and a
+    new stream every epoch would keep as many pools of it.
+    """
+    return _cuda.Stream(device)

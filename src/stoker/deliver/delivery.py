@@ -1,0 +1,197 @@
+"""The last stage: batches of an engine, moved to the device ahead of the trainer."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+from stoker.deliver.copy_stream import Copy, CopyStream
+from stoker.deliver.structure import OnTensor, mapped, moved, tensors_in
+from stoker.engine.task import Engine
+from stoker.errors import ArgumentError
+
+T = TypeVar("T")
+
+
+def checked_device(device: str | int | torch.device | None) -> torch.device | None:
+    """Return the device that is meant; refuse one that is not there. None stands for leaving batches where they are.
+
+    "cuda" without a number stays so: it is the one that is current when an iteration begins.
+    """
+    if device is None:
+        return None
+    hint = 'give "cuda", "cuda:1", "cpu", a number, a torch.device, or None to leave batches where they are'
+    if isinstance(device, bool) or not isinstance(device, str | int | torch.device):
+        raise ArgumentError(f"device={device!r} is not a device", hint=hint)
+    try:
+        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        module: Any = None if found.type == "cpu" else torch.get_device_module(found)
+    except (RuntimeError, ValueError) as error:
+        raise ArgumentError(f"device={device!r} is not a device: {str(error).splitlines()[0]}", hint=hint) from None
+    if module is None:
+        return found
+    if not module.is_available():
+        built = found.type != "cuda" or torch.version.cuda or torch.version.hip
+        raise ArgumentError(
+            f"device={device!r} cannot be used: torch {torch.__version__} finds none on this machine",
+            hint='check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use device="cpu"'
+            if built
+            else 'this torch is built without CUDA; install one with it, or use device="cpu"',
+        )
+    if found.index is not None and not 0 <= found.index < module.device_count():
+        raise ArgumentError(
+            f"device={device!r} is not there: this process sees {module.device_count()}, counted from 0",
+            hint="give a smaller number, or look at CUDA_VISIBLE_DEVICES",
+        )
+    return found
+
+
+class _Entry(Generic[T]):
+    """A result in hand, or the error or the end in its place."""
+
+    __slots__ = ("copy", "error", "is_end", "result")
+
+    def __init__(self, result: T | None = None, *, error: Exception | None = None, is_end: bool = False) -> None:
+        self.result, self.error, self.is_end = result, error, is_end
+        self.copy: Copy | None = None
+
+
+def _whole(result: Any) -> Any:
+    return result
+
+
+def _replaced(result: Any, batch: Any) -> Any:  # noqa: ARG001
+    return batch
+
+
+class Delivery(Generic[T]):
+    """An engine whose batches are on `device`.
+
+    On a CUDA device, up to `depth` batches more than the one that is handed over are on their way to it: whatever the
+    engine has ready is taken at each call, without waiting for more. Order, errors and the end are the engine's, each
+    in its turn. A batch is handed over at once, its copy perhaps not complete: the caller's current stream waits for
+    it, the caller does not. To use it on another stream, let that one wait for the current one, as for any tensor.
+
+    `of` returns the batch of a result (None: the result carries none and is passed on), `replaced` the result with
+    another batch in its place.
+    """
+
+    def __init__(
+        self,
+        engine: Engine[T],
+        device: torch.device,
+        *,
+        depth: int,
+        widen: OnTensor | None = None,
+        of: Callable[[T], Any] = _whole,
+        replaced: Callable[[T, Any], T] = _replaced,
+    ) -> None:
+        self._engine, self._depth, self._widen = engine, depth, widen
+        self._of, self._replaced = of, replaced
+        self._ahead: deque[_Entry[T]] = deque()
+        self._device = device
+        self._copies: CopyStream | None = None
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._copies = CopyStream(index, widen)
+            # Whoever drops this in mid-epoch may still use the batch that came last: its copy has to run to its end.
+            finalize(self, self._copies.in_flight.settle)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next result can be had without waiting."""
+        return bool(self._ahead) or self._engine.is_ready
+
+    def __next__(self) -> T:
+        ahead, copies = self._ahead, self._copies
+        if copies is not None:
+            copies.in_flight.release()
+        if not ahead:
+            self._take()
+        while len(ahead) <= self._depth and self._goes_on(ahead[-1]) and self._engine.is_ready:
+            self._take()
+        if copies is not None:
+            self._begin(copies)
+        # Taken out only now: an interrupt, until here, costs nothing.
+        entry = ahead.popleft()
+        if entry.is_end:
+            raise StopIteration
+        error, entry.error = entry.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # or the error would hold this frame, and the frame the error
+        return self._delivered(entry)
+
+    def close(self) -> None:
+        """End the engine, and let go of all batches in hand when their copies are complete."""
+        try:
+            self._engine.close()
+        finally:
+            if self._copies is not None:
+                self._copies.in_flight.settle()
+            self._ahead.clear()
+
+    def _take(self) -> None:
+        """Take one more result from the engine, or what it raises."""
+        try:
+            entry = _Entry(next(self._engine))
+        except StopIteration:
+            entry = _Entry(is_end=True)
+        except Exception as error:
+            # without this frame, through which it would hold this object, and the engine's threads with it
+            entry = _Entry(error=error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
+        self._ahead.append(entry)
+
+    @staticmethod
+    def _goes_on(entry: _Entry[T]) -> bool:
+        """Whether the engine may be asked for more: after an error or the end, only when the caller does."""
+        return entry.error is None and not entry.is_end
+
+    def _begin(self, copies: CopyStream) -> None:
+        """Start the copies of all that is in hand."""
+        for entry in self._ahead:
+            if entry.copy is not None or not self._goes_on(entry):
+                continue
+            result: Any = entry.result
+            batch = self._of(result)
+            if batch is None:
+                continue
+            try:
+                entry.copy = copies.begin(batch)
+            except Exception:
+                if entry is not self._ahead[0]:
+                    return  # it is tried again in its turn; if there was no memory on the device, there may be then
+                self._ahead.popleft()
+                raise
+            # from here on the host's batch is the copy's to hold, as long as it has to be
+            entry.result = self._replaced(result, None)
+
+    def _delivered(self, entry: _Entry[T]) -> T:
+        result: Any = entry.result
+        if self._copies is not None:
+            if entry.copy is None:
+                return result  # type: ignore[no-any-return]
+            return self._replaced(result, self._copies.handed_over(entry.copy))
+        batch = self._of(result)
+        if batch is None or (self._device.type == "cpu" and self._widen is None):
+            return result  # type: ignore[no-any-return]
+        return self._replaced(result, mapped(self._moved, batch, on_mover=self._sent))
+
+    # ---------------------------------------------------------------- without streams: the host, and other devices
+
+    def _moved(self, tensor: Tensor, field: str | None) -> Tensor:
+        tensor = tensor.to(self._device)
+        return tensor if self._widen is None else self._widen(tensor, field)
+
+    def _sent(self, thing: Any, field: str | None) -> Any:
+        if tensors_in(thing) == []:
+            return thing
+        thing = moved(thing, self._device, is_blocking=True)
+        return thing if self._widen is None else mapped(self._widen, thing, field=field)

@@ -1,0 +1,167 @@
+"""The tensors of a nested batch, each with the name of the field it is in."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from functools import lru_cache
+from inspect import Parameter, signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+OnTensor = Callable[[Tensor, str | None], Any]
+"""Takes a tensor and its field: the nearest dict key, named tuple field or dataclass field around it."""
+
+ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None), np.ndarray, np.str_, np.bytes_})
+"""What holds no tensor, told by its type without a further look."""
+
+
+def mapped(
+    on_tensor: OnTensor, batch: Any, *, on_mover: Callable[[Any, str | None], Any] | None = None, field: Any = None
+) -> Any:
+    """Return `batch` with every tensor replaced by what `on_tensor` makes of it.
+
+    Dicts and other mappings, lists, tuples, named tuples and dataclasses are rebuilt, of the same types; `batch` itself
+    stays as it is. Anything else is passed on untouched. `on_mover`, if given, is called for an object that can move
+    itself (see `moves_itself`), in place of a look inside.
+    """
+    kind = type(batch)
+    if kind in ATOMS:
+        return batch
+    if isinstance(batch, Tensor):
+        return on_tensor(batch, field)
+
+    def inner(item: Any, name: str | None) -> Any:
+        return mapped(on_tensor, item, on_mover=on_mover, field=name)
+
+    if kind is dict:
+        return {key: inner(item, _named(key, field)) for key, item in batch.items()}
+    if kind is list:
+        return [item if type(item) in ATOMS else inner(item, field) for item in batch]  # there may be many strings
+    if kind is tuple:
+        return tuple([inner(item, field) for item in batch])
+    if moves_itself(batch):
+        if on_mover is not None:
+            return on_mover(batch, field)
+        if isinstance(batch, tuple):
+            return batch  # a PackedSequence: its parts belong together
+    if isinstance(batch, tuple):
+        names = getattr(batch, "_fields", None)
+        if names is not None:
+            return kind(*[inner(item, name) for name, item in zip(names, batch)])
+        return kind([inner(item, field) for item in batch])
+    if isinstance(batch, list):
+        rebuilt = copy.copy(batch)
+        rebuilt[:] = [inner(item, field) for item in batch]
+        return rebuilt
+    if isinstance(batch, Mapping):
+        return _mapping(batch, {key: inner(item, _named(key, field)) for key, item in batch.items()})
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        clone: Any = copy.copy(batch)
+        for part in dataclasses.fields(batch):
+            # past `__setattr__`, because it may be frozen
+            object.__setattr__(clone, part.name, inner(getattr(batch, part.name), part.name))
+        return clone
+    return batch
+
+
+def moves_itself(thing: Any) -> bool:
+    """Whether `thing` has a method `to` of its own: a `PackedSequence`, a tokenizer's output, a user's batch class."""
+    return not isinstance(thing, type) and callable(getattr(type(thing), "to", None))
+
+
+def moved(thing: Any, device: torch.device, *, is_blocking: bool) -> Any:
+    """Return `thing`, which moves itself, on `device`."""
+    if is_blocking or not _takes_non_blocking(type(thing)):  # type: ignore[arg-type]
+        return thing.to(device)
+    return thing.to(device, non_blocking=True)
+
+
+def tensors_in(thing: Any) -> list[Tensor] | None:
+    """Return all tensors inside `thing`, through containers and attributes; None if some may be out of sight."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    waiting = [thing]
+    while waiting:
+        item = waiting.pop()
+        if type(item) in ATOMS or isinstance(item, _NO_TENSORS) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            found.append(item)
+            continue
+        parts = _parts(item)
+        if parts is None:
+            return None
+        waiting.extend(parts)
+    return found
+
+
+_NO_TENSORS = (
+    *(str, bytes, bytearray, memoryview, int, float, complex, range, slice, type, enum.Enum, np.generic),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+    *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType),
+)
+
+
+def _parts(thing: Any) -> Iterable[Any] | None:
+    """Return what is directly inside, or None if that cannot be seen."""
+    if isinstance(thing, np.ndarray):
+        return thing.flat if thing.dtype == object else ()
+    parts: list[Any] = []
+    can_be_seen = True
+    if isinstance(thing, dict):
+        parts.extend(thing.values())
+    elif isinstance(thing, list | tuple | set | frozenset | deque):
+        parts.extend(thing)
+    else:
+        can_be_seen = False
+    if (attributes := getattr(thing, "__dict__", None)) is not None:
+        parts.extend(attributes.values())
+        can_be_seen = True
+    for kind in type(thing).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            member = kind.__dict__.get(f"_{kind.__name__.lstrip('_')}{name}" if _is_private(name) else name)
+            if isinstance(member, types.MemberDescriptorType):
+                can_be_seen = True
+                try:
+                    parts.append(member.__get__(thing))
+                except AttributeError:  # never set
+                    continue
+    return parts if can_be_seen else None
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("__") and not name.endswith("__")
+
+
+def _named(key: Any, field: str | None) -> str | None:
+    return key if isinstance(key, str) else field
+
+
+def _mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    if isinstance(batch, MutableMapping):
+        rebuilt = copy.copy(batch)
+        rebuilt.update(items)
+        return rebuilt
+    try:
+        return type(batch)(items)  # type: ignore[call-arg]
+    except TypeError:
+        return items
+
+
+@lru_cache(maxsize=256)
+def _takes_non_blocking(kind: type) -> bool:
+    try:
+        parameters = signature(kind.to).parameters  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return False
+    return "non_blocking" in parameters or any(part.kind is Parameter.VAR_KEYWORD for part in parameters.values())

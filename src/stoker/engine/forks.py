@@ -1,0 +1,101 @@
+"""Batches in the hands of a forked child.
+
+A child that the trainer's code forks has the batches that the trainer held just then, in the same memory. The trainer
+may let go of them, but their slots must not be used again while the child may be looking. Nothing tells a parent when
+a child is done with something; but a pipe, whose one end only the child has, tells when it has ended or become another
+program.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+from weakref import WeakSet, finalize
+
+
+class Guard:
+    """Knows whether a forked child still has the memory it was born with."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+        self._close = finalize(self, os.close, descriptor)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the child is gone."""
+        return not self._close.alive or bool(self._poll.poll(0))
+
+
+class Sharer(Protocol):
+    """Whoever has memory that a fork may share."""
+
+    def is_concerned(self) -> bool:
+        """Whether anyone uses that memory now."""
+        ...
+
+    def guard(self, guard: Guard) -> None:
+        """Leave what is used now as it is until the guard is over."""
+        ...
+
+
+class _Local(threading.local):
+    pipe: tuple[int, int] | None = None
+    is_exempt: bool = False
+
+
+_local = _Local()
+_sharers: WeakSet[Any] = WeakSet()
+
+
+def watch(sharer: Sharer) -> None:
+    """Ask `sharer` before every fork, as long as it lives."""
+    _sharers.add(sharer)
+
+
+@contextmanager
+def forking() -> Iterator[None]:
+    """Fork a worker of ours. It looks at no batch of the trainer's, so that nothing has to be guarded.
+
+    And it must not collect the trainer's garbage: what is on an accelerator crashes a child that lets go of it, and
+    looking through all objects would copy the pages they are on.
+    """
+    previous, _local.is_exempt = _local.is_exempt, True
+    thaws = not gc.get_freeze_count()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if thaws:
+            gc.unfreeze()
+        _local.is_exempt = previous
+
+
+def _before() -> None:
+    if not _local.is_exempt and any(sharer.is_concerned() for sharer in _sharers):
+        _local.pipe = os.pipe()
+
+
+def _after_in_parent() -> None:
+    if _local.pipe is not None:
+        (reading, writing), _local.pipe = _local.pipe, None
+        os.close(writing)
+        guard = Guard(reading)
+        for sharer in _sharers:
+            if sharer.is_concerned():
+                sharer.guard(guard)
+
+
+def _after_in_child() -> None:
+    if _local.pipe is not None:
+        os.close(_local.pipe[0])  # the other end stays open until this process ends, or becomes another program
+        _local.pipe = None
+
+
+os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

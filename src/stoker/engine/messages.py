@@ -1,0 +1,94 @@
+"""What the trainer and its workers say to each other: small packets, whole or not at all.
+
+They go through sockets that keep packets apart (SOCK_SEQPACKET), so that any number of workers can wait at one socket
+and each packet goes to exactly one of them, without a lock that a killed worker could keep.
+"""
+
+from __future__ import annotations
+
+import errno
+import pickle
+import socket
+import struct
+from typing import Any, NamedTuple
+
+from stoker.engine.arena import Extent
+from stoker.errors import OutOfDescriptors
+
+INLINE_BYTES = 4096
+"""Longer contents lie in the slot, so that a socket holds many packets."""
+
+PACKET_BYTES = 1 << 17
+"""The longest packet: errors that found no slot travel in it whole."""
+
+READY, WHOLE, VIEWS, FAILURE = range(4)
+"""A worker is ready to work; a result that is wholly in its content; one that views its slot; an error."""
+
+_ORDER = struct.Struct("<QIIQQQ")
+_REPLY = struct.Struct("<IIQQQQQ")
+
+
+class Order(NamedTuple):
+    """Make this."""
+
+    ticket: int
+    slot: int
+    in_slot: int
+    """Bytes of the content at the beginning of the slot; 0 if the content is here."""
+    extent: Extent
+    wanted: int
+    """How big a slot should be."""
+    content: bytes | bytearray
+
+    def packet(self) -> bytes:
+        """Return it as bytes."""
+        return _ORDER.pack(self.ticket, self.slot, self.in_slot, *self.extent, self.wanted) + self.content
+
+
+def order_in(packet: bytes | bytearray) -> Order:
+    """Return the order that a packet holds."""
+    ticket, slot, in_slot, offset, num_bytes, wanted = _ORDER.unpack_from(packet)
+    return Order(ticket, slot, in_slot, Extent(offset, num_bytes), wanted, packet[_ORDER.size :])
+
+
+class Reply(NamedTuple):
+    """This came of it."""
+
+    worker: int
+    kind: int
+    ticket: int
+    extent: Extent
+    """Where the slot is now."""
+    start: int
+    size: int
+    """Where the content lies in the slot; a size of 0 if it is here."""
+    content: bytes | bytearray
+
+    def packet(self) -> bytes:
+        """Return it as bytes."""
+        head = _REPLY.pack(self.worker, self.kind, self.ticket, *self.extent, self.start, self.size)
+        return head + self.content
+
+
+def reply_in(packet: bytes | bytearray) -> Reply:
+    """Return the reply that a packet holds."""
+    worker, kind, ticket, offset, num_bytes, start, size = _REPLY.unpack_from(packet)
+    return Reply(worker, kind, ticket, Extent(offset, num_bytes), start, size, packet[_REPLY.size :])
+
+
+def channel() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a channel for packets."""
+    try:
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise OutOfDescriptors("a channel to the worker processes") from error
+        raise
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)  # as much as the system allows
+    return ends
+
+
+def written(value: Any) -> bytes:
+    """Return a value as the content of an order."""
+    return pickle.dumps(value, 5)

@@ -1,0 +1,228 @@
+"""The trainer's side of the slots: which are free, and when one may be used again.
+
+A slot is *leased* with its batch: every tensor of the batch views the lease, and when the last of them is gone the slot
+comes back. Whoever keeps batches makes the ring grow; when they are let go, it shrinks again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+from weakref import WeakSet, finalize
+
+from stoker.engine.arena import REGION_BYTES, Arena, Extent
+from stoker.engine.forks import Guard, watch
+
+WINDOW = 256
+"""Leases over which the number of slots in use at once is watched, before slots that were not needed are freed."""
+
+
+class PageLock(Protocol):
+    """Locks memory into place, so that an accelerator can read it by itself."""
+
+    def lock(self, address: int, num_bytes: int) -> bool:
+        """Lock; return whether that was allowed."""
+        ...
+
+    def unlock(self, address: int) -> None:
+        """Unlock, before the memory is unmapped."""
+        ...
+
+    def fence(self) -> Callable[[], bool]:
+        """Return what tells whether every copy begun before now is complete."""
+        ...
+
+
+class Slot:
+    """One batch's memory."""
+
+    __slots__ = ("address", "extent", "guards", "is_leased", "is_locked", "kind", "memory", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.extent = Extent(0, 0)
+        self.memory: mmap.mmap | None = None
+        self.kind: Any = None
+        self.address = 0
+        self.is_locked = self.is_leased = False
+        self.guards: list[Guard] = []
+        """Of forked children that have seen the batch in it."""
+
+
+class Ring:
+    """The slots of one loader, for as long as it lives."""
+
+    def __init__(self, page_lock: PageLock | None = None, *, is_watched: bool = False) -> None:
+        self.arena = Arena()
+        self.page_lock = page_lock
+        self._is_watched = is_watched
+        """Whoever copies from the slots to a device keeps the batch until the copy is complete."""
+        self.num_regions = 0
+        self.wanted_bytes = 0
+        """What the largest batch so far needed."""
+        self.num_slots = 0
+        self._next_number = 0
+        self._slots: dict[int, Slot] = {}
+        self._free: list[Slot] = []
+        self._returned: deque[Slot] = deque()  # appended to by finalizers, which may run at any point of any thread
+        self._cooling: deque[tuple[Callable[[], bool], list[Slot]]] = deque()
+        self._guarded: list[Slot] = []
+        self._num_leases = 0
+        self._most = self._most_before = 0
+        self._is_closed = False
+        self._process = os.getpid()
+        watch(self)
+        if page_lock is not None:
+            _locking.add(self)
+
+    def new_region(self) -> int:
+        """Return the number of a region that nobody else has."""
+        self.num_regions += 1
+        return self.num_regions - 1
+
+    def reclaim(self, region: int) -> None:
+        """Free what nobody will use in the region of a process that is gone: all but the slots that are there."""
+        start, stop = region * REGION_BYTES, (region + 1) * REGION_BYTES
+        kept = sorted(slot.extent for slot in self._slots.values() if start <= slot.extent.offset < stop)
+        for extent in kept:
+            self.arena.empty(start, extent.offset)
+            start = extent.stop
+        self.arena.empty(start, stop)
+
+    def take(self) -> Slot:
+        """Return a slot that nobody uses, a new one if need be."""
+        if self._returned or self._cooling or self._guarded:
+            self._sort_in()
+        slot = self._free.pop() if self._free else self._new()
+        in_use = self.num_slots - len(self._free)
+        if in_use > self._most:
+            self._most = in_use
+        self._num_leases += 1
+        if self._num_leases % WINDOW == 0:
+            self._most_before, self._most = self._most, in_use
+            while self._free and self.num_slots > max(self._most, self._most_before):
+                self._retire(self._free.pop(0))
+        return slot
+
+    def _new(self) -> Slot:
+        slot = Slot(self._next_number)
+        self._next_number += 1
+        self.num_slots += 1
+        self._slots[slot.number] = slot
+        return slot
+
+    def adopt(self, slot: Slot, extent: Extent) -> None:
+        """Note that a worker has moved the slot to a bigger extent."""
+        self._forget(slot)
+        slot.extent = extent
+        slot.memory = memory = self.arena.mapped(extent)
+        slot.kind = ctypes.c_char * extent.num_bytes
+        slot.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        if self.page_lock is not None:
+            slot.is_locked = self.page_lock.lock(slot.address, extent.num_bytes)
+
+    def lease(self, slot: Slot) -> Any:
+        """Return the slot's memory as an object that can be viewed; when it is gone, the slot is free."""
+        lease = slot.kind.from_buffer(slot.memory)
+        # Not at the interpreter's exit: whoever holds the batch then may still be reading it.
+        finalize(lease, self.give_back, slot).atexit = False
+        slot.is_leased = True
+        return lease
+
+    def give_back(self, slot: Slot) -> None:
+        """Note that nobody uses a slot any more."""
+        slot.is_leased = False
+        self._returned.append(slot)
+        if self._is_closed:
+            self._retire_returned()
+
+    def close(self) -> None:
+        """Free what is free. Slots whose batches are still kept are freed when those are gone."""
+        if os.getpid() != self._process:
+            return
+        self._is_closed = True
+        for _, slots in self._cooling:
+            self._returned.extend(slots)
+        self._cooling.clear()
+        self._returned.extend(self._free + self._guarded)
+        self._free.clear()
+        self._guarded.clear()
+        self._retire_returned()
+
+    def unlock(self) -> None:
+        """Unlock all slots, also those that are leased: the process is about to end."""
+        if os.getpid() == self._process:
+            for slot in self._slots.values():
+                self._unlock(slot)
+
+    def _retire_returned(self) -> None:
+        if os.getpid() != self._process:
+            return  # in a fork the slots are the parent's
+        while self._returned:
+            self._retire(self._returned.popleft())
+
+    def is_concerned(self) -> bool:
+        """Whether a fork would share a batch."""
+        return os.getpid() == self._process and any(slot.is_leased for slot in self._slots.values())
+
+    def guard(self, guard: Guard) -> None:
+        """Do not use slots with batches again that a forked child may be looking at."""
+        for slot in self._slots.values():
+            if slot.is_leased:
+                slot.guards.append(guard)
+
+    def _sort_in(self) -> None:
+        returned, self._guarded = self._guarded, []
+        while self._returned:
+            returned.append(self._returned.popleft())
+        if any(slot.guards for slot in returned):
+            self._guarded = [slot for slot in returned if not _is_unguarded(slot)]
+            returned = [slot for slot in returned if not slot.guards]
+        if self.page_lock is None or self._is_watched:
+            self._free.extend(returned)
+            return
+        # The trainer may have begun a copy to the device from a page-locked batch, and let go of it at once.
+        if returned:
+            self._cooling.append((self.page_lock.fence(), returned))
+        while self._cooling and self._cooling[0][0]():
+            self._free.extend(self._cooling.popleft()[1])
+
+    def _retire(self, slot: Slot) -> None:
+        self._forget(slot)
+        self._slots.pop(slot.number, None)
+        self.num_slots -= 1
+
+    def _forget(self, slot: Slot) -> None:
+        """Let go of the slot's memory: unlocked first, because a driver must not see it vanish."""
+        if slot.memory is None:
+            return
+        self._unlock(slot)
+        if _is_unguarded(slot):
+            self.arena.empty(slot.extent.offset, slot.extent.stop)
+        slot.memory = slot.kind = None
+        slot.extent = Extent(0, 0)
+
+    def _unlock(self, slot: Slot) -> None:
+        if slot.is_locked:
+            assert self.page_lock is not None
+            self.page_lock.unlock(slot.address)
+            slot.is_locked = False
+
+
+def _is_unguarded(slot: Slot) -> bool:
+    slot.guards = [guard for guard in slot.guards if not guard.is_over]
+    return not slot.guards
+
+
+_locking: WeakSet[Ring] = WeakSet()
+
+
+@atexit.register
+def _unlock_all() -> None:
+    for ring in _locking:
+        ring.unlock()

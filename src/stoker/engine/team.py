@@ -1,0 +1,653 @@
+"""The worker processes of a loader, seen from the trainer: start, orders, replies, deaths, end.
+
+Orders lie in a channel at which all workers wait, so that work goes to whoever is free. Each order names the slot to be
+filled. A worker that dies loses nothing but time: it is replaced, and what it was at is ordered again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import select
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, reduction
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import finalize
+
+from stoker.engine.arena import Region, memory_file
+from stoker.engine.cargo import Cargo
+from stoker.engine.forks import forking
+from stoker.engine.messages import (
+    FAILURE,
+    INLINE_BYTES,
+    PACKET_BYTES,
+    READY,
+    VIEWS,
+    Order,
+    Reply,
+    channel,
+    order_in,
+    reply_in,
+)
+from stoker.engine.parcel import unpacked
+from stoker.engine.ring import Ring, Slot
+from stoker.engine.worker import LANES, STACKS_SIGNAL, Job, Seat, work
+from stoker.errors import NotPicklable, OutOfDescriptors, WorkerDied, WorkerError
+
+T = TypeVar("T")
+
+MAX_ENDS = 3
+"""Workers that a batch, or the start, may end before it is to blame."""
+
+PATIENCE_SECONDS = 1.0
+"""How long a worker may take to end by itself, and then to end when told to, before it is killed."""
+
+
+class Errand(Protocol[T]):
+    """What is to be made, and what the engine has to know about it."""
+
+    def __next__(self) -> Any:
+        """Return the next recipe."""
+        ...
+
+    def content(self, recipe: Any, /) -> Any:
+        """Return what a worker needs to know of a recipe. An error is raised in the place of its result."""
+        ...
+
+    def result(self, recipe: Any, answer: Any, /) -> T:
+        """Return the result that a worker's answer stands for."""
+        ...
+
+    def worker_of(self, recipe: Any, /) -> int:
+        """Return the worker that has to make it, if not just anyone may."""
+        ...
+
+    def restarted(self, lost: list[Any], received: list[T], /) -> list[Any]:
+        """Return the recipes to be sent to a new worker for those that were lost with the old one, in their order.
+
+        `received` are the results of the old one that were not yet handed over. Only asked where not just anyone may
+        make a recipe.
+        """
+        ...
+
+    def described(self, recipe: Any, /) -> str:
+        """Return what is in a recipe, for an error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staff:
+    """How many work, and how."""
+
+    num_workers: int
+    num_threads: int
+    prefetch_factor: int
+    context: Any
+    seed: int
+    timeout: float = 0
+    in_order: bool = True
+    is_assigned: bool = False
+    """Each recipe belongs to one worker, and not to whoever is free."""
+    small_bytes: int
+    pins_small: bool = False
+
+    @property
+    def start_method(self) -> str:
+        """How processes are started."""
+        method = self.context.get_start_method()
+        assert isinstance(method, str)
+        return method
+
+
+class Pending:
+    """An order that was given."""
+
+    __slots__ = ("ends", "error", "queue", "recipe", "reply", "result", "slot", "ticket", "worker")
+
+    def __init__(self, queue: Queue[Any], recipe: Any) -> None:
+        self.queue, self.recipe = queue, recipe
+        self.ticket = 0
+        self.slot: Slot | None = None
+        self.worker = 0
+        self.reply: Reply | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.ends: list[str] = []
+        """How the workers ended that were at it."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is an answer or an error."""
+        return self.reply is not None or self.error is not None
+
+
+class Queue(Generic[T]):
+    """What one iteration has ordered and not yet handed over, in order."""
+
+    def __init__(self, errand: Errand[T], *, in_order: bool) -> None:
+        self.errand, self.in_order = errand, in_order
+        self.entries: deque[Pending] = deque()
+        self.is_exhausted = self.is_over = False
+
+    def note(self, pending: Pending) -> bool:
+        """Note that an order is done; return whether anyone waits for it."""
+        if not self.in_order and not self.is_over:  # first come, first served
+            self.entries.remove(pending)
+            at = next((at for at, entry in enumerate(self.entries) if not entry.is_done), len(self.entries))
+            self.entries.insert(at, pending)
+        return not self.is_over
+
+
+class _Descriptor:
+    """A descriptor that a process takes with it, however it is started."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.close = finalize(self, os.close, descriptor)
+
+    def __reduce__(self) -> Any:
+        return _same_descriptor, (reduction.DupFd(self.descriptor),)
+
+
+def _same_descriptor(descriptor: Any) -> _Descriptor:
+    return _Descriptor(descriptor.detach())
+
+
+class Team:
+    """The workers, the channels and the orders given. Knows nothing of who owns it, whose end is its end."""
+
+    def __init__(self, job: Job, staff: Staff, ring: Ring) -> None:
+        self.job, self.staff, self.ring = job, staff, ring
+        self.process = os.getpid()
+        self.is_running = self.is_closed = False
+        self.failure: BaseException | None = None
+        """Why no worker can be had."""
+        self.queue: Queue[Any] | None = None
+        """That of the iteration that is on."""
+        self.cargo: Cargo | None = None
+        self.pending: dict[int, Pending] = {}
+        self._last_ticket = 0
+        self._backlog: deque[Pending] = deque()
+        """Orders for which the channel had no room."""
+        self._doubtful: dict[int, tuple[Slot, set[int]]] = {}
+        """Slots that a worker may still write to, by the ticket, with the workers it could be."""
+        self._ready: set[int] = set()
+        self._processes: dict[int, Any] = {}
+        self._sentinels: dict[int, int] = {}
+        self._to_start: deque[int] = deque()
+        self._failed_starts: list[str] = []
+        self._orders: list[tuple[socket.socket, socket.socket]] = []
+        """For each channel the trainer's end and the workers'. The trainer keeps both: new workers need theirs."""
+        self._region = Region(ring.arena, ring.new_region())
+        self._board_extent = self._region.allocated(8 * LANES * staff.num_workers)
+        self._board = ring.arena.numbers(self._board_extent)
+        """One cell for each lane of each worker: the ticket of what it is working on."""
+        self._regions: dict[int, int] = {}
+        """Where each worker allocates."""
+        self._buffer = bytearray(PACKET_BYTES)
+
+    # ------------------------------------------------------------ start and end
+
+    def start(self) -> None:
+        """Start the workers; those beyond the number of cores start when others have."""
+        staff = self.staff
+        if staff.start_method != "fork" and self.cargo is None:
+            job = self.job
+            parts = {
+                "the dataset": job.dataset,
+                "worker_init_fn": job.worker_init_fn,
+                "the collate function": job.maker,
+            }
+            self.cargo = Cargo(job, parts=parts, start_method=staff.start_method)
+        self.failure = None
+        self._failed_starts.clear()
+        self._poll = select.poll()
+        self._stacks = _Descriptor(memory_file("stoker-stacks"))
+        self._ends: list[Callable[[], Any]] = [self._stacks.close]
+        try:
+            self._replies, self._workers_replies = self._channel()
+            self.is_running = True
+            self._poll.register(self._replies, select.POLLIN)
+            for _ in range(staff.num_workers if staff.is_assigned else 1):
+                self._orders.append(self._channel())
+            at_once = staff.num_workers
+            if staff.start_method != "fork":  # they import and unpack, and would only keep each other from it
+                at_once = max(2, len(os.sched_getaffinity(0)))
+            self._to_start = deque(range(staff.num_workers))
+            for _ in range(min(at_once, staff.num_workers)):
+                self._start_next()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _channel(self) -> tuple[socket.socket, socket.socket]:
+        ends = channel()
+        self._ends += [end.close for end in ends]
+        return ends
+
+    def _start_next(self) -> None:
+        if self._to_start:
+            self._start_one(self._to_start.popleft())
+
+    def _start_one(self, worker: int) -> None:
+        staff, ring = self.staff, self.ring
+        self._board[worker * LANES : (worker + 1) * LANES] = memoryview(bytes(8 * LANES)).cast("Q")
+        is_fork = staff.start_method == "fork"
+        self._regions[worker] = ring.new_region()
+        seat = Seat(
+            worker=worker,
+            num_workers=staff.num_workers,
+            num_threads=staff.num_threads,
+            seed=staff.seed,
+            small_bytes=staff.small_bytes,
+            arena=ring.arena,
+            region=self._regions[worker],
+            board=self._board_extent,
+            orders=self._orders[worker if staff.is_assigned else 0][1],
+            replies=self._workers_replies,
+            stacks=self._stacks,
+            trainer=os.getpid(),
+            is_from_main_thread=threading.current_thread() is threading.main_thread(),
+            trainers_ends=(self._replies, *(end for end, _ in self._orders)) if is_fork else (),
+        )
+        process = staff.context.Process(
+            target=work, args=(seat, self.job if is_fork else self.cargo), daemon=True, name=f"stoker-{worker}"
+        )
+        try:
+            with _interrupts_held(), forking() if is_fork else nullcontext():
+                process.start()
+        except BaseException as error:
+            self.stop()  # with fewer workers, what is lost would be waited for in vain
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise OutOfDescriptors(f"worker process {worker}") from error
+            if isinstance(error, OSError):
+                raise WorkerError(
+                    f"worker process {worker} could not be started: {error}\n"
+                    "hint: there may be too little memory or too many processes (`ulimit -u`); use fewer workers"
+                ) from error
+            if isinstance(error, TypeError | AttributeError | pickle.PicklingError):
+                reason = f"{type(error).__name__}: {error}"
+                raise NotPicklable("the dataset", reason=reason, start_method=staff.start_method) from error
+            raise
+        self._processes[worker] = process
+        self._sentinels[process.sentinel] = worker
+        self._poll.register(process.sentinel, select.POLLIN)
+
+    def stop(self) -> None:
+        """End the workers before control returns. Orders that were not answered stay, for `start` to go on with."""
+        if os.getpid() != self.process or not self.is_running:
+            return
+        self.is_running = False
+        for number in range(len(self._orders)):
+            self._drained(number)
+        for ours in (self._replies, *(ours for ours, _ in self._orders)):
+            with suppress(OSError):
+                ours.shutdown(socket.SHUT_RDWR)  # also for copies of this end that a fork has
+        self._end_processes()
+        for end in self._ends:
+            end()
+        self._orders.clear()
+        for slot, _ in self._doubtful.values():
+            self.ring.give_back(slot)
+        self._doubtful.clear()
+        self._backlog.clear()
+
+    def _end_processes(self) -> None:
+        processes = list(self._processes.values())
+        try:
+            _wait_for(processes)
+            for process in processes:
+                process.terminate()
+            _wait_for(processes)
+        finally:  # also when Ctrl-C comes a second time
+            for process in processes:
+                process.kill()
+                process.join()
+                process.close()
+        self._processes.clear()
+        self._sentinels.clear()
+        self._ready.clear()
+
+    def close(self) -> None:
+        """End the workers and forget all orders, for good."""
+        if os.getpid() != self.process:
+            return
+        self.is_closed = True
+        self.stop()
+        for pending in self.pending.values():
+            if pending.slot is not None:
+                self.ring.give_back(pending.slot)
+                pending.slot = None
+        self.pending.clear()
+        self.ring.arena.empty(self._board_extent.offset, self._board_extent.stop)
+        if self.cargo is not None:
+            self.cargo.close()
+            self.cargo = None
+
+    # ------------------------------------------------------------ orders
+
+    def give(self, pending: Pending) -> None:
+        """Order something to be made."""
+        pending.slot = self.ring.take()
+        pending.worker = pending.queue.errand.worker_of(pending.recipe) if self.staff.is_assigned else 0
+        self._number(pending)
+        self._send(pending)
+
+    def _number(self, pending: Pending) -> None:
+        self._last_ticket += 1
+        pending.ticket = self._last_ticket
+        self.pending[pending.ticket] = pending
+
+    def _send(self, pending: Pending) -> None:
+        try:
+            content = pickle.dumps(pending.queue.errand.content(pending.recipe), 5)
+        except Exception as error:
+            pending.error = error
+            self._forget(pending)
+            pending.queue.note(pending)
+            return
+        slot, in_slot = pending.slot, 0
+        assert slot is not None
+        if len(content) > INLINE_BYTES:
+            if slot.extent.num_bytes < len(content):
+                self.ring.adopt(slot, self._region.allocated(max(len(content), self.ring.wanted_bytes)))
+            assert slot.memory is not None
+            in_slot = len(content)
+            slot.memory[:in_slot] = content
+            content = b""
+        order = Order(pending.ticket, slot.number, in_slot, slot.extent, self.ring.wanted_bytes, content)
+        try:
+            self._orders[pending.worker][0].send(order.packet(), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self._backlog.append(pending)
+
+    def _forget(self, pending: Pending) -> None:
+        """An order is over: its slot is free."""
+        self.pending.pop(pending.ticket, None)
+        if pending.slot is not None:
+            self.ring.give_back(pending.slot)
+            pending.slot = None
+
+    def _drained(self, number: int) -> list[int]:
+        """Take orders that nobody has taken back out of a channel; return their tickets."""
+        tickets = []
+        with suppress(BlockingIOError):
+            while packet := self._orders[number][1].recv(PACKET_BYTES, socket.MSG_DONTWAIT):
+                tickets.append(order_in(packet).ticket)
+        return tickets
+
+    def end(self, queue: Queue[Any]) -> None:
+        """Nobody waits for a queue's results any more. Orders that nobody has taken are forgotten."""
+        if queue.is_over:
+            return
+        queue.is_over = True
+        for pending in queue.entries:
+            if pending.reply is not None and pending.slot is not None:
+                self.ring.give_back(pending.slot)
+                pending.slot = None
+        queue.entries.clear()
+        if not self.is_running:
+            return
+        for pending in self._backlog:
+            self._forget(pending)
+        for number in range(len(self._orders)):
+            for ticket in self._drained(number):
+                if ticket in self.pending:
+                    self._forget(self.pending[ticket])
+        self._backlog.clear()
+
+    # ------------------------------------------------------------ replies
+
+    def receive(self, seconds: float | None) -> bool:
+        """Take in one message, or the death of a worker; return whether one came within `seconds`."""
+        while True:
+            try:
+                size = self._replies.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                pass
+            else:
+                self._take_in(reply_in(self._buffer[:size]))
+                return True
+            if seconds == 0:
+                return False
+            if self._backlog:
+                backlog, self._backlog = self._backlog, deque()
+                for pending in backlog:
+                    self._send(pending)
+            # ready messages first: what a worker said before it died counts
+            events = self._poll.poll(None if seconds is None else max(1, int(seconds * 1000)))
+            if not events:
+                return False
+            ended = [self._sentinels[number] for number, _ in events if number in self._sentinels]
+            if ended and all(number in self._sentinels for number, _ in events):
+                for worker in ended:
+                    self._bury(worker)
+                return True
+
+    def _take_in(self, reply: Reply) -> None:
+        worker = reply.worker
+        if self._doubtful:
+            self._clear_doubts(reply)
+        if reply.kind == READY:
+            self._ready.add(worker)
+            self._failed_starts.clear()
+            self._start_next()
+            return
+        if not reply.ticket:
+            self.failure = pickle.loads(reply.content).error()
+            self.failure.add_note(f"raised at the start of worker {worker}")
+            return
+        pending = self.pending.pop(reply.ticket, None)
+        if pending is None:
+            return  # ordered again meanwhile
+        slot = pending.slot
+        assert slot is not None
+        if reply.extent != slot.extent:
+            self.ring.adopt(slot, reply.extent)
+            self.ring.wanted_bytes = max(self.ring.wanted_bytes, reply.extent.num_bytes)
+        pending.reply = reply
+        if not pending.queue.note(pending):
+            self.ring.give_back(slot)
+            pending.slot = None
+
+    def result_of(self, pending: Pending) -> Any:
+        """Return the result of an answered order, or its error."""
+        if pending.error is None and pending.result is None:
+            self._open(pending)
+        return pending.result if pending.error is None else pending.error
+
+    def _open(self, pending: Pending) -> None:
+        reply, slot = pending.reply, pending.slot
+        assert reply is not None
+        assert slot is not None
+        parcel: Any = reply.content
+        if reply.size:
+            assert slot.memory is not None
+            parcel = memoryview(slot.memory)[reply.start : reply.start + reply.size]
+        try:
+            if reply.kind == FAILURE:
+                pending.error = _raisable(pickle.loads(parcel).error(), reply.worker)
+            else:
+                # the lease gives the slot back from here on
+                lease, pending.slot = (self.ring.lease(slot), None) if reply.kind == VIEWS else (None, slot)
+                answer = unpacked(parcel, lease, pins=self.staff.pins_small)
+                pending.result = pending.queue.errand.result(pending.recipe, answer)
+        except Exception as error:
+            pending.error = error.with_traceback(None)
+        if pending.slot is not None:
+            pending.slot = None
+            self.ring.give_back(slot)
+
+    # ------------------------------------------------------------ deaths
+
+    def _bury(self, worker: int) -> None:
+        """A worker has ended without a word: replace it, and order again what it was at."""
+        process = self._processes.pop(worker)
+        self._poll.unregister(process.sentinel)
+        del self._sentinels[process.sentinel]
+        process.join()
+        end = _named_end(process.exitcode)
+        process.close()
+        self.ring.reclaim(self._regions[worker])
+        if worker not in self._ready:
+            self._failed_starts.append(end)
+            if len(self._failed_starts) >= MAX_ENDS:
+                self.failure = WorkerDied("the start", ends=self._failed_starts)
+            if self.failure is not None:
+                return
+        self._ready.discard(worker)
+        cells = range(worker * LANES, (worker + 1) * LANES)
+        at = [self.pending[self._board[cell]] for cell in cells if self._board[cell] in self.pending]
+        for pending in at:
+            pending.ends.append(end)
+        lost = self._lost_with_one_of_many(worker, at) if not self.staff.is_assigned else self._lost_with(worker)
+        self._start_one(worker)
+        self._send_again(lost)
+
+    def _lost_with(self, worker: int) -> list[Pending]:
+        """Return what has to be ordered again where each worker has orders of its own."""
+        self._drained(worker)
+        self._backlog = deque(pending for pending in self._backlog if pending.worker != worker)
+        return [pending for pending in self.pending.values() if pending.worker == worker]
+
+    def _lost_with_one_of_many(self, worker: int, at: list[Pending]) -> list[Pending]:
+        """Return what has to be ordered again where orders are for whoever is free.
+
+        What nobody has taken is still in the channel. What the board shows is in somebody's hands. Between the two lies
+        a moment in which a worker has an order and has not said so: what is neither here nor there may be lost with
+        the dead or just be taken by someone alive, so it is made in another slot, and the old one stays untouched
+        until it is known that nobody writes to it.
+        """
+        waiting = set(self._drained(0)) | {pending.ticket for pending in self._backlog}
+        self._backlog.clear()
+        alive = self._ready - {worker}
+        board = self._board
+        shown = {board[cell] for other in alive for cell in range(other * LANES, (other + 1) * LANES)}
+        again = []
+        for pending in list(self.pending.values()):
+            if pending in at or pending.ticket in waiting:
+                again.append(pending)
+            elif pending.ticket not in shown:
+                self.pending.pop(pending.ticket)
+                assert pending.slot is not None
+                if alive:
+                    self._doubtful[pending.ticket] = (pending.slot, set(alive))
+                else:
+                    self.ring.give_back(pending.slot)
+                pending.slot = self.ring.take()
+                self._number(pending)
+                again.append(pending)
+        first = {id(pending) for pending in at}  # it is waited for the longest
+        return sorted(again, key=lambda pending: (id(pending) not in first, pending.ticket))
+
+    def _clear_doubts(self, reply: Reply) -> None:
+        """A worker that says anything has no order that it has not said so of, but the one it speaks of."""
+        for ticket, (slot, suspects) in list(self._doubtful.items()):
+            suspects.discard(reply.worker)
+            if ticket == reply.ticket and reply.extent != slot.extent:
+                self.ring.adopt(slot, reply.extent)
+            if not suspects or ticket == reply.ticket:
+                del self._doubtful[ticket]
+                self.ring.give_back(slot)
+
+    def _send_again(self, lost: list[Pending]) -> None:
+        kept = []
+        for pending in lost:
+            if pending.queue.is_over:
+                self._forget(pending)
+            elif len(pending.ends) >= MAX_ENDS:
+                pending.error = WorkerDied(pending.queue.errand.described(pending.recipe), ends=pending.ends)
+                self._forget(pending)
+                pending.queue.note(pending)
+            else:
+                kept.append(pending)
+        if self.staff.is_assigned:
+            kept = self._renew(kept)  # also when nothing is lost: the new worker has to know where to begin
+        for pending in kept:
+            self._send(pending)
+
+    def _renew(self, lost: list[Pending]) -> list[Pending]:
+        """Ask for recipes that new workers can make, which do not know what the old ones did."""
+        queue = self.queue
+        if queue is None or queue.is_over:
+            return []
+        results = [self.result_of(pending) for pending in queue.entries if pending.reply is not None]
+        received = [result for result in results if not isinstance(result, BaseException)]
+        own = [pending for pending in lost if pending.queue is queue]
+        for pending, recipe in zip(
+            own, queue.errand.restarted([pending.recipe for pending in own], received), strict=True
+        ):
+            pending.recipe = recipe
+        return own
+
+    def go_on(self) -> None:
+        """Start again after a stop: everything that was not answered is ordered again."""
+        self.start()
+        self._send_again(list(self.pending.values()))
+
+    def stacks(self, pending: Pending) -> str:
+        """Return the stacks of the worker that is at an order, or of all, if nobody is."""
+        board = self._board
+        ready = [worker for worker in self._processes if worker in self._ready]
+        at = [worker for worker in ready if pending.ticket in board[worker * LANES : (worker + 1) * LANES].tolist()]
+        if not ready:
+            return "(no worker has started yet)"
+        return "\n".join(f"worker {worker}:\n{self._stack(worker)}" for worker in at or ready)
+
+    def _stack(self, worker: int) -> str:
+        descriptor = self._stacks.descriptor
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.kill(self._processes[worker].pid, STACKS_SIGNAL)
+        size, deadline = -1, time.monotonic() + 2
+        # whoever writes does not say when it is done: wait until nothing more comes
+        while time.monotonic() < deadline and (size <= 0 or size != os.fstat(descriptor).st_size):
+            size = os.fstat(descriptor).st_size
+            time.sleep(0.05)
+        return os.pread(descriptor, 1 << 20, 0).decode(errors="replace") or "(it does not answer)\n"
+
+
+def _wait_for(processes: list[Any]) -> None:
+    """Wait for processes to end, as long as we have patience."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    left = processes
+    while left and (seconds := deadline - time.monotonic()) > 0:
+        connection.wait([process.sentinel for process in left], seconds)
+        left = [process for process in left if process.is_alive()]
+
+
+def _raisable(error: BaseException, worker: int) -> BaseException:
+    """Return what is raised in the trainer for an error in a worker. What ends a process ends only that one."""
+    error.add_note(f"raised in worker {worker}")
+    if isinstance(error, Exception):
+        return error
+    raised = WorkerError(f"{type(error).__name__} was raised in worker {worker}: {error}")
+    raised.__cause__ = error
+    return raised
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back. A process that is started meanwhile begins so, too, until it has seen to its signals."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _named_end(exitcode: int | None) -> str:
+    if exitcode is None or exitcode >= 0:
+        return f"exit code {exitcode}"
+    try:
+        return signal.Signals(-exitcode).name
+    except ValueError:
+        return f"signal {-exitcode}"

@@ -1,0 +1,263 @@
+"""The life of a worker process: take an order, make the batch into its slot, say so.
+
+A worker holds no lock that anyone else waits for, keeps nothing that is not in a slot, and ends when its trainer does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from stoker.engine import identity
+from stoker.engine.arena import Arena, Extent, Region
+from stoker.engine.cargo import Cargo
+from stoker.engine.desk import Desk
+from stoker.engine.failure import Failure
+from stoker.engine.messages import FAILURE, INLINE_BYTES, PACKET_BYTES, READY, VIEWS, WHOLE, Order, Reply, order_in
+from stoker.engine.parcel import Packer
+from stoker.engine.task import Task
+from stoker.engine.threads import Threads
+from stoker.errors import NotPicklable, OutOfSharedMemory, WorkerError
+
+STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
+"""Asks a worker for its stacks. Not one of the signals that schedulers and users like to send."""
+
+LANES = 2
+"""Batches a worker with several threads works on at once: while the last samples of one are read, the next is begun."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Maker(Protocol):
+    """Makes a batch from what an order says, on a desk."""
+
+    def make_away(self, content: Any, desk: Desk) -> Any:
+        """Return the batch, made in the main thread."""
+        ...
+
+    def task_away(self, content: Any, desk: Desk) -> Task[Any]:
+        """Return the making of the batch, for several threads."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every worker gets."""
+
+    maker: Maker
+    dataset: Any
+    worker_init_fn: Callable[[int], Any] | None
+
+
+@dataclass(slots=True)
+class Seat:
+    """A worker's place: who it is, and its ends of the channels."""
+
+    worker: int
+    num_workers: int
+    num_threads: int
+    seed: int
+    small_bytes: int
+    arena: Arena
+    region: int
+    board: Extent
+    orders: socket.socket
+    replies: socket.socket
+    stacks: Any
+    trainer: int
+    is_from_main_thread: bool
+    trainers_ends: tuple[socket.socket, ...]
+    """What a fork inherits and must let go of; empty otherwise."""
+
+
+def work(seat: Seat, job: Job | Cargo) -> None:
+    """Be a worker until the orders end."""
+    for end in seat.trainers_ends:
+        end.close()
+    _leave_signals()
+    _end_with(seat.trainer, seat.is_from_main_thread)
+    faulthandler.register(STACKS_SIGNAL, file=seat.stacks.descriptor, all_threads=True, chain=False)
+    torch.set_num_threads(1)
+    with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has closed the channel: nobody wants more
+        _serve(seat, job)
+
+
+def _leave_signals() -> None:
+    """Leave to the trainer what is the trainer's: Ctrl-C, and the handlers that a fork has inherited from it."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _serve(seat: Seat, job: Job | Cargo) -> None:
+    nowhere = Reply(seat.worker, READY, 0, Extent(0, 0), 0, 0, b"")
+    try:
+        if isinstance(job, Cargo):
+            job = job.unpacked()
+        assert isinstance(job, Job)
+        identity.become(seat.worker, seat.num_workers, seed=seat.seed, dataset=job.dataset)
+        if job.worker_init_fn is not None:
+            job.worker_init_fn(seat.worker)
+    except BaseException as error:
+        content = _told(error)
+        if len(content) > PACKET_BYTES // 2:  # there is no slot yet to put it in
+            content = _told(WorkerError(f"{type(error).__qualname__}: {error}"[:1000]))
+        seat.replies.send(nowhere._replace(kind=FAILURE, content=content).packet())
+        return
+    seat.replies.send(nowhere.packet())
+    region = Region(seat.arena, seat.region)
+    board = seat.arena.numbers(seat.board)
+    num_lanes = LANES if seat.num_threads > 1 else 1
+    lanes = [_Lane(seat, region, board, number) for number in range(num_lanes)]
+    if num_lanes == 1:
+        lane, make = lanes[0], job.maker.make_away
+        for order in _orders(seat.orders):
+            seat.replies.send(lane.made(order, make))
+        return
+    tasks = (lanes[number % num_lanes].task(order, job.maker) for number, order in enumerate(_orders(seat.orders)))
+    crew = Threads(tasks, num_threads=seat.num_threads, depth=num_lanes, draws=True)
+    while True:
+        try:
+            packet = next(crew)
+        except StopIteration:
+            return
+        seat.replies.send(packet)
+
+
+def _orders(orders: socket.socket) -> Iterator[Order]:
+    buffer = bytearray(PACKET_BYTES)
+    while size := orders.recv_into(buffer):
+        yield order_in(buffer[:size])
+
+
+class _Lane:
+    """One batch in the making: its cell on the board, its desk."""
+
+    def __init__(self, seat: Seat, region: Region, board: memoryview, number: int) -> None:
+        self._worker, self._board = seat.worker, board
+        self._cell = seat.worker * LANES + number
+        self.desk = Desk(seat.arena, region)
+        self._packer = Packer(self.desk, small_bytes=seat.small_bytes)
+
+    def opened(self, order: Order) -> Any:
+        """Begin an order: from here on, the board tells who has it. Returns its content."""
+        self._board[self._cell] = order.ticket
+        self.desk.open(order.slot, order.extent, order.wanted)
+        return pickle.loads(self.desk.read(order.in_slot) if order.in_slot else order.content)
+
+    def made(self, order: Order, make: Callable[[Any, Desk], Any]) -> bytes:
+        """Return the packet that answers an order."""
+        try:
+            return self.packed(order.ticket, make(self.opened(order), self.desk))
+        except BaseException as error:
+            return self.failed(order.ticket, error)
+
+    def task(self, order: Order, maker: Maker) -> _AwayTask:
+        """Return the making of an order, in parts."""
+        return _AwayTask(self, order, maker)
+
+    def packed(self, ticket: int, result: Any) -> bytes:
+        """Return the packet for a result, whose large parts lie in the slot."""
+        try:
+            content = self._packer.packed(result)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise NotPicklable("the batch", reason=reason, start_method="any") from error
+        return self._packet(ticket, VIEWS if self.desk.num_bytes else WHOLE, content)
+
+    def failed(self, ticket: int, error: BaseException) -> bytes:
+        """Return the packet for an error."""
+        try:
+            return self._packet(ticket, FAILURE, _told(error))
+        except OutOfSharedMemory as lack:
+            return Reply(self._worker, FAILURE, ticket, self.desk.extent, 0, 0, _told(lack)).packet()
+
+    def _packet(self, ticket: int, kind: int, content: bytes) -> bytes:
+        start = size = 0
+        if len(content) > INLINE_BYTES:
+            size = len(content)
+            memory, start = self.desk.take(size)
+            memory[start : start + size] = content
+            content = b""
+        return Reply(self._worker, kind, ticket, self.desk.extent, start, size, content).packet()
+
+
+class _AwayTask:
+    """An order made by several threads. Its errors become its answer."""
+
+    def __init__(self, lane: _Lane, order: Order, maker: Maker) -> None:
+        self._lane, self._ticket = lane, order.ticket
+        self._error: BaseException | None = None
+        self._task: Task[Any] | None = None
+        self.size = 0
+        try:
+            self._task = maker.task_away(lane.opened(order), lane.desk)
+            self.size = self._task.size
+        except BaseException as error:
+            self._error = error
+
+    def do(self, start: int, stop: int) -> None:
+        """Do a part, unless another one has failed already."""
+        if self._error is None:
+            assert self._task is not None
+            try:
+                self._task.do(start, stop)
+            except BaseException as error:
+                self._error = error
+
+    def finish(self) -> bytes:
+        """Return the packet that answers the order."""
+        try:
+            if self._error is not None:
+                return self._lane.failed(self._ticket, self._error)
+            assert self._task is not None
+            return self._lane.packed(self._ticket, self._task.finish())
+        except BaseException as error:
+            return self._lane.failed(self._ticket, error)
+        finally:
+            self._error = None
+
+
+def _told(error: BaseException) -> bytes:
+    return pickle.dumps(Failure(error), 5)
+
+
+def _end_with(trainer: int, is_from_main_thread: bool) -> None:
+    """See to it that this process does not outlive its trainer, whatever it is doing then.
+
+    The kernel kills it when the thread that started it ends, which is the trainer's end if that was its main thread. A
+    thread of our own waits for the process itself; it cannot act while native code holds the interpreter's lock.
+    """
+    if is_from_main_thread and os.getppid() == trainer:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        process = os.pidfd_open(trainer)
+    except ProcessLookupError:
+        os._exit(1)
+    except OSError:
+        process = -1  # an old kernel, or one that does not allow it: look now and then
+    threading.Thread(target=_wait_for_end, args=(trainer, process), name="stoker-watch", daemon=True).start()
+
+
+def _wait_for_end(trainer: int, process: int) -> None:
+    poll = select.poll()
+    if process >= 0:
+        poll.register(process, select.POLLIN)
+    while not poll.poll(None if process >= 0 else 1000):
+        if os.getppid() != trainer:
+            break
+    os.kill(os.getpid(), signal.SIGKILL)
