@@ -1,0 +1,87 @@
+"""Overlap: loading, copying and computing at the same time, so that a step takes as long as the longest of them."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from stoker import DataLoader
+
+NUM_WORKERS, BATCH_SIZE, NUM_WARM, NUM_STEPS = 2, 64, 12, 30
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIDE, UNIT = (224, 0.005) if DEVICE == "cuda" else (8, 0.002)  # pixels, seconds: without a GPU a sketch will do
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Pictures:
+    """Pictures that take `seconds` a batch to load, whatever the machine: it sleeps, as if waiting for a disk."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.picture = seconds, torch.ones(3, SIDE, SIDE, dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return BATCH_SIZE * (NUM_WARM + NUM_STEPS)
+
+    def __getitems__(self, positions: list[int]) -> list[torch.Tensor]:
+        time.sleep(self.seconds)
+        return [self.picture] * len(positions)
+
+    def __getitem__(self, position: int) -> torch.Tensor:
+        return self.__getitems__([position])[0]
+
+
+def computing(seconds: float) -> Callable[[torch.Tensor], Any]:
+    """Return a training step of about `seconds`: matrix products on a GPU; without one, a sleep stands for it."""
+    if DEVICE == "cpu":
+        return lambda _: time.sleep(seconds)
+    weights = torch.randn(4096, 4096, device=DEVICE, dtype=torch.bfloat16) / 64
+
+    def step(images: torch.Tensor, num_products: int = 100) -> float:
+        x = images.flatten(1)[:, :4096].repeat(128, 1)
+        for _ in range(num_products):
+            x = x @ weights
+        return x.mean().item()  # waits for the device, as logging the loss at every step does
+
+    images = torch.ones(BATCH_SIZE, 3, SIDE, SIDE, device=DEVICE, dtype=torch.bfloat16)
+    num_products = round(100 * seconds / min(timed(lambda: step(images)) for _ in range(3)))
+    return lambda images: step(images, num_products)
+
+
+def timed(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def seconds_per_step(loader: Iterable[torch.Tensor], compute: Callable[[torch.Tensor], Any]) -> float:
+    batches = iter(loader)
+    for _ in range(NUM_WARM):
+        compute(next(batches))
+    return timed(lambda: [compute(batch) for batch in batches]) / NUM_STEPS
+
+
+def main() -> None:
+    options: dict[str, Any] = {"device": DEVICE, "to": torch.bfloat16, "normalize": (MEAN, STD)}
+    print(f"milliseconds per step on {DEVICE}, {NUM_WORKERS} workers")
+    print("  load  compute  one after the other  overlapped  max(load, compute)  ratio")
+    for load, compute in ((4 * UNIT, 2 * UNIT), (3 * UNIT, 3 * UNIT), (2 * UNIT, 4 * UNIT)):
+        step = computing(compute)
+        one_by_one = DataLoader(Pictures(load), BATCH_SIZE, **options)
+        # each of the workers takes its time, and together they give a batch every `load` seconds
+        slow = Pictures(load * NUM_WORKERS)
+        ahead = DataLoader(slow, BATCH_SIZE, num_workers=NUM_WORKERS, persistent_workers=True, **options)
+        loading = seconds_per_step(ahead, lambda _: None)
+        images = next(iter(one_by_one))
+        assert images.dtype is torch.bfloat16
+        assert images.device.type == DEVICE
+        alone = seconds_per_step([images] * (NUM_WARM + NUM_STEPS), step)
+        before, after = seconds_per_step(one_by_one, step), seconds_per_step(ahead, step)
+        longest = max(loading, alone)
+        row = [1e3 * seconds for seconds in (loading, alone, before, after, longest)]
+        print("{:6.1f}{:9.1f}{:21.1f}{:12.1f}{:20.1f}".format(*row) + f"{after / longest:7.2f}")
+        assert DEVICE == "cpu" or after < 0.9 * before
+
+
+if __name__ == "__main__":
+    main()
