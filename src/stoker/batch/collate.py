@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from stoker.batch.placing import empty_array, offered
 
 Batch = Any
+
+_dtype_of = operator.attrgetter("dtype")
 
 
 def collate(samples: Sequence[Any]) -> Batch:
@@ -74,32 +77,29 @@ def _tensors(samples: Sequence[torch.Tensor]) -> Batch:
     first = samples[0]
     if first.layout is not torch.strided or first.is_nested:
         return torch_collate(list(samples))
-    if offered() and not first.requires_grad and len({sample.dtype for sample in samples}) == 1:
-        carrier = _CARRIERS.get(first.dtype)
-        if carrier is not None and first.device.type == "cpu" and first.numel():
-            shape = (len(samples), *first.shape)
-            out = torch.from_numpy(empty_array(shape, carrier, len(samples) * first.nbytes))
-            if out.dtype is not first.dtype:
-                out = out.view(first.dtype)
-            return _stacked(samples, out)
+    carrier = _CARRIERS.get(first.dtype)
+    # with an `out`, torch would convert: to the first one's dtype, and not to one that holds them all
+    if offered() and carrier is not None and first.device.type == "cpu" and len(set(map(_dtype_of, samples))) == 1:
+        out = torch.from_numpy(empty_array((len(samples), *first.shape), carrier, len(samples) * first.nbytes))
+        try:
+            return torch.stack(samples, out=out if out.dtype is first.dtype else out.view(first.dtype))  # type: ignore[arg-type]
+        except RuntimeError:
+            pass  # shapes differ, or something requires a gradient: it is told, or made, without `out`
     return torch.stack(samples)  # type: ignore[arg-type]
-
-
-def _stacked(samples: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-    size = samples[0].shape
-    if any(sample.shape != size for sample in samples):
-        return torch.stack(samples)  # type: ignore[arg-type]  # which has the words for it
-    return torch.stack(samples, out=out)  # type: ignore[arg-type]
 
 
 def _arrays(samples: Sequence[np.ndarray[Any, Any]]) -> Batch:
     first = samples[0]
     if first.dtype.kind in "biufc" and first.size:
         shape = (len(samples), *first.shape)
-        if offered() and first.ndim and first.dtype in _NATIVE and _are_alike(samples):
+        # of equal length: `concatenate` itself sees to it that all else is equal, too
+        if offered() and first.ndim and first.dtype in _NATIVE and len(set(map(len, samples))) == 1:
             joined = empty_array(shape, first.dtype, len(samples) * first.nbytes)
-            np.concatenate(samples, out=joined.reshape(-1, *first.shape[1:]))
-            return torch.from_numpy(joined)
+            try:
+                np.concatenate(samples, out=joined.reshape(-1, *first.shape[1:]), casting="no")
+                return torch.from_numpy(joined)
+            except (TypeError, ValueError):
+                pass
         try:
             joined = np.array(samples)
         except ValueError:  # shapes differ: torch has the better words for it
@@ -107,12 +107,6 @@ def _arrays(samples: Sequence[np.ndarray[Any, Any]]) -> Batch:
         if joined.dtype == first.dtype and joined.shape == shape:
             return torch.from_numpy(joined)
     return torch_collate(list(samples))
-
-
-def _are_alike(samples: Sequence[np.ndarray[Any, Any]]) -> bool:
-    first = samples[0]
-    shape, dtype = first.shape, first.dtype
-    return all(sample.shape == shape and sample.dtype == dtype for sample in samples)
 
 
 def _integers(samples: Sequence[int]) -> Batch:

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 from weakref import finalize
@@ -87,13 +88,15 @@ class Region:
     def __init__(self, arena: Arena, number: int) -> None:
         self._arena = arena
         self._next = number * REGION_BYTES
+        self._lock = threading.Lock()  # the lanes of a worker allocate in one region
 
     def allocated(self, num_bytes: int) -> Extent:
         """Return a new extent of at least `num_bytes`, with memory behind every page of it."""
         num_bytes = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        extent = Extent(self._next, num_bytes)
-        _allocate(self._arena.descriptor, *extent)
-        self._next += num_bytes
+        with self._lock:
+            extent = Extent(self._next, num_bytes)
+            _allocate(self._arena.descriptor, *extent)
+            self._next += num_bytes
         return extent
 
 

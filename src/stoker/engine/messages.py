@@ -7,10 +7,9 @@ and each packet goes to exactly one of them, without a lock that a killed worker
 from __future__ import annotations
 
 import errno
-import pickle
 import socket
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stoker.engine.arena import Extent
 from stoker.errors import OutOfDescriptors
@@ -24,11 +23,11 @@ PACKET_BYTES = 1 << 17
 READY, WHOLE, VIEWS, FAILURE = range(4)
 """A worker is ready to work; a result that is wholly in its content; one that views its slot; an error."""
 
-_ORDER = struct.Struct("<QIIQQQ")
+_REQUEST = struct.Struct("<QIIQQQ")
 _REPLY = struct.Struct("<IIQQQQQ")
 
 
-class Order(NamedTuple):
+class Request(NamedTuple):
     """Make this."""
 
     ticket: int
@@ -38,17 +37,17 @@ class Order(NamedTuple):
     extent: Extent
     wanted: int
     """How big a slot should be."""
-    content: bytes | bytearray
+    content: bytes
 
     def packet(self) -> bytes:
         """Return it as bytes."""
-        return _ORDER.pack(self.ticket, self.slot, self.in_slot, *self.extent, self.wanted) + self.content
+        return _REQUEST.pack(self.ticket, self.slot, self.in_slot, *self.extent, self.wanted) + self.content
 
 
-def order_in(packet: bytes | bytearray) -> Order:
-    """Return the order that a packet holds."""
-    ticket, slot, in_slot, offset, num_bytes, wanted = _ORDER.unpack_from(packet)
-    return Order(ticket, slot, in_slot, Extent(offset, num_bytes), wanted, packet[_ORDER.size :])
+def request_in(packet: memoryview) -> Request:
+    """Return the request that a packet holds."""
+    ticket, slot, in_slot, offset, num_bytes, wanted = _REQUEST.unpack_from(packet)
+    return Request(ticket, slot, in_slot, Extent(offset, num_bytes), wanted, bytes(packet[_REQUEST.size :]))
 
 
 class Reply(NamedTuple):
@@ -62,7 +61,7 @@ class Reply(NamedTuple):
     start: int
     size: int
     """Where the content lies in the slot; a size of 0 if it is here."""
-    content: bytes | bytearray
+    content: bytes
 
     def packet(self) -> bytes:
         """Return it as bytes."""
@@ -70,10 +69,10 @@ class Reply(NamedTuple):
         return head + self.content
 
 
-def reply_in(packet: bytes | bytearray) -> Reply:
+def reply_in(packet: memoryview) -> Reply:
     """Return the reply that a packet holds."""
     worker, kind, ticket, offset, num_bytes, start, size = _REPLY.unpack_from(packet)
-    return Reply(worker, kind, ticket, Extent(offset, num_bytes), start, size, packet[_REPLY.size :])
+    return Reply(worker, kind, ticket, Extent(offset, num_bytes), start, size, bytes(packet[_REPLY.size :]))
 
 
 def channel() -> tuple[socket.socket, socket.socket]:
@@ -87,8 +86,3 @@ def channel() -> tuple[socket.socket, socket.socket]:
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)  # as much as the system allows
     return ends
-
-
-def written(value: Any) -> bytes:
-    """Return a value as the content of an order."""
-    return pickle.dumps(value, 5)

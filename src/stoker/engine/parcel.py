@@ -115,6 +115,8 @@ class Packer:
                 return _viewed_tensor, (offset, code, shape)
         elif num_bytes > tensor.untyped_storage().nbytes():
             return _reduced(tensor)  # expanded: the storage is smaller than what it shows
+        if is_contiguous and is_small and code < _NATIVE:
+            return _own_tensor, (bytearray(tensor.numpy().data), code, shape, None)
         strides = None if is_contiguous else torch.empty_like(tensor, device="meta").stride()
         content: Any = bytearray(num_bytes)
         offset = 0

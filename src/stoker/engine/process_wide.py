@@ -149,15 +149,18 @@ class Loan:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def run(self, make: Callable[[R], T], recipe: R, key: int) -> T:
-        """Return make(recipe), with the three generators seeded from a 64-bit `key` while it runs."""
+    def run(self, make: Callable[[R], T], recipe: R, key: int, *, gives_back: bool = True) -> T:
+        """Return make(recipe), with the three generators seeded from a 64-bit `key` while it runs.
+
+        In a worker process, torch's need not be given back: nobody draws from it between two batches.
+        """
         if get_ident() != _main:
             return make(recipe)  # the process's generators are the main thread's, which may be drawing right now
         if self.is_out:  # a batch is made while another one is, by its dataset
             return Loan(is_repeatable=False).run(make, recipe, key)
         self.is_out = True
         trainer = self.trainer
-        torch_state = _torch.get_state()
+        torch_state = _torch.get_state() if gives_back else None
         try:
             trainer.look()
             if self.num_unused < TRUSTED_AFTER or trainer.has_pending:
@@ -173,7 +176,8 @@ class Loan:
             trainer.restore()
             return self._run_seeded(make, recipe, key)
         finally:
-            _torch.set_state(torch_state)
+            if torch_state is not None:
+                _torch.set_state(torch_state)
             self.is_out = False
 
     def _run_seeded(self, make: Callable[[R], T], recipe: R, key: int) -> T:

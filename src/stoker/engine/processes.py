@@ -93,7 +93,7 @@ class Run(Generic[T]):
         return result  # type: ignore[no-any-return]
 
     def _awaited(self) -> Pending:
-        """Take the next order that is done; wait for it."""
+        """Take the next request that is done; wait for it."""
         team, entries = self._team, self._queue.entries
         if not entries:
             raise StopIteration
@@ -110,7 +110,7 @@ class Run(Generic[T]):
         return entries.popleft()
 
     def _fill(self) -> None:
-        """See to it that as much is ordered as may be."""
+        """See to it that as much is requested as may be."""
         team, queue = self._team, self._queue
         while not queue.is_exhausted and len(queue.entries) < self._depth:
             try:

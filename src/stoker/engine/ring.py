@@ -96,10 +96,11 @@ class Ring:
 
     def take(self) -> Slot:
         """Return a slot that nobody uses, a new one if need be."""
-        if self._returned or self._cooling or self._guarded:
+        if not self._free:
             self._sort_in()
+        # the one that was used last: it is the likeliest to be in the processor's cache still
         slot = self._free.pop() if self._free else self._new()
-        in_use = self.num_slots - len(self._free)
+        in_use = self.num_slots - len(self._free) - len(self._returned)
         if in_use > self._most:
             self._most = in_use
         self._num_leases += 1

@@ -1,7 +1,7 @@
-"""The worker processes of a loader, seen from the trainer: start, orders, replies, deaths, end.
+"""The worker processes of a loader, seen from the trainer: start, requests, replies, deaths, end.
 
-Orders lie in a channel at which all workers wait, so that work goes to whoever is free. Each order names the slot to be
-filled. A worker that dies loses nothing but time: it is replaced, and what it was at is ordered again.
+Requests lie in a channel at which all workers wait, so that work goes to whoever is free. Each request names the slot
+to be filled. A worker that dies loses nothing but time: it is replaced, and what it was at is requested again.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from stoker.engine.messages import (
     PACKET_BYTES,
     READY,
     VIEWS,
-    Order,
     Reply,
+    Request,
     channel,
-    order_in,
     reply_in,
+    request_in,
 )
 from stoker.engine.parcel import unpacked
 from stoker.engine.ring import Ring, Slot
@@ -108,7 +108,7 @@ class Staff:
 
 
 class Pending:
-    """An order that was given."""
+    """A request that was given."""
 
     __slots__ = ("ends", "error", "queue", "recipe", "reply", "result", "slot", "ticket", "worker")
 
@@ -130,7 +130,7 @@ class Pending:
 
 
 class Queue(Generic[T]):
-    """What one iteration has ordered and not yet handed over, in order."""
+    """What one iteration has requested and not yet handed over, in order."""
 
     def __init__(self, errand: Errand[T], *, in_order: bool) -> None:
         self.errand, self.in_order = errand, in_order
@@ -138,7 +138,7 @@ class Queue(Generic[T]):
         self.is_exhausted = self.is_over = False
 
     def note(self, pending: Pending) -> bool:
-        """Note that an order is done; return whether anyone waits for it."""
+        """Note that a request is done; return whether anyone waits for it."""
         if not self.in_order and not self.is_over:  # first come, first served
             self.entries.remove(pending)
             at = next((at for at, entry in enumerate(self.entries) if not entry.is_done), len(self.entries))
@@ -162,7 +162,7 @@ def _same_descriptor(descriptor: Any) -> _Descriptor:
 
 
 class Team:
-    """The workers, the channels and the orders given. Knows nothing of who owns it, whose end is its end."""
+    """The workers, the channels and the requests given. Knows nothing of who owns it, whose end is its end."""
 
     def __init__(self, job: Job, staff: Staff, ring: Ring) -> None:
         self.job, self.staff, self.ring = job, staff, ring
@@ -176,7 +176,7 @@ class Team:
         self.pending: dict[int, Pending] = {}
         self._last_ticket = 0
         self._backlog: deque[Pending] = deque()
-        """Orders for which the channel had no room."""
+        """Requests for which the channel had no room."""
         self._doubtful: dict[int, tuple[Slot, set[int]]] = {}
         """Slots that a worker may still write to, by the ticket, with the workers it could be."""
         self._ready: set[int] = set()
@@ -184,7 +184,7 @@ class Team:
         self._sentinels: dict[int, int] = {}
         self._to_start: deque[int] = deque()
         self._failed_starts: list[str] = []
-        self._orders: list[tuple[socket.socket, socket.socket]] = []
+        self._requests: list[tuple[socket.socket, socket.socket]] = []
         """For each channel the trainer's end and the workers'. The trainer keeps both: new workers need theirs."""
         self._region = Region(ring.arena, ring.new_region())
         self._board_extent = self._region.allocated(8 * LANES * staff.num_workers)
@@ -192,7 +192,7 @@ class Team:
         """One cell for each lane of each worker: the ticket of what it is working on."""
         self._regions: dict[int, int] = {}
         """Where each worker allocates."""
-        self._buffer = bytearray(PACKET_BYTES)
+        self._buffer = memoryview(bytearray(PACKET_BYTES))
 
     # ------------------------------------------------------------ start and end
 
@@ -217,7 +217,7 @@ class Team:
             self.is_running = True
             self._poll.register(self._replies, select.POLLIN)
             for _ in range(staff.num_workers if staff.is_assigned else 1):
-                self._orders.append(self._channel())
+                self._requests.append(self._channel())
             at_once = staff.num_workers
             if staff.start_method != "fork":  # they import and unpack, and would only keep each other from it
                 at_once = max(2, len(os.sched_getaffinity(0)))
@@ -251,12 +251,12 @@ class Team:
             arena=ring.arena,
             region=self._regions[worker],
             board=self._board_extent,
-            orders=self._orders[worker if staff.is_assigned else 0][1],
+            requests=self._requests[worker if staff.is_assigned else 0][1],
             replies=self._workers_replies,
             stacks=self._stacks,
             trainer=os.getpid(),
             is_from_main_thread=threading.current_thread() is threading.main_thread(),
-            trainers_ends=(self._replies, *(end for end, _ in self._orders)) if is_fork else (),
+            trainers_ends=(self._replies, *(end for end, _ in self._requests)) if is_fork else (),
         )
         process = staff.context.Process(
             target=work, args=(seat, self.job if is_fork else self.cargo), daemon=True, name=f"stoker-{worker}"
@@ -282,19 +282,19 @@ class Team:
         self._poll.register(process.sentinel, select.POLLIN)
 
     def stop(self) -> None:
-        """End the workers before control returns. Orders that were not answered stay, for `start` to go on with."""
+        """End the workers before control returns. Requests that were not answered stay, for `start` to go on with."""
         if os.getpid() != self.process or not self.is_running:
             return
         self.is_running = False
-        for number in range(len(self._orders)):
+        for number in range(len(self._requests)):
             self._drained(number)
-        for ours in (self._replies, *(ours for ours, _ in self._orders)):
+        for ours in (self._replies, *(ours for ours, _ in self._requests)):
             with suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)  # also for copies of this end that a fork has
         self._end_processes()
         for end in self._ends:
             end()
-        self._orders.clear()
+        self._requests.clear()
         for slot, _ in self._doubtful.values():
             self.ring.give_back(slot)
         self._doubtful.clear()
@@ -317,7 +317,7 @@ class Team:
         self._ready.clear()
 
     def close(self) -> None:
-        """End the workers and forget all orders, for good."""
+        """End the workers and forget all requests, for good."""
         if os.getpid() != self.process:
             return
         self.is_closed = True
@@ -332,10 +332,10 @@ class Team:
             self.cargo.close()
             self.cargo = None
 
-    # ------------------------------------------------------------ orders
+    # ------------------------------------------------------------ requests
 
     def give(self, pending: Pending) -> None:
-        """Order something to be made."""
+        """Request something to be made."""
         pending.slot = self.ring.take()
         pending.worker = pending.queue.errand.worker_of(pending.recipe) if self.staff.is_assigned else 0
         self._number(pending)
@@ -363,29 +363,29 @@ class Team:
             in_slot = len(content)
             slot.memory[:in_slot] = content
             content = b""
-        order = Order(pending.ticket, slot.number, in_slot, slot.extent, self.ring.wanted_bytes, content)
+        request = Request(pending.ticket, slot.number, in_slot, slot.extent, self.ring.wanted_bytes, content)
         try:
-            self._orders[pending.worker][0].send(order.packet(), socket.MSG_DONTWAIT)
+            self._requests[pending.worker][0].send(request.packet(), socket.MSG_DONTWAIT)
         except BlockingIOError:
             self._backlog.append(pending)
 
     def _forget(self, pending: Pending) -> None:
-        """An order is over: its slot is free."""
+        """A request is over: its slot is free."""
         self.pending.pop(pending.ticket, None)
         if pending.slot is not None:
             self.ring.give_back(pending.slot)
             pending.slot = None
 
     def _drained(self, number: int) -> list[int]:
-        """Take orders that nobody has taken back out of a channel; return their tickets."""
+        """Take requests that nobody has taken back out of a channel; return their tickets."""
         tickets = []
         with suppress(BlockingIOError):
-            while packet := self._orders[number][1].recv(PACKET_BYTES, socket.MSG_DONTWAIT):
-                tickets.append(order_in(packet).ticket)
+            while packet := self._requests[number][1].recv(PACKET_BYTES, socket.MSG_DONTWAIT):
+                tickets.append(request_in(memoryview(packet)).ticket)
         return tickets
 
     def end(self, queue: Queue[Any]) -> None:
-        """Nobody waits for a queue's results any more. Orders that nobody has taken are forgotten."""
+        """Nobody waits for a queue's results any more. Requests that nobody has taken are forgotten."""
         if queue.is_over:
             return
         queue.is_over = True
@@ -398,7 +398,7 @@ class Team:
             return
         for pending in self._backlog:
             self._forget(pending)
-        for number in range(len(self._orders)):
+        for number in range(len(self._requests)):
             for ticket in self._drained(number):
                 if ticket in self.pending:
                     self._forget(self.pending[ticket])
@@ -447,7 +447,7 @@ class Team:
             return
         pending = self.pending.pop(reply.ticket, None)
         if pending is None:
-            return  # ordered again meanwhile
+            return  # requested again meanwhile
         slot = pending.slot
         assert slot is not None
         if reply.extent != slot.extent:
@@ -459,7 +459,7 @@ class Team:
             pending.slot = None
 
     def result_of(self, pending: Pending) -> Any:
-        """Return the result of an answered order, or its error."""
+        """Return the result of an answered request, or its error."""
         if pending.error is None and pending.result is None:
             self._open(pending)
         return pending.result if pending.error is None else pending.error
@@ -489,7 +489,7 @@ class Team:
     # ------------------------------------------------------------ deaths
 
     def _bury(self, worker: int) -> None:
-        """A worker has ended without a word: replace it, and order again what it was at."""
+        """A worker has ended without a word: replace it, and ask again for what it was at."""
         process = self._processes.pop(worker)
         self._poll.unregister(process.sentinel)
         del self._sentinels[process.sentinel]
@@ -513,16 +513,16 @@ class Team:
         self._send_again(lost)
 
     def _lost_with(self, worker: int) -> list[Pending]:
-        """Return what has to be ordered again where each worker has orders of its own."""
+        """Return what has to be requested again where each worker has requests of its own."""
         self._drained(worker)
         self._backlog = deque(pending for pending in self._backlog if pending.worker != worker)
         return [pending for pending in self.pending.values() if pending.worker == worker]
 
     def _lost_with_one_of_many(self, worker: int, at: list[Pending]) -> list[Pending]:
-        """Return what has to be ordered again where orders are for whoever is free.
+        """Return what has to be requested again where requests are for whoever is free.
 
         What nobody has taken is still in the channel. What the board shows is in somebody's hands. Between the two lies
-        a moment in which a worker has an order and has not said so: what is neither here nor there may be lost with
+        a moment in which a worker has a request and has not said so: what is neither here nor there may be lost with
         the dead or just be taken by someone alive, so it is made in another slot, and the old one stays untouched
         until it is known that nobody writes to it.
         """
@@ -549,7 +549,7 @@ class Team:
         return sorted(again, key=lambda pending: (id(pending) not in first, pending.ticket))
 
     def _clear_doubts(self, reply: Reply) -> None:
-        """A worker that says anything has no order that it has not said so of, but the one it speaks of."""
+        """A worker that says anything has no request that it has not said so of, but the one it speaks of."""
         for ticket, (slot, suspects) in list(self._doubtful.items()):
             suspects.discard(reply.worker)
             if ticket == reply.ticket and reply.extent != slot.extent:
@@ -589,12 +589,12 @@ class Team:
         return own
 
     def go_on(self) -> None:
-        """Start again after a stop: everything that was not answered is ordered again."""
+        """Start again after a stop: everything that was not answered is requested again."""
         self.start()
         self._send_again(list(self.pending.values()))
 
     def stacks(self, pending: Pending) -> str:
-        """Return the stacks of the worker that is at an order, or of all, if nobody is."""
+        """Return the stacks of the worker that is at a request, or of all, if nobody is."""
         board = self._board
         ready = [worker for worker in self._processes if worker in self._ready]
         at = [worker for worker in ready if pending.ticket in board[worker * LANES : (worker + 1) * LANES].tolist()]

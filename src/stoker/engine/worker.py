@@ -1,4 +1,4 @@
-"""The life of a worker process: take an order, make the batch into its slot, say so.
+"""The life of a worker process: take a request, make the batch into its slot, say so.
 
 A worker holds no lock that anyone else waits for, keeps nothing that is not in a slot, and ends when its trainer does.
 """
@@ -25,7 +25,7 @@ from stoker.engine.arena import Arena, Extent, Region
 from stoker.engine.cargo import Cargo
 from stoker.engine.desk import Desk
 from stoker.engine.failure import Failure
-from stoker.engine.messages import FAILURE, INLINE_BYTES, PACKET_BYTES, READY, VIEWS, WHOLE, Order, Reply, order_in
+from stoker.engine.messages import FAILURE, INLINE_BYTES, PACKET_BYTES, READY, VIEWS, WHOLE, Reply, Request, request_in
 from stoker.engine.parcel import Packer
 from stoker.engine.task import Task
 from stoker.engine.threads import Threads
@@ -41,7 +41,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Maker(Protocol):
-    """Makes a batch from what an order says, on a desk."""
+    """Makes a batch from what a request says, on a desk."""
 
     def make_away(self, content: Any, desk: Desk) -> Any:
         """Return the batch, made in the main thread."""
@@ -73,7 +73,7 @@ class Seat:
     arena: Arena
     region: int
     board: Extent
-    orders: socket.socket
+    requests: socket.socket
     replies: socket.socket
     stacks: Any
     trainer: int
@@ -83,7 +83,7 @@ class Seat:
 
 
 def work(seat: Seat, job: Job | Cargo) -> None:
-    """Be a worker until the orders end."""
+    """Be a worker until the requests end."""
     for end in seat.trainers_ends:
         end.close()
     _leave_signals()
@@ -124,10 +124,12 @@ def _serve(seat: Seat, job: Job | Cargo) -> None:
     lanes = [_Lane(seat, region, board, number) for number in range(num_lanes)]
     if num_lanes == 1:
         lane, make = lanes[0], job.maker.make_away
-        for order in _orders(seat.orders):
-            seat.replies.send(lane.made(order, make))
+        for request in _requests(seat.requests):
+            seat.replies.send(lane.made(request, make))
         return
-    tasks = (lanes[number % num_lanes].task(order, job.maker) for number, order in enumerate(_orders(seat.orders)))
+    tasks = (
+        lanes[number % num_lanes].task(request, job.maker) for number, request in enumerate(_requests(seat.requests))
+    )
     crew = Threads(tasks, num_threads=seat.num_threads, depth=num_lanes, draws=True)
     while True:
         try:
@@ -137,10 +139,10 @@ def _serve(seat: Seat, job: Job | Cargo) -> None:
         seat.replies.send(packet)
 
 
-def _orders(orders: socket.socket) -> Iterator[Order]:
-    buffer = bytearray(PACKET_BYTES)
-    while size := orders.recv_into(buffer):
-        yield order_in(buffer[:size])
+def _requests(requests: socket.socket) -> Iterator[Request]:
+    buffer = memoryview(bytearray(PACKET_BYTES))
+    while size := requests.recv_into(buffer):
+        yield request_in(buffer[:size])
 
 
 class _Lane:
@@ -152,22 +154,22 @@ class _Lane:
         self.desk = Desk(seat.arena, region)
         self._packer = Packer(self.desk, small_bytes=seat.small_bytes)
 
-    def opened(self, order: Order) -> Any:
-        """Begin an order: from here on, the board tells who has it. Returns its content."""
-        self._board[self._cell] = order.ticket
-        self.desk.open(order.slot, order.extent, order.wanted)
-        return pickle.loads(self.desk.read(order.in_slot) if order.in_slot else order.content)
+    def opened(self, request: Request) -> Any:
+        """Begin a request: from here on, the board tells who has it. Returns its content."""
+        self._board[self._cell] = request.ticket
+        self.desk.open(request.slot, request.extent, request.wanted)
+        return pickle.loads(self.desk.read(request.in_slot) if request.in_slot else request.content)
 
-    def made(self, order: Order, make: Callable[[Any, Desk], Any]) -> bytes:
-        """Return the packet that answers an order."""
+    def made(self, request: Request, make: Callable[[Any, Desk], Any]) -> bytes:
+        """Return the packet that answers a request."""
         try:
-            return self.packed(order.ticket, make(self.opened(order), self.desk))
+            return self.packed(request.ticket, make(self.opened(request), self.desk))
         except BaseException as error:
-            return self.failed(order.ticket, error)
+            return self.failed(request.ticket, error)
 
-    def task(self, order: Order, maker: Maker) -> _AwayTask:
-        """Return the making of an order, in parts."""
-        return _AwayTask(self, order, maker)
+    def task(self, request: Request, maker: Maker) -> _AwayTask:
+        """Return the making of a request, in parts."""
+        return _AwayTask(self, request, maker)
 
     def packed(self, ticket: int, result: Any) -> bytes:
         """Return the packet for a result, whose large parts lie in the slot."""
@@ -196,15 +198,15 @@ class _Lane:
 
 
 class _AwayTask:
-    """An order made by several threads. Its errors become its answer."""
+    """A request made by several threads. Its errors become its answer."""
 
-    def __init__(self, lane: _Lane, order: Order, maker: Maker) -> None:
-        self._lane, self._ticket = lane, order.ticket
+    def __init__(self, lane: _Lane, request: Request, maker: Maker) -> None:
+        self._lane, self._ticket = lane, request.ticket
         self._error: BaseException | None = None
         self._task: Task[Any] | None = None
         self.size = 0
         try:
-            self._task = maker.task_away(lane.opened(order), lane.desk)
+            self._task = maker.task_away(lane.opened(request), lane.desk)
             self.size = self._task.size
         except BaseException as error:
             self._error = error
@@ -219,7 +221,7 @@ class _AwayTask:
                 self._error = error
 
     def finish(self) -> bytes:
-        """Return the packet that answers the order."""
+        """Return the packet that answers the request."""
         try:
             if self._error is not None:
                 return self._lane.failed(self._ticket, self._error)

@@ -10,7 +10,7 @@ from typing import Any
 from stoker.errors import WorkerError
 from stoker.loader.stream import Turn, turn_worker
 from stoker.loader.stream_progress import StreamProgress
-from stoker.loader.work import Ended, Made, Sent, listed
+from stoker.loader.work import Ended, Made, Sent, listed, sent
 from stoker.plan import Recipe
 
 
@@ -89,7 +89,7 @@ class MapErrand:
 
     def content(self, recipe: Any) -> Sent:
         """Return what a worker needs to know."""
-        return Sent.of(recipe)
+        return sent(recipe)
 
     def result(self, recipe: Recipe, answer: tuple[Any, bytes]) -> Made:
         """Return the batch with its recipe, which has stayed here."""

@@ -41,28 +41,25 @@ class Ended(NamedTuple):
     """Where a dataset that stays with its worker is now, at the beginning of its next epoch."""
 
 
-class Sent(NamedTuple):
-    """What a worker is told of a recipe. Pickling all of it would take longer than all else about a small batch."""
+Sent = tuple[int, int, int, bytes | list[Any]]
+"""What a worker is told of a recipe: step, epoch, rank and positions, the plan's as the bytes of 64-bit integers.
 
-    step: int
-    epoch: int
-    rank: int
-    positions: bytes | list[Any]
-    """The plan's, as the bytes of 64-bit integers; or whatever a user's sampler gives."""
+Pickling all of a recipe would take longer than all else about a small batch.
+"""
 
-    @classmethod
-    def of(cls, recipe: Recipe) -> Sent:
-        """Return what is to be sent."""
-        positions: Any = recipe.positions
-        listed = positions if isinstance(positions, list) else positions.tobytes()
-        return cls(recipe.step, recipe.epoch, recipe.rank, listed)
 
-    def recipe(self) -> Recipe:
-        """Return the recipe, as far as a worker needs it."""
-        positions: Any = self.positions
-        if isinstance(positions, bytes):
-            positions = np.frombuffer(positions, np.int64).tolist()
-        return Recipe(self.step, self.epoch, self.rank, (), positions, None, 0)  # type: ignore[arg-type]
+def sent(recipe: Recipe) -> Sent:
+    """Return what is to be sent of a recipe."""
+    positions: Any = recipe.positions
+    listed = positions if isinstance(positions, list) else positions.tobytes()
+    return recipe.step, recipe.epoch, recipe.rank, listed
+
+
+def received(content: Sent) -> Recipe:
+    """Return the recipe, as far as a worker needs it."""
+    step, epoch, rank, positions = content
+    listed = np.frombuffer(positions, np.int64).tolist() if isinstance(positions, bytes) else positions
+    return Recipe(step, epoch, rank, (), listed, None, 0)  # type: ignore[arg-type]
 
 
 def posted(made: Made | Ended) -> tuple[Any, bytes]:
@@ -142,9 +139,9 @@ class MapMaker:
         samples = self.read(recipe, _listed_positions(recipe), skipped)
         return Made(recipe, self.finish(recipe, samples), skipped, None)
 
-    def make_away(self, order: Sent, desk: Desk) -> tuple[Any, bytes]:
+    def make_away(self, content: Sent, desk: Desk) -> tuple[Any, bytes]:
         """Make a batch in a worker process, straight into the slot on `desk`; with a note for the ledger, if any."""
-        recipe = order.recipe()
+        recipe = received(content)
         key = batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank)
 
         def make(recipe: Recipe) -> Made:
@@ -152,11 +149,11 @@ class MapMaker:
             return self._make(recipe)
 
         with self.finish.onto(desk):
-            return posted(self._loan.run(make, recipe, key))
+            return posted(self._loan.run(make, recipe, key, gives_back=False))
 
-    def task_away(self, order: Sent, desk: Desk) -> AwayTask:
+    def task_away(self, content: Sent, desk: Desk) -> AwayTask:
         """Return the making of a batch in a worker process that has several threads."""
-        return AwayTask(self.task(order.recipe()), self.finish, desk)
+        return AwayTask(self.task(received(content)), self.finish, desk)
 
     def task(self, recipe: Recipe) -> MapTask:
         """Return the work of `recipe`, to be shared out among threads."""
