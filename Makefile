@@ -37,7 +37,7 @@ format: $(STAMP)  ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(BENCH)  ## Measure loader overhead, plan cost and state cost beside their peers
+bench: $(BENCH)  ## Measure overhead, plan, state, transport, start-up and memory beside their peers
 	$(BIN)/python -m benchmarks
 
 clean:  ## Remove the environment and everything made

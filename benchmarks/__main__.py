@@ -16,6 +16,9 @@ NAMES = {
     "overhead": "what the loader itself costs per batch, beside torch and torchdata",
     "plan_cost": "what it costs to know the order, from a thousand samples to a million million",
     "state_cost": "what it costs to save the state at every step, and to resume",
+    "transport": "batches from worker processes, beside torch, torchdata, SPDL and Grain; into a GPU if there is one",
+    "startup": "time to the first batch with worker processes and a large dataset, beside torch",
+    "memory": "what a large dataset costs in every worker, beside torch",
     "lines": "lines of a text file: at random, in order, and the index",
 }
 
@@ -25,6 +28,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="name", help="which ones (default: all)")
     parser.add_argument("--list", action="store_true", help="tell what there is")
     parser.add_argument("--quick", action="store_true", help="a smoke run of a few seconds; its numbers mean nothing")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cuda", "none"),
+        default="auto",
+        help="where `transport` delivers to (default: a GPU if there is one)",
+    )
     parser.add_argument("--save", action="store_true", help="keep plot, record and findings in benchmarks/results")
     chosen = parser.parse_args()
     console = Console(width=None if Console().is_terminal else 160)
@@ -38,15 +47,22 @@ def main() -> None:
     if chosen.quick and chosen.save:
         parser.error("numbers of a quick run are not worth saving")
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata's, at every construction
+    device = _device() if chosen.device == "auto" else None if chosen.device == "none" else chosen.device
     for name in chosen.names or NAMES:
         begin, load = time.perf_counter(), os.getloadavg()[0]
-        report = import_module(f"benchmarks.{name}").run(Setting(is_quick=chosen.quick))
+        report = import_module(f"benchmarks.{name}").run(Setting(is_quick=chosen.quick, device=device))
         report.load.extend((round(load, 2), round(os.getloadavg()[0], 2)))
         show(report, console)
         write(report, OUT)
         if chosen.save:
             save(report)
         console.print(f"[dim]{name}: {time.perf_counter() - begin:.0f} s, plot and record in out/benchmarks[/dim]\n")
+
+
+def _device() -> str | None:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else None
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -55,6 +55,8 @@ class Record:
     """This contender's best by the reference's best; None where there is no reference."""
     median_ratio: float | None
     """The median, over all rounds, of this contender's time by the reference's in the same round."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """What else a benchmark measured."""
 
 
 @dataclass(slots=True)
@@ -67,7 +69,9 @@ class Pace:
 
 
 @dataclass(slots=True)
-class _Series:
+class Series:
+    """One contender's times in all rounds, in microseconds per unit of work."""
+
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
@@ -80,7 +84,7 @@ def interleaved(
     The garbage collector runs between the measurements, and not during them.
     """
     names = list(contenders)
-    series = {name: _Series() for name in names}
+    series = {name: Series() for name in names}
     for name in names:
         contenders[name](Clock())
     gc.collect()
@@ -88,9 +92,7 @@ def interleaved(
     begin = time.perf_counter()
     num_rounds = 0
     while num_rounds < pace.max_rounds and (num_rounds < pace.min_rounds or time.perf_counter() - begin < pace.seconds):
-        shift = num_rounds % len(names)
-        turn = names[shift:] + names[:shift]
-        for name in reversed(turn) if num_rounds % 2 else turn:
+        for name in in_turn(names, num_rounds):
             clock = Clock()
             with _collected():
                 contenders[name](clock)
@@ -99,10 +101,25 @@ def interleaved(
         num_rounds += 1
     gc.unfreeze()
     base = series[reference].wall if reference is not None else None
-    return [_record(name, series[name], base, case, unit) for name in names]
+    return [record_of(name, series[name], base, case, unit) for name in names]
 
 
-def _record(name: str, series: _Series, base: list[float] | None, case: dict[str, Any], unit: str) -> Record:
+def in_turn(names: Sequence[str], number: int) -> list[str]:
+    """Return the order in which contenders come in the round of this number."""
+    shift = number % len(names)
+    turn = [*names[shift:], *names[:shift]]
+    return turn[::-1] if number % 2 else turn
+
+
+def record_of(
+    name: str,
+    series: Series,
+    base: list[float] | None,
+    case: dict[str, Any],
+    unit: str,
+    more: dict[str, Any] | None = None,
+) -> Record:
+    """Sum up the rounds; `base` has the reference's times of the same rounds."""
     wall = sorted(series.wall)
     return Record(
         case=case,
@@ -116,6 +133,7 @@ def _record(name: str, series: _Series, base: list[float] | None, case: dict[str
         median_cpu=median(series.cpu),
         best_ratio=wall[0] / min(base) if base else None,
         median_ratio=median(ours / theirs for ours, theirs in zip(series.wall, base)) if base else None,
+        more=more or {},
     )
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import stoker
+from benchmarks.datasets import Same
 from benchmarks.measure import Clock, Contender, Pace, Record, interleaved
 from benchmarks.report import INK, Report, Setting, only, span
 
@@ -25,19 +25,6 @@ TORCH, STATEFUL, OURS, ONE, TWO = "torch", "StatefulDataLoader", "stoker", "stok
 BATCH_SIZES = (32, 256)
 ORDERS = ("sequential", "shuffled")
 FIRST_BATCH_SIZES = (10**3, 10**6, 10**7)
-
-
-class Same(Dataset[Any]):
-    """As many samples as wanted, all the same object."""
-
-    def __init__(self, num_samples: int, sample: Any) -> None:
-        self.num_samples, self.sample = num_samples, sample
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-    def __getitem__(self, position: int) -> Any:
-        return self.sample
 
 
 SAMPLES: dict[str, Callable[[], Any]] = {

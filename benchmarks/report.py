@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,9 @@ INK = {
     "stoker": "#c8391b",
     "1 thread": "#2b6ca3",
     "2 threads": "#123c69",
+    "SPDL, processes": "#8fbf7f",
+    "SPDL, arena": "#2e7d4f",
+    "Grain": "#7a4fa3",
 }
 """One colour per contender in all plots."""
 
@@ -41,6 +44,16 @@ class Setting:
 
     is_quick: bool = False
     """Only see that everything works: a few seconds, numbers without meaning."""
+    device: str | None = None
+    """Where batches are to arrive, for benchmarks that can measure that: "cuda", or None for the host's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table, for benchmarks whose numbers are more than times."""
+
+    title: str
+    tell: Callable[[Record], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,8 @@ class Report:
     limits: list[str]
     """What must not be read from them."""
     draw: Callable[[], Figure]
+    columns: Sequence[Column] = ()
+    """What the table tells about each record, if not the times."""
     extra: dict[str, Any] = field(default_factory=dict)
     load: list[float] = field(default_factory=list)
     """Runnable processes on the machine before and after, ours among them: how quiet it was."""
@@ -67,8 +82,27 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "system": platform.system(),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "torchdata", "numpy", "stoker")},
+        **{name: found for name in PACKAGES if (found := _version(name)) is not None},
+        **_accelerator(),
     }
+
+
+PACKAGES = ("torch", "torchdata", "spdl", "grain", "numpy", "stoker")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:  # a peer that is not installed is left out
+        return None
+
+
+def _accelerator() -> dict[str, Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    return {"accelerator": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
 
 
 def show(report: Report, console: Console) -> None:
@@ -91,7 +125,7 @@ def write(report: Report, folder: Path) -> None:
         "shows": report.shows,
         "limits": report.limits,
         **report.extra,
-        "records": [_rounded(asdict(record)) for record in report.records],
+        "records": [_rounded(_plain(record)) for record in report.records],
     }
     (folder / f"{report.name}.json").write_text(_json(found))
     figure = report.draw()
@@ -120,9 +154,11 @@ run, so ratios mean more than times: another machine has other times. All number
 
 def _section(report: Report) -> str:
     kind = machine()
+    packages = ", ".join(f"{_NAMES.get(name, name)} {kind[name]}" for name in PACKAGES[:-1] if name in kind)
     where = (
-        f"{kind['cores']} cores ({kind['architecture']}, {kind['system']}), Python {kind['python']}, "
-        f"torch {kind['torch']}, torchdata {kind['torchdata']}, NumPy {kind['numpy']}; "
+        f"{kind['cores']} cores ({kind['architecture']}, {kind['system']}), "
+        + (f"{kind['accelerator']}, " if "accelerator" in kind else "")
+        + f"Python {kind['python']}, {packages}; "
         f"load average {' before and '.join(f'{load:.1f}' for load in report.load)} after"
     )
     lines = ["", report.title + ".", "", f"*{date.today().isoformat()}; {where}.*", ""]
@@ -130,10 +166,44 @@ def _section(report: Report) -> str:
     lines += [f"- {sentence}" for sentence in report.shows]
     lines += ["", "It does not show:", ""]
     lines += [f"- {sentence}" for sentence in report.limits]
+    if report.columns:
+        titles, rows = _rows(report)
+        lines += ["", f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
+        lines += [f"| {' | '.join(row)} |" for row, _ in rows]
     return "\n".join(lines) + "\n"
 
 
+_NAMES = {"numpy": "NumPy", "spdl": "SPDL", "grain": "Grain"}
+
+
+def _rows(report: Report) -> tuple[list[str], list[tuple[list[str], bool]]]:
+    """Return the titles and the rows of a report with columns of its own, each with whether a new case begins."""
+    names = list(dict.fromkeys(name for record in report.records for name in record.case))
+    rows = []
+    before: list[str] | None = None
+    for record in report.records:
+        case = [_told(record.case.get(name, "")) for name in names]
+        rows.append(([*case, record.contender, *(column.tell(record) for column in report.columns)], case != before))
+        before = case
+    return [*names, "contender", *(column.title for column in report.columns)], rows
+
+
+def _own_table(report: Report) -> Table:
+    table = Table(title=report.title, title_justify="left", header_style="bold")
+    titles, rows = _rows(report)
+    num_left = len(titles) - len(report.columns)
+    for place, title in enumerate(titles):
+        table.add_column(title, justify="left" if place < num_left else "right")
+    for place, (row, is_new) in enumerate(rows):
+        if is_new and place:
+            table.add_section()
+        table.add_row(*(row if is_new else [""] * (num_left - 1) + row[num_left - 1 :]))
+    return table
+
+
 def _table(report: Report) -> Table:
+    if report.columns:
+        return _own_table(report)
     table = Table(title=report.title, title_justify="left", header_style="bold")
     names = list(dict.fromkeys(name for record in report.records for name in record.case))
     for name in names:
@@ -190,6 +260,13 @@ def _told(value: Any) -> str:
 
 def _microseconds(time: float) -> str:
     return f"{time:,.1f}" if time < 1000 else f"{time:,.0f}"
+
+
+def _plain(record: Record) -> dict[str, Any]:
+    found = asdict(record)
+    if not found["more"]:
+        del found["more"]
+    return found
 
 
 def _rounded(value: Any) -> Any:

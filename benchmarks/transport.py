@@ -1,0 +1,668 @@
+"""How fast batches come from worker processes, on a dataset that costs nothing.
+
+Each contender has a stand of its own (see `stand`): a trainer with its workers, started and warmed up before anything
+is measured, and kept through all rounds in one long epoch. While others are measured, a loader fills its queue and its
+workers sleep. What was prefetched meanwhile would flatter whoever prefetches most, so each turn begins with batches
+that are not timed, more than anyone holds.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from math import prod
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import default_collate
+
+import stoker
+from benchmarks.datasets import Same
+from benchmarks.measure import Record, Series, in_turn, record_of
+from benchmarks.report import INK, Column, Report, Setting, only, span
+from benchmarks.stand import become_quiet, cpu_seconds, stands
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TORCH, STATEFUL, OURS = "torch", "StatefulDataLoader", "stoker"
+SPDL_POOL, SPDL_ARENA, GRAIN = "SPDL, processes", "SPDL, arena", "Grain"
+COPY_ONE, COPY_TWO, COPY_DEVICE = "memcpy, 1 process", "memcpy, 2 processes", "copies of one pinned batch"
+OURS_PINNED = "stoker, pin_memory, .to"
+BATCH_SIZE = 64
+PREFETCH_FACTOR = 2
+NUM_SAMPLES = BATCH_SIZE * 10**9
+"""One epoch is longer than any run."""
+NUM_WORKERS = (1, 2, 4)
+NUM_WORKERS_DEVICE = (2, 4, 8)
+GOALS = {2: 6.0}
+GOALS_DEVICE = {2: 6.0, 4: 3.5}
+"""How many times as fast as torch we want to be, by the number of workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a batch is made of."""
+
+    size: str
+    kind: str
+    shape: tuple[int, ...]
+    """Of one sample, in 32-bit numbers."""
+
+    @property
+    def num_bytes(self) -> int:
+        return BATCH_SIZE * prod(self.shape) * 4 * (2 if self.kind == "dict" else 1)
+
+    def sample(self) -> Any:
+        """Return a sample full of ones. Tensors are made from arrays, so that torch starts no threads for it."""
+        if self.kind == "dict":
+            tokens = [torch.from_numpy(np.ones(self.shape, dtype=np.int32)) for _ in range(2)]
+            return {"tokens": tokens[0], "targets": tokens[1], "length": 1}
+        return torch.from_numpy(np.ones(self.shape, dtype=np.float32))
+
+
+LOADS = (
+    Load("0.1 MB", "tensor", (400,)),
+    Load("1 MB", "tensor", (4096,)),
+    Load("10 MB", "tensor", (3, 114, 114)),
+    Load("38.5 MB", "tensor", (3, 224, 224)),
+)
+DICT = Load("1 MB", "dict", (2048,))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a contender did in one turn."""
+
+    num_batches: int
+    seconds: float
+    cpu_seconds: float
+    """Of the trainer and all its workers."""
+    waits: NDArray[np.int64]
+    """Nanoseconds that each `next` took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long to measure."""
+
+    num_rounds: int
+    seconds: float
+    """Of one turn."""
+    warm_up_seconds: float = 1.0
+
+
+# ---------------------------------------------------------------- contenders: each returns an iterator
+
+
+def _torch(load: Load, num_workers: int, **options: Any) -> Iterator[Any]:
+    dataset: Any = Same(NUM_SAMPLES, load.sample())
+    return iter(
+        TorchDataLoader(dataset, BATCH_SIZE, num_workers=num_workers, prefetch_factor=PREFETCH_FACTOR, **options)
+    )
+
+
+def _stateful(load: Load, num_workers: int) -> Iterator[Any]:
+    loader = import_module("torchdata.stateful_dataloader").StatefulDataLoader
+    dataset = Same(NUM_SAMPLES, load.sample())
+    return iter(loader(dataset, BATCH_SIZE, num_workers=num_workers, prefetch_factor=PREFETCH_FACTOR))
+
+
+def _stoker(load: Load, num_workers: int, **options: Any) -> Iterator[Any]:
+    make: Any = stoker.DataLoader
+    dataset = Same(NUM_SAMPLES, load.sample())
+    found: Iterator[Any] = iter(
+        make(dataset, BATCH_SIZE, num_workers=num_workers, prefetch_factor=PREFETCH_FACTOR, **options)
+    )
+    return found
+
+
+def _spdl_pool(load: Load, num_workers: int) -> Iterator[Any]:
+    """SPDL's replacement for torch's loader: a pool of processes. By default it gives batches as they come."""
+    make = import_module("spdl.dataloader").get_pytorch_dataloader
+    dataset = Same(NUM_SAMPLES, load.sample())
+    found: Iterator[Any] = iter(
+        make(dataset, BATCH_SIZE, num_workers=num_workers, prefetch_factor=PREFETCH_FACTOR, in_order=True)
+    )
+    return found
+
+
+def _spdl_arena(load: Load, num_workers: int) -> Iterator[Any]:
+    """What SPDL recommends: one process full of threads, here with its pool of shared segments, made for large batches.
+
+    The pool holds what is in the queue, and one batch each that is written, waits and is used.
+    """
+    pipeline = import_module("spdl.pipeline")
+    num_ahead = PREFETCH_FACTOR * num_workers
+    config = (
+        pipeline.PipelineBuilder()
+        .add_source(_Positions())
+        .pipe(_Collated(Same(NUM_SAMPLES, load.sample())), concurrency=num_workers, output_order="input")
+        .add_sink(num_ahead)
+        .get_config()
+    )
+    arena = pipeline.SharedMemorySegmentPool(load.num_bytes + 4096, num_ahead + 3)
+    return iter(
+        pipeline.run_pipeline_in_subprocess(config, num_threads=num_workers, buffer_size=num_ahead, arena=arena)
+    )
+
+
+class _Positions:
+    """The positions of each batch, in order."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in range(0, NUM_SAMPLES, BATCH_SIZE):
+            yield list(range(start, start + BATCH_SIZE))
+
+
+class _Collated:
+    def __init__(self, dataset: Same) -> None:
+        self.dataset = dataset
+
+    def __call__(self, positions: list[int]) -> Any:
+        return default_collate([self.dataset[position] for position in positions])
+
+
+def _grain(load: Load, num_workers: int) -> Iterator[Any]:
+    """Grain's loader. It batches arrays, not tensors; no threads read ahead, which is its advice for data in memory."""
+    grain = import_module("grain")
+    sample = load.sample()
+    arrays = {key: np.asarray(value) for key, value in sample.items()} if load.kind == "dict" else sample.numpy()
+    found: Iterator[Any] = iter(
+        grain.DataLoader(
+            data_source=Same(NUM_SAMPLES, arrays),
+            sampler=grain.samplers.SequentialSampler(NUM_SAMPLES, grain.sharding.NoSharding()),
+            operations=[grain.transforms.Batch(BATCH_SIZE)],
+            worker_count=num_workers,
+            worker_buffer_size=PREFETCH_FACTOR,
+            read_options=grain.ReadOptions(num_threads=0, prefetch_buffer_size=0),
+        )
+    )
+    return found
+
+
+CONTENDERS: dict[str, Callable[[Load, int], Iterator[Any]]] = {
+    TORCH: _torch,
+    STATEFUL: _stateful,
+    OURS: _stoker,
+    SPDL_POOL: _spdl_pool,
+    SPDL_ARENA: _spdl_arena,
+    GRAIN: _grain,
+}
+NEEDS = {STATEFUL: "torchdata", SPDL_POOL: "spdl", SPDL_ARENA: "spdl", GRAIN: "grain"}
+
+
+# ---------------------------------------------------------------- in the stand
+
+
+@contextmanager
+def serving(contender: str, load: Load, num_workers: int, warm_up_seconds: float) -> Iterator[Callable[[float], Turn]]:
+    """Play the trainer that takes batches from a loader."""
+    iterator = CONTENDERS[contender](load, num_workers)
+    yield from _served(iterator, _touch, num_workers, warm_up_seconds, finish=lambda: None)
+
+
+def _served(
+    iterator: Iterator[Any],
+    touch: Callable[[Any], None],
+    num_workers: int,
+    warm_up_seconds: float,
+    *,
+    finish: Callable[[], None],
+) -> Iterator[Callable[[float], Turn]]:
+    # twice what torch holds: others have a queue more on the way
+    num_untimed = max(8, 2 * PREFETCH_FACTOR * num_workers)
+
+    def turn(seconds: float) -> Turn:
+        for _ in range(num_untimed):
+            touch(next(iterator))
+        finish()
+        clock = time.perf_counter_ns
+        waits: list[int] = []
+        cpu = cpu_seconds(os.getpid())
+        begin = clock()
+        end = begin + int(seconds * 1e9)
+        while True:
+            before = clock()
+            batch = next(iterator)
+            after = clock()
+            touch(batch)
+            waits.append(after - before)
+            if after >= end:
+                break
+        finish()
+        taken = (clock() - begin) / 1e9
+        cpu = cpu_seconds(os.getpid()) - cpu
+        del batch
+        become_quiet(os.getpid())
+        return Turn(len(waits), taken, cpu, np.array(waits))
+
+    turn(warm_up_seconds)
+    gc.collect()
+    gc.freeze()  # the collector stays on, but need not look through what was imported
+    yield turn
+    close = getattr(iterator, "close", None)
+    if close is not None:
+        close()
+
+
+def _touch(batch: Any) -> None:
+    """Read one number of each tensor or array, and see that it is the right one."""
+    for part in batch.values() if isinstance(batch, dict) else (batch,):
+        if part.reshape(-1)[0].item() != 1:
+            raise ValueError(f"a batch holds {part.reshape(-1)[0]} where 1 was sent")
+
+
+@contextmanager
+def copying(load: Load, num_processes: int) -> Iterator[Callable[[float], Turn]]:
+    """Write the same bytes to shared memory, and do nothing else: what no loader can beat with as many processes."""
+    context = multiprocessing.get_context("fork")
+    num_slots = 2 * PREFETCH_FACTOR
+    memory = mmap.mmap(-1, num_processes * num_slots * load.num_bytes)
+    slots = np.frombuffer(memory, dtype=np.float32).reshape(num_processes, num_slots, BATCH_SIZE, -1)
+    slots.fill(0)  # every page is there before anything is measured
+    shared = mmap.mmap(-1, 8 * (num_processes + 1))
+    state = np.frombuffer(shared, dtype=np.int64)  # whether to run, then the batches written by each
+    go = context.Event()
+    source = np.ones(load.num_bytes // BATCH_SIZE // 4, dtype=np.float32)
+
+    def work(number: int) -> None:
+        mine, written = slots[number - 1], 0
+        while True:
+            go.wait()
+            while state[0]:
+                np.copyto(mine[written % num_slots], source)  # one call for the 64 samples of a batch
+                written += 1
+                state[number] = written
+
+    workers = [context.Process(target=work, args=(number + 1,), daemon=True) for number in range(num_processes)]
+    for worker in workers:
+        worker.start()
+
+    def turn(seconds: float) -> Turn:
+        state[0] = 1
+        go.set()
+        enough = state[1:] + num_slots
+        while (state[1:] < enough).any():
+            time.sleep(0.01)
+        cpu, begin, written = cpu_seconds(os.getpid()), time.perf_counter(), int(state[1:].sum())
+        time.sleep(seconds)
+        written, taken = int(state[1:].sum()) - written, time.perf_counter() - begin
+        cpu = cpu_seconds(os.getpid()) - cpu
+        go.clear()
+        state[0] = 0
+        become_quiet(os.getpid())
+        return Turn(written, taken, cpu, np.empty(0, dtype=np.int64))
+
+    turn(0.2)
+    yield turn
+    for worker in workers:
+        worker.kill()
+        worker.join()
+
+
+# ---------------------------------------------------------------- into a device
+
+
+@contextmanager
+def serving_device(
+    contender: str, load: Load, num_workers: int, warm_up_seconds: float, device: str
+) -> Iterator[Callable[[float], Turn]]:
+    """Play the trainer whose batches arrive on a device. It adds one number of each to a sum, on its own stream."""
+    num_touched = 0
+    total = torch.zeros((), device=device)
+
+    def touch(batch: Any) -> None:
+        nonlocal num_touched
+        if not batch.is_cuda:
+            batch = batch.to(device, non_blocking=True)
+        total.add_(batch[0, 0, 0, 0])
+        num_touched += 1
+
+    def finish() -> None:
+        nonlocal num_touched
+        torch.cuda.synchronize()
+        if total.item() != num_touched:
+            raise ValueError(f"{num_touched} batches add up to {total.item()}: some were read before they had arrived")
+        total.zero_()
+        num_touched = 0
+
+    if contender == COPY_DEVICE:
+        iterator = _pinned_again_and_again(load)
+    elif contender == TORCH:
+        iterator = _torch(load, num_workers, pin_memory=True)
+    elif contender == OURS_PINNED:
+        iterator = _stoker(load, num_workers, pin_memory=True)
+    else:
+        iterator = _stoker(load, num_workers, device=device)
+    yield from _served(iterator, touch, num_workers, warm_up_seconds, finish=finish)
+
+
+def _pinned_again_and_again(load: Load) -> Iterator[Any]:
+    batch = torch.ones((BATCH_SIZE, *load.shape)).pin_memory()
+    for number in range(10**9):
+        if number % 8 == 7:
+            torch.cuda.synchronize()  # or copies without end would be waiting
+        yield batch
+
+
+# ---------------------------------------------------------------- running
+
+
+def run(setting: Setting) -> Report:
+    return _run_device(setting, setting.device) if setting.device else _run_host(setting)
+
+
+def _run_host(setting: Setting) -> Report:
+    present = [name for name in CONTENDERS if name not in NEEDS or find_spec(NEEDS[name]) is not None]
+    pace = Pace(1, 0.1, 0.1) if setting.is_quick else Pace(5, 1.0)
+    records: list[Record] = []
+    for load, num_workers in _cases(setting):
+        servings: dict[str, tuple[Any, ...]] = {
+            name: (serving, name, load, num_workers, pace.warm_up_seconds) for name in present
+        }
+        if load.kind == "tensor" and num_workers in (1, 2):
+            servings[(COPY_ONE, COPY_TWO)[num_workers - 1]] = (copying, load, num_workers)
+        case = {"batch": load.size, "of": load.kind, "workers": num_workers}
+        records += _rounds(servings, load, case, pace)
+    missing = [name for name in CONTENDERS if name not in present]
+    return Report(
+        name="transport",
+        title="Batches from worker processes, on a dataset that costs nothing",
+        records=records,
+        shows=_shows(records) + ([f"left out, because not installed: {', '.join(missing)}."] if missing else []),
+        limits=[
+            "how loaders compare when samples take time to read or decode: nothing but the way of a batch from worker "
+            "to trainer is measured. All samples are one object, which stays in the worker's cache.",
+            "a training step: the trainer reads one number of each tensor and asks for the next batch.",
+            f"{max(NUM_WORKERS)} workers on as many cores, where there are fewer.",
+            "equal work. torch and StatefulDataLoader make a shared-memory file for every tensor, write the batch into "
+            "it, and pass its descriptor. StatefulDataLoader sends the workers' states along. SPDL's processes "
+            "collate, and pass a descriptor as torch does; SPDL's arena (one process with as many threads as others "
+            "have workers) collates, then copies into a reused shared segment; Grain stacks into a new named segment, "
+            "starts with spawn, and gives arrays. stoker writes samples into reused shared slots. All deliver in "
+            f"order; each holds {PREFETCH_FACTOR} batches per worker ahead, SPDL and Grain a few more on the way.",
+            "memcpy as a loader: nobody waits for a batch or reads it.",
+        ],
+        draw=lambda: _figure(records),
+        columns=_COLUMNS,
+        extra={"batch_size": BATCH_SIZE, "prefetch_factor": PREFETCH_FACTOR, "left_out": missing},
+    )
+
+
+def _cases(setting: Setting) -> list[tuple[Load, int]]:
+    if setting.is_quick:
+        return [(LOADS[1], 2)]
+    return [(load, num_workers) for load in LOADS for num_workers in NUM_WORKERS] + [(DICT, 2)]
+
+
+def _run_device(setting: Setting, device: str) -> Report:
+    load = LOADS[-1]
+    pace = Pace(1, 0.2, 0.2) if setting.is_quick else Pace(5, 1.2)
+    has_device = "device" in signature(stoker.DataLoader).parameters
+    names = [TORCH, *([OURS] if has_device else []), OURS_PINNED, COPY_DEVICE]
+    records: list[Record] = []
+    for num_workers in NUM_WORKERS_DEVICE[: 1 if setting.is_quick else None]:
+        servings: dict[str, tuple[Any, ...]] = {
+            name: (serving_device, name, load, num_workers, pace.warm_up_seconds, device) for name in names
+        }
+        case = {"batch": load.size, "of": load.kind, "workers": num_workers}
+        records += _rounds(servings, load, case, pace)
+    return Report(
+        name="transport_device",
+        title="Batches from worker processes into the memory of a GPU, on a dataset that costs nothing",
+        records=records,
+        shows=_shows_device(records)
+        + ([] if has_device else ["left out: stoker's `device=`, which this version does not have."]),
+        limits=[
+            "how loaders compare when samples take time to read or decode. All samples are one object.",
+            "a training step: the trainer adds one number of each batch to a sum on the device, and waits for the "
+            "device at the end of each turn.",
+            "equal work: torch is `pin_memory=True` and `.to(device, non_blocking=True)`, so a thread of its own "
+            "copies each batch to page-locked memory; stoker is `device=`, and beside it `pin_memory=True` and `.to`.",
+            "copies of one pinned batch as a loader: nobody writes it.",
+        ],
+        draw=lambda: _figure_device(records),
+        columns=_COLUMNS,
+        extra={"batch_size": BATCH_SIZE, "prefetch_factor": PREFETCH_FACTOR},
+    )
+
+
+def _rounds(servings: Mapping[str, tuple[Any, ...]], load: Load, case: dict[str, Any], pace: Pace) -> list[Record]:
+    turns: dict[str, list[Turn]] = {name: [] for name in servings}
+    with stands(dict(servings)) as opened:
+        for number in range(pace.num_rounds):
+            for name in in_turn(list(servings), number):
+                turns[name].append(opened[name].ask(pace.seconds))
+    series = {
+        name: Series(
+            [turn.seconds / turn.num_batches * 1e6 for turn in taken],
+            [turn.cpu_seconds / turn.num_batches * 1e6 for turn in taken],
+        )
+        for name, taken in turns.items()
+    }
+    base = series[TORCH].wall
+    return [record_of(name, series[name], base, case, "batch", _more(turns[name], load.num_bytes)) for name in servings]
+
+
+def _more(turns: Sequence[Turn], num_bytes: int) -> dict[str, Any]:
+    rates = [turn.num_batches / turn.seconds for turn in turns]
+    found: dict[str, Any] = {
+        "batch_bytes": num_bytes,
+        "batches_per_second": median(rates),
+        "gigabytes_per_second": median(rates) * num_bytes / 1e9,
+        "num_batches": sum(turn.num_batches for turn in turns),
+    }
+    waits = np.concatenate([turn.waits for turn in turns])
+    if len(waits):
+        found["next_p50"], found["next_p99"] = (float(np.percentile(waits, part)) / 1e3 for part in (50, 99))
+    return found
+
+
+# ---------------------------------------------------------------- telling
+
+
+def _speed(record: Record) -> float:
+    """Return how many times as fast as torch, in the same rounds."""
+    return 1 / record.median_ratio if record.median_ratio else 0.0
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+_COLUMNS = (
+    Column("batches/s", lambda record: _number(record.more["batches_per_second"])),
+    Column("GB/s", lambda record: f"{record.more['gigabytes_per_second']:.2f}"),
+    Column("times torch", lambda record: f"{_speed(record):.2f}"),
+    Column("CPU µs per batch", lambda record: _number(record.median_cpu)),
+    Column("next: p50 µs", lambda record: _number(record.more.get("next_p50"))),
+    Column("p99 µs", lambda record: _number(record.more.get("next_p99"))),
+)
+
+
+def _shows(records: list[Record]) -> list[str]:
+    sentences = []
+    counts = sorted({record.case["workers"] for record in records})
+    for num_workers in counts:
+        told = []
+        for ours in only(records, OURS, workers=num_workers):
+            torchs = only(records, TORCH, **ours.case)[0]
+            told.append(
+                f"{ours.case['batch']}{'' if ours.case['of'] == 'tensor' else ' (dict)'} "
+                f"{_number(ours.more['batches_per_second'])} against {_number(torchs.more['batches_per_second'])}, "
+                f"{_speed(ours):.1f}x"
+            )
+        goal = ""
+        if num_workers in GOALS:
+            least = min(_speed(ours) for ours in only(records, OURS, workers=num_workers))
+            verdict = "reached" if least >= GOALS[num_workers] else f"not reached (the least is {least:.1f}x)"
+            goal = f" The goal of {GOALS[num_workers]:g}x is {verdict}."
+        sentences.append(f"{_workers(num_workers)}, batches/s of stoker against torch: {'; '.join(told)}.{goal}")
+    for name in (STATEFUL, SPDL_POOL, SPDL_ARENA, GRAIN):
+        speeds = [_speed(record) for record in only(records, name)]
+        if speeds:
+            sentences.append(f"{name}: {span(speeds)} of torch's batches/s.")
+    ratios = [ours.median_cpu / only(records, TORCH, **ours.case)[0].median_cpu for ours in only(records, OURS)]
+    sentences.append(f"CPU time of trainer and workers per batch, stoker by torch: {span(ratios)}.")
+    shares = [
+        ours.more["batches_per_second"] / limit.more["batches_per_second"]
+        for ours in only(records, OURS)
+        for limit in _limits(records, **ours.case)
+    ]
+    if shares:
+        sentences.append(f"stoker reaches {span(shares)} of what copying alone does with as many processes.")
+    return sentences
+
+
+def _limits(records: list[Record], **case: Any) -> list[Record]:
+    return [record for record in only(records, **case) if record.contender in (COPY_ONE, COPY_TWO)]
+
+
+def _workers(num_workers: int) -> str:
+    return f"{num_workers} worker{'s' if num_workers > 1 else ''}"
+
+
+def _shows_device(records: list[Record]) -> list[str]:
+    sentences = []
+    for num_workers in sorted({record.case["workers"] for record in records}):
+        found = {record.contender: record for record in only(records, workers=num_workers)}
+        told = ", ".join(
+            f"{name} {_number(record.more['batches_per_second'])}"
+            + ("" if name == TORCH else f" ({_speed(record):.1f}x)")
+            for name, record in found.items()
+        )
+        goal = ""
+        if OURS in found and num_workers in GOALS_DEVICE:
+            is_reached = _speed(found[OURS]) >= GOALS_DEVICE[num_workers]
+            goal = f" The goal of {GOALS_DEVICE[num_workers]:g}x is {'reached' if is_reached else 'not reached'}."
+        sentences.append(f"{_workers(num_workers)}, batches/s into the device: {told}.{goal}")
+    return sentences
+
+
+_INKS = {
+    **{name: INK[name] for name in CONTENDERS},
+    OURS_PINNED: "#e59a86",
+    COPY_DEVICE: "black",
+}
+_MARKS = dict(zip(CONTENDERS, "soDv^P"))
+
+
+def _figure(records: list[Record]) -> Figure:
+    from matplotlib import pyplot as plt
+    from matplotlib.patheffects import withStroke
+
+    counts = sorted({record.case["workers"] for record in records})
+    figure, axes = plt.subplots(
+        2,
+        len(counts),
+        figsize=(1 + 4.6 * len(counts), 8.2),
+        sharex=True,
+        sharey="row",
+        squeeze=False,
+        height_ratios=(1.5, 1),
+        layout="constrained",
+    )
+    for column, num_workers in enumerate(counts):
+        top, bottom = axes[0][column], axes[1][column]
+        found = only(records, of="tensor", workers=num_workers)
+        for name in CONTENDERS:
+            mine = only(found, name)
+            if mine:
+                ours = {"linewidth": 2.4, "zorder": 5} if name == OURS else {"linewidth": 1.2}
+                sizes = [record.more["batch_bytes"] / 1e6 for record in mine]
+                rates = [record.more["batches_per_second"] for record in mine]
+                style = {"marker": _MARKS[name], "markersize": 5, "color": _INKS[name], **ours}
+                top.plot(sizes, rates, label=name, **style)
+                bottom.plot(sizes, [record.median_cpu / 1e3 for record in mine], **style)
+        for record in only(found, OURS):
+            top.annotate(
+                f"{_speed(record):.1f}x",
+                (record.more["batch_bytes"] / 1e6, record.more["batches_per_second"]),
+                xytext=(5, 6),
+                textcoords="offset points",
+                fontsize=8,
+                color=_INKS[OURS],
+                weight="bold",
+                path_effects=[withStroke(linewidth=3, foreground="white")],  # other lines pass here
+                zorder=6,
+            )
+        _draw_limit(top, bottom, only(records, COPY_ONE if num_workers == 1 else COPY_TWO, of="tensor"))
+        top.set_title(_workers(num_workers), fontsize=10)
+        for axis in (top, bottom):
+            axis.set_xscale("log")
+            axis.set_yscale("log")
+            axis.grid(alpha=0.3)
+        ticks = {record.more["batch_bytes"] / 1e6: record.case["batch"].split()[0] for record in found}
+        bottom.set_xticks(list(ticks), list(ticks.values()))
+        bottom.minorticks_off()
+        bottom.set_xlabel("MB in a batch of 64 (log)")
+    axes[0][0].margins(x=0.1, y=0.1)
+    axes[0][0].set_ylabel("batches/s (log, median of rounds; number: stoker by torch)")
+    axes[1][0].set_ylabel("CPU ms per batch,\ntrainer and workers (log)")
+    handles, labels = axes[0][min(1, len(counts) - 1)].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, ncols=len(labels), loc="outside upper center")
+    return figure
+
+
+def _draw_limit(top: Axes, bottom: Axes, limits: list[Record]) -> None:
+    sizes = [record.more["batch_bytes"] / 1e6 for record in limits]
+    style: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.2}
+    top.plot(
+        sizes,
+        [record.more["batches_per_second"] for record in limits],
+        label="copying alone, at most 2 processes",
+        **style,
+    )
+    bottom.plot(sizes, [record.median_cpu / 1e3 for record in limits], **style)
+
+
+def _figure_device(records: list[Record]) -> Figure:
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained", width_ratios=(1.6, 1))
+    counts = sorted({record.case["workers"] for record in records})
+    names = [name for name in dict.fromkeys(record.contender for record in records) if name != COPY_DEVICE]
+    width = 0.8 / len(names)
+    for place, num_workers in enumerate(counts):
+        for number, name in enumerate(names):
+            record = only(records, name, workers=num_workers)[0]
+            at = place + (number - (len(names) - 1) / 2) * width
+            left.bar(
+                at, record.more["batches_per_second"], width * 0.92, color=_INKS[name], label=None if place else name
+            )
+            right.bar(at, record.median_cpu / 1e3, width * 0.92, color=_INKS[name])
+            told = f"{record.more['batches_per_second']:.0f}" + ("" if name == TORCH else f"\n{_speed(record):.1f}x")
+            left.annotate(
+                told,
+                (at, record.more["batches_per_second"]),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+            )
+    limit = median(record.more["batches_per_second"] for record in only(records, COPY_DEVICE))
+    left.axhline(limit, color="black", linestyle=":", linewidth=1.2, label=COPY_DEVICE)
+    left.margins(y=0.14)
+    left.set_ylabel("batches/s into the device (median of rounds; x: by torch)")
+    right.set_ylabel("CPU ms per batch, trainer and workers")
+    for axis in (left, right):
+        axis.set_xticks(range(len(counts)), [_workers(count) for count in counts])
+        axis.grid(alpha=0.3, axis="y")
+        axis.set_axisbelow(True)
+    figure.legend(fontsize=8, ncols=len(names) + 1, loc="outside upper center")
+    return figure
