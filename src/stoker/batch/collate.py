@@ -79,7 +79,14 @@ def _tensors(samples: Sequence[torch.Tensor]) -> Batch:
         return torch_collate(list(samples))
     carrier = _CARRIERS.get(first.dtype)
     # with an `out`, torch would convert: to the first one's dtype, and not to one that holds them all
-    if offered() and carrier is not None and first.device.type == "cpu" and len(set(map(_dtype_of, samples))) == 1:
+    is_plain = first.dim() < 4 or first.is_contiguous()  # torch keeps the layout of what is, say, channels-last
+    if (
+        offered()
+        and is_plain
+        and carrier is not None
+        and first.device.type == "cpu"
+        and len(set(map(_dtype_of, samples))) == 1
+    ):
         out = torch.from_numpy(empty_array((len(samples), *first.shape), carrier, len(samples) * first.nbytes))
         try:
             return torch.stack(samples, out=out if out.dtype is first.dtype else out.view(first.dtype))  # type: ignore[arg-type]

@@ -24,6 +24,14 @@ REGION_BYTES = 1 << 40
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
+_libc = ctypes.CDLL(None, use_errno=True)
+if hasattr(os, "memfd_create"):  # elsewhere there are no worker processes, and not all of these calls
+    _libc.mmap.restype = ctypes.c_void_p
+    _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+    _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_FAILED = ctypes.c_void_p(-1).value
+
 
 class Extent(NamedTuple):
     """A piece of the file."""
@@ -59,23 +67,28 @@ class Arena:
     def __reduce__(self) -> Any:
         return _same_arena, (reduction.DupFd(self.descriptor),)
 
-    def mapped(self, extent: Extent) -> mmap.mmap:
-        """Return the extent's memory."""
-        try:
-            return mmap.mmap(self.descriptor, extent.num_bytes, offset=extent.offset)
-        except OSError as error:
-            raise OutOfSharedMemory(extent.num_bytes, reason=str(error)) from error
+    def mapped(self, extent: Extent) -> memoryview:
+        """Return the extent's memory, for as long as anyone holds it.
+
+        Not by `mmap.mmap`, which keeps a descriptor for each map: whoever keeps batches would run out of them.
+        """
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        address = _libc.mmap(None, extent.num_bytes, access, mmap.MAP_SHARED, self.descriptor, extent.offset)
+        if address == _FAILED:
+            raise OutOfSharedMemory(extent.num_bytes, reason=os.strerror(ctypes.get_errno()))
+        memory = (ctypes.c_char * extent.num_bytes).from_address(address)
+        # not at the interpreter's exit: whoever holds it then may still be reading it
+        finalize(memory, _libc.munmap, address, extent.num_bytes).atexit = False
+        return memoryview(memory).cast("B")
 
     def empty(self, start: int, stop: int) -> None:
         """Give the memory between two offsets back to the system. Whoever has it mapped sees zeros."""
-        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-        fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
         if start < stop:
-            fallocate(self.descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, stop - start)
+            _libc.fallocate(self.descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, stop - start)
 
     def numbers(self, extent: Extent) -> memoryview:
         """Return the extent's memory as 64-bit numbers."""
-        return memoryview(self.mapped(extent)).cast("Q")
+        return self.mapped(extent).cast("Q")
 
 
 def _same_arena(descriptor: Any) -> Arena:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ class _Mapped:
 
     def __init__(self, arena: Arena, extent: Extent) -> None:
         self.extent = extent
-        self.memory: mmap.mmap | None = arena.mapped(extent) if extent.num_bytes else None
+        self.memory: memoryview | None = arena.mapped(extent) if extent.num_bytes else None
         self.address = np.frombuffer(self.memory, np.uint8).ctypes.data if self.memory is not None else 0
 
 
@@ -36,6 +35,7 @@ class Desk:
         self._number = -1
         self._at = _Mapped(arena, Extent(0, 0))
         self._moved_from: list[_Mapped] = []
+        self._given = Extent(0, 0)
         self._used = 0
         self._wanted = 0
 
@@ -44,9 +44,9 @@ class Desk:
         mapped = self._slots.get(number)
         if mapped is None or mapped.extent != extent:
             self._slots[number] = mapped = _Mapped(self._arena, extent)
-        self._number, self._at, self._used, self._wanted = number, mapped, 0, wanted
         if self._moved_from:
-            self._moved_from.clear()
+            self._leave_behind()
+        self._number, self._at, self._used, self._wanted, self._given = number, mapped, 0, wanted, extent
 
     @property
     def extent(self) -> Extent:
@@ -82,9 +82,16 @@ class Desk:
         return -1
 
     def read(self, num_bytes: int) -> bytes:
-        """Return the first bytes of the slot: an order too long for its message."""
+        """Return the first bytes of the slot: a request too long for its message."""
         assert self._at.memory is not None
-        return self._at.memory[:num_bytes]
+        return bytes(self._at.memory[:num_bytes])
+
+    def _leave_behind(self) -> None:
+        """Free what the batch before this one has moved out of, but for what was given: the trainer sees to that."""
+        for mapped in self._moved_from:
+            if mapped.extent != self._given:
+                self._arena.empty(mapped.extent.offset, mapped.extent.stop)
+        self._moved_from.clear()
 
     def _grow(self, num_bytes: int) -> None:
         # a quarter more, because batches that differ in size would otherwise move again and again
@@ -97,5 +104,5 @@ class Desk:
         self._slots[self._number] = self._at = bigger
 
 
-def _bytes(memory: mmap.mmap, num_bytes: int) -> Any:
+def _bytes(memory: memoryview, num_bytes: int) -> Any:
     return np.frombuffer(memory, np.uint8, num_bytes)

@@ -68,17 +68,14 @@ class Run(Generic[T]):
                 "hint: use one iterator at a time, or persistent_workers=False"
             )
         try:
-            if not team.is_running:
+            is_going_on = not team.is_running
+            if is_going_on:
                 team.go_on()
-            if not queue.entries:
-                self._fill()
+            if is_going_on or not queue.entries:
+                self._fill(self._depth)
             pending = self._awaited()
-            try:
-                self._fill()
-                result = team.result_of(pending)
-            except BaseException:
-                queue.entries.appendleft(pending)  # an interrupt: the batch is for the next call
-                raise
+            self._fill(self._depth + 1)
+            result = team.result_of(pending)
         except Exception:
             raise
         except BaseException:
@@ -86,14 +83,16 @@ class Run(Generic[T]):
             raise
         if pending.error is not None:
             try:
+                queue.entries.popleft()
                 raise pending.error
             finally:
                 pending.error = None  # or the error would hold this frame, and the frame the error
                 del pending, result
-        return result  # type: ignore[no-any-return]
+        # Taken only now: whatever an interrupt has cut short, the batch is for the next call.
+        return queue.entries.popleft().result  # type: ignore[no-any-return]
 
     def _awaited(self) -> Pending:
-        """Take the next request that is done; wait for it."""
+        """Return the next request that is done; wait for it."""
         team, entries = self._team, self._queue.entries
         if not entries:
             raise StopIteration
@@ -101,25 +100,35 @@ class Run(Generic[T]):
         deadline = time.monotonic() + timeout if timeout else None
         while not entries[0].is_done:
             if team.failure is not None:
-                failure = team.failure
+                failure, team.failure = team.failure, None  # or the team would hold this frame, and with it its owner
                 team.stop()
-                raise failure.with_traceback(None)
+                try:
+                    raise failure.with_traceback(None)
+                finally:
+                    del failure
             left = None if deadline is None else max(0.001, deadline - time.monotonic())
             if not team.receive(left) and deadline is not None and time.monotonic() >= deadline:
                 raise WorkerStuck(seconds=timeout, stacks=team.stacks(entries[0]))
-        return entries.popleft()
+        return entries[0]
 
-    def _fill(self) -> None:
-        """See to it that as much is requested as may be."""
+    def _fill(self, depth: int) -> None:
+        """See to it that as much is requested as may be. What an interrupt has cut short is gone on with."""
         team, queue = self._team, self._queue
-        while not queue.is_exhausted and len(queue.entries) < self._depth:
-            try:
-                recipe = next(queue.errand)
-            except StopIteration:
-                queue.is_exhausted = True
-                return
-            pending = Pending(queue, recipe)
-            queue.entries.append(pending)
+        entries = queue.entries
+        while True:
+            pending = entries[-1] if entries else None
+            if pending is None or pending.ticket or pending.is_done:
+                if queue.is_exhausted or len(entries) >= depth:
+                    return
+                pending = Pending(queue)
+                entries.append(pending)
+            if pending.recipe is None:
+                try:
+                    pending.recipe = next(queue.errand)
+                except StopIteration:
+                    queue.is_exhausted = True
+                    entries.pop()
+                    return
             team.give(pending)
 
     @property
@@ -129,7 +138,7 @@ class Run(Generic[T]):
         if queue.is_over or team.is_closed or not team.is_running or team.failure is not None:
             return True
         if not queue.entries:
-            self._fill()
+            self._fill(self._depth)
         while queue.entries and not queue.entries[0].is_done:
             if not team.receive(0):
                 return team.failure is not None

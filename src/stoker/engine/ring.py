@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import mmap
 import os
 from collections import deque
 from collections.abc import Callable
@@ -46,7 +45,7 @@ class Slot:
     def __init__(self, number: int) -> None:
         self.number = number
         self.extent = Extent(0, 0)
-        self.memory: mmap.mmap | None = None
+        self.memory: memoryview | None = None
         self.kind: Any = None
         self.address = 0
         self.is_locked = self.is_leased = False
@@ -120,20 +119,28 @@ class Ring:
     def adopt(self, slot: Slot, extent: Extent) -> None:
         """Note that a worker has moved the slot to a bigger extent."""
         self._forget(slot)
-        slot.extent = extent
         slot.memory = memory = self.arena.mapped(extent)
         slot.kind = ctypes.c_char * extent.num_bytes
         slot.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         if self.page_lock is not None:
             slot.is_locked = self.page_lock.lock(slot.address, extent.num_bytes)
+        slot.extent = extent  # last: after an interrupt it is adopted anew
 
     def lease(self, slot: Slot) -> Any:
         """Return the slot's memory as an object that can be viewed; when it is gone, the slot is free."""
-        lease = slot.kind.from_buffer(slot.memory)
+        lease = self.viewed(slot)
+        self.lend(slot, lease)
+        return lease
+
+    def viewed(self, slot: Slot) -> Any:
+        """Return the slot's memory as an object that can be viewed, before it is lent."""
+        return slot.kind.from_buffer(slot.memory)
+
+    def lend(self, slot: Slot, lease: Any) -> None:
+        """Let the slot be free when `lease` is gone."""
+        slot.is_leased = True
         # Not at the interpreter's exit: whoever holds the batch then may still be reading it.
         finalize(lease, self.give_back, slot).atexit = False
-        slot.is_leased = True
-        return lease
 
     def give_back(self, slot: Slot) -> None:
         """Note that nobody uses a slot any more."""

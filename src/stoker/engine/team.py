@@ -40,7 +40,7 @@ from stoker.engine.messages import (
 from stoker.engine.parcel import unpacked
 from stoker.engine.ring import Ring, Slot
 from stoker.engine.worker import LANES, STACKS_SIGNAL, Job, Seat, work
-from stoker.errors import NotPicklable, OutOfDescriptors, WorkerDied, WorkerError
+from stoker.errors import NotPicklable, OutOfDescriptors, OutOfSharedMemory, WorkerDied, WorkerError
 
 T = TypeVar("T")
 
@@ -112,8 +112,9 @@ class Pending:
 
     __slots__ = ("ends", "error", "queue", "recipe", "reply", "result", "slot", "ticket", "worker")
 
-    def __init__(self, queue: Queue[Any], recipe: Any) -> None:
-        self.queue, self.recipe = queue, recipe
+    def __init__(self, queue: Queue[Any]) -> None:
+        self.queue = queue
+        self.recipe: Any = None
         self.ticket = 0
         self.slot: Slot | None = None
         self.worker = 0
@@ -177,8 +178,10 @@ class Team:
         self._last_ticket = 0
         self._backlog: deque[Pending] = deque()
         """Requests for which the channel had no room."""
-        self._doubtful: dict[int, tuple[Slot, set[int]]] = {}
-        """Slots that a worker may still write to, by the ticket, with the workers it could be."""
+        self._doubtful: dict[int, tuple[Slot, set[int], int]] = {}
+        """Slots that a worker may still write to, by the ticket, with the workers it could be, and the last ticket that
+        was given before the doubt.
+        """
         self._ready: set[int] = set()
         self._processes: dict[int, Any] = {}
         self._sentinels: dict[int, int] = {}
@@ -263,6 +266,7 @@ class Team:
         )
         try:
             with _interrupts_held(), forking() if is_fork else nullcontext():
+                _make_sure_of_descriptors(self._replies.fileno())
                 process.start()
         except BaseException as error:
             self.stop()  # with fewer workers, what is lost would be waited for in vain
@@ -295,7 +299,7 @@ class Team:
         for end in self._ends:
             end()
         self._requests.clear()
-        for slot, _ in self._doubtful.values():
+        for slot, _, _ in self._doubtful.values():
             self.ring.give_back(slot)
         self._doubtful.clear()
         self._backlog.clear()
@@ -336,38 +340,43 @@ class Team:
 
     def give(self, pending: Pending) -> None:
         """Request something to be made."""
-        pending.slot = self.ring.take()
+        if pending.slot is None:
+            pending.slot = self.ring.take()
         pending.worker = pending.queue.errand.worker_of(pending.recipe) if self.staff.is_assigned else 0
         self._number(pending)
         self._send(pending)
 
     def _number(self, pending: Pending) -> None:
         self._last_ticket += 1
+        self.pending[self._last_ticket] = pending  # first: after an interrupt, what is here is requested again
         pending.ticket = self._last_ticket
-        self.pending[pending.ticket] = pending
 
     def _send(self, pending: Pending) -> None:
-        try:
-            content = pickle.dumps(pending.queue.errand.content(pending.recipe), 5)
-        except Exception as error:
-            pending.error = error
-            self._forget(pending)
-            pending.queue.note(pending)
-            return
         slot, in_slot = pending.slot, 0
         assert slot is not None
-        if len(content) > INLINE_BYTES:
-            if slot.extent.num_bytes < len(content):
-                self.ring.adopt(slot, self._region.allocated(max(len(content), self.ring.wanted_bytes)))
-            assert slot.memory is not None
-            in_slot = len(content)
-            slot.memory[:in_slot] = content
-            content = b""
+        try:
+            content = pickle.dumps(pending.queue.errand.content(pending.recipe), 5)
+            if len(content) > INLINE_BYTES:
+                if slot.extent.num_bytes < len(content):
+                    self.ring.adopt(slot, self._region.allocated(max(len(content), self.ring.wanted_bytes)))
+                assert slot.memory is not None
+                in_slot = len(content)
+                slot.memory[:in_slot] = content
+                content = b""
+        except Exception as error:
+            self._fail(pending, error)
+            return
         request = Request(pending.ticket, slot.number, in_slot, slot.extent, self.ring.wanted_bytes, content)
         try:
             self._requests[pending.worker][0].send(request.packet(), socket.MSG_DONTWAIT)
         except BlockingIOError:
             self._backlog.append(pending)
+
+    def _fail(self, pending: Pending, error: BaseException) -> None:
+        """A request is over, and this came of it."""
+        pending.error = error.with_traceback(None)
+        self._forget(pending)
+        pending.queue.note(pending)
 
     def _forget(self, pending: Pending) -> None:
         """A request is over: its slot is free."""
@@ -435,32 +444,37 @@ class Team:
     def _take_in(self, reply: Reply) -> None:
         worker = reply.worker
         if self._doubtful:
-            self._clear_doubts(reply)
+            self._clear_doubts(worker, reply)
         if reply.kind == READY:
             self._ready.add(worker)
             self._failed_starts.clear()
             self._start_next()
             return
         if not reply.ticket:
-            self.failure = pickle.loads(reply.content).error()
+            self.failure = _raisable(pickle.loads(reply.content).error(), worker)
             self.failure.add_note(f"raised at the start of worker {worker}")
             return
-        pending = self.pending.pop(reply.ticket, None)
+        pending = self.pending.get(reply.ticket)
         if pending is None:
             return  # requested again meanwhile
         slot = pending.slot
         assert slot is not None
         if reply.extent != slot.extent:
-            self.ring.adopt(slot, reply.extent)
+            try:
+                self.ring.adopt(slot, reply.extent)
+            except OutOfSharedMemory as error:
+                self._fail(pending, error)
+                return
             self.ring.wanted_bytes = max(self.ring.wanted_bytes, reply.extent.num_bytes)
         pending.reply = reply
+        del self.pending[reply.ticket]  # only now: after an interrupt it would be waited for in vain
         if not pending.queue.note(pending):
             self.ring.give_back(slot)
             pending.slot = None
 
     def result_of(self, pending: Pending) -> Any:
         """Return the result of an answered request, or its error."""
-        if pending.error is None and pending.result is None:
+        if pending.slot is not None:
             self._open(pending)
         return pending.result if pending.error is None else pending.error
 
@@ -472,19 +486,20 @@ class Team:
         if reply.size:
             assert slot.memory is not None
             parcel = memoryview(slot.memory)[reply.start : reply.start + reply.size]
+        lease = self.ring.viewed(slot) if reply.kind == VIEWS else None
         try:
             if reply.kind == FAILURE:
                 pending.error = _raisable(pickle.loads(parcel).error(), reply.worker)
             else:
-                # the lease gives the slot back from here on
-                lease, pending.slot = (self.ring.lease(slot), None) if reply.kind == VIEWS else (None, slot)
                 answer = unpacked(parcel, lease, pins=self.staff.pins_small)
                 pending.result = pending.queue.errand.result(pending.recipe, answer)
         except Exception as error:
             pending.error = error.with_traceback(None)
-        if pending.slot is not None:
-            pending.slot = None
+        pending.slot = None  # up to here an interrupt costs nothing: all this is done anew
+        if lease is None:
             self.ring.give_back(slot)
+        else:
+            self.ring.lend(slot, lease)
 
     # ------------------------------------------------------------ deaths
 
@@ -504,11 +519,12 @@ class Team:
             if self.failure is not None:
                 return
         self._ready.discard(worker)
+        self._clear_doubts(worker)
         cells = range(worker * LANES, (worker + 1) * LANES)
         at = [self.pending[self._board[cell]] for cell in cells if self._board[cell] in self.pending]
         for pending in at:
             pending.ends.append(end)
-        lost = self._lost_with_one_of_many(worker, at) if not self.staff.is_assigned else self._lost_with(worker)
+        lost = self._lost_with_one_of_many(at) if not self.staff.is_assigned else self._lost_with(worker)
         self._start_one(worker)
         self._send_again(lost)
 
@@ -518,7 +534,7 @@ class Team:
         self._backlog = deque(pending for pending in self._backlog if pending.worker != worker)
         return [pending for pending in self.pending.values() if pending.worker == worker]
 
-    def _lost_with_one_of_many(self, worker: int, at: list[Pending]) -> list[Pending]:
+    def _lost_with_one_of_many(self, at: list[Pending]) -> list[Pending]:
         """Return what has to be requested again where requests are for whoever is free.
 
         What nobody has taken is still in the channel. What the board shows is in somebody's hands. Between the two lies
@@ -528,33 +544,40 @@ class Team:
         """
         waiting = set(self._drained(0)) | {pending.ticket for pending in self._backlog}
         self._backlog.clear()
-        alive = self._ready - {worker}
+        alive = set(self._processes)  # also who has not been heard of yet: it may have said hello just now
         board = self._board
+        last_ticket = self._last_ticket
         shown = {board[cell] for other in alive for cell in range(other * LANES, (other + 1) * LANES)}
         again = []
         for pending in list(self.pending.values()):
-            if pending in at or pending.ticket in waiting:
-                again.append(pending)
-            elif pending.ticket not in shown:
-                self.pending.pop(pending.ticket)
-                assert pending.slot is not None
-                if alive:
-                    self._doubtful[pending.ticket] = (pending.slot, set(alive))
-                else:
-                    self.ring.give_back(pending.slot)
-                pending.slot = self.ring.take()
-                self._number(pending)
-                again.append(pending)
+            is_in_doubt = pending not in at and pending.ticket not in waiting
+            if is_in_doubt and pending.ticket in shown:
+                continue
+            assert pending.slot is not None
+            if is_in_doubt and alive:
+                slot, pending.slot = pending.slot, self.ring.take()
+                self._doubtful[pending.ticket] = (slot, set(alive), last_ticket)
+            again.append(pending)
         first = {id(pending) for pending in at}  # it is waited for the longest
-        return sorted(again, key=lambda pending: (id(pending) not in first, pending.ticket))
+        again.sort(key=lambda pending: (id(pending) not in first, pending.ticket))
+        for pending in again:  # by new tickets, so that an answer to one tells what its worker has left behind
+            ticket = pending.ticket
+            self._number(pending)
+            del self.pending[ticket]
+        return again
 
-    def _clear_doubts(self, reply: Reply) -> None:
-        """A worker that says anything has no request that it has not said so of, but the one it speaks of."""
-        for ticket, (slot, suspects) in list(self._doubtful.items()):
-            suspects.discard(reply.worker)
-            if ticket == reply.ticket and reply.extent != slot.extent:
+    def _clear_doubts(self, worker: int, reply: Reply | None = None) -> None:
+        """A worker that is dead, or answers what was requested after the doubt, does not write to the slot any more.
+
+        An answer to an earlier request says nothing: it may have been on its way when the one in doubt was taken.
+        """
+        for ticket, (slot, suspects, last_ticket) in list(self._doubtful.items()):
+            if reply is None or reply.ticket > last_ticket:
+                suspects.discard(worker)
+            is_over = reply is not None and reply.ticket == ticket
+            if reply is not None and is_over and reply.extent != slot.extent:
                 self.ring.adopt(slot, reply.extent)
-            if not suspects or ticket == reply.ticket:
+            if is_over or not suspects:
                 del self._doubtful[ticket]
                 self.ring.give_back(slot)
 
@@ -564,9 +587,7 @@ class Team:
             if pending.queue.is_over:
                 self._forget(pending)
             elif len(pending.ends) >= MAX_ENDS:
-                pending.error = WorkerDied(pending.queue.errand.described(pending.recipe), ends=pending.ends)
-                self._forget(pending)
-                pending.queue.note(pending)
+                self._fail(pending, WorkerDied(pending.queue.errand.described(pending.recipe), ends=pending.ends))
             else:
                 kept.append(pending)
         if self.staff.is_assigned:
@@ -590,8 +611,13 @@ class Team:
 
     def go_on(self) -> None:
         """Start again after a stop: everything that was not answered is requested again."""
+        # an interrupt may have come when one was just being numbered, or answered
+        tickets = {pending: ticket for ticket, pending in self.pending.items() if not pending.is_done}
+        self.pending = {ticket: pending for pending, ticket in tickets.items()}
+        for pending, ticket in tickets.items():
+            pending.ticket = ticket
         self.start()
-        self._send_again(list(self.pending.values()))
+        self._send_again(sorted(self.pending.values(), key=lambda pending: pending.ticket))
 
     def stacks(self, pending: Pending) -> str:
         """Return the stacks of the worker that is at a request, or of all, if nobody is."""
@@ -613,6 +639,17 @@ class Team:
             size = os.fstat(descriptor).st_size
             time.sleep(0.05)
         return os.pread(descriptor, 1 << 20, 0).decode(errors="replace") or "(it does not answer)\n"
+
+
+def _make_sure_of_descriptors(any_descriptor: int) -> None:
+    """Fail now if there are too few: a process's start that fails half-way leaves some of its own open."""
+    spare: list[int] = []
+    try:
+        while len(spare) < 8:
+            spare.append(os.dup(any_descriptor))
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)
 
 
 def _wait_for(processes: list[Any]) -> None:

@@ -98,7 +98,9 @@ def _leave_signals() -> None:
     """Leave to the trainer what is the trainer's: Ctrl-C, and the handlers that a fork has inherited from it."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+            # an ignored SIGCHLD would take the exit codes of the user's own children away
+            is_usual = number in (signal.SIGTERM, signal.SIGCHLD)
+            signal.signal(number, signal.SIG_DFL if is_usual else signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
