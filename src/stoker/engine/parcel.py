@@ -118,19 +118,13 @@ class Packer:
         if is_contiguous and is_small and code < _NATIVE:
             return _own_tensor, (bytearray(tensor.numpy().data), code, shape, None)
         strides = None if is_contiguous else torch.empty_like(tensor, device="meta").stride()
-        content: Any = bytearray(num_bytes)
-        offset = 0
-        if not is_small:
-            content, offset = self._desk.take(num_bytes)
-        _tensor_at(content, offset, code, shape, strides).copy_(tensor)
-        return (
-            (_own_tensor, (content, code, shape, strides))
-            if is_small
-            else (
-                _viewed_tensor,
-                (offset, code, shape, strides),
-            )
-        )
+        if is_small:
+            content = bytearray(num_bytes)
+            _tensor_at(content, 0, code, shape, strides).copy_(tensor)
+            return _own_tensor, (content, code, shape, strides)
+        memory, offset = self._desk.take(num_bytes)
+        _tensor_at(memory, offset, code, shape, strides).copy_(tensor)
+        return _viewed_tensor, (offset, code, shape, strides)
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
         if array.dtype.hasobject or array.dtype.kind == "V" or array.nbytes <= self._small_bytes:
