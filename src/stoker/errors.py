@@ -233,9 +233,10 @@ class WorkerDied(WorkerError):
 class OutOfSharedMemory(WorkerError, MemoryError):
     """There is no memory for a batch."""
 
-    def __init__(self, num_bytes: int, *, reason: str) -> None:
+    def __init__(self, num_bytes: int, *, reason: str, what: str = "a batch") -> None:
+        size = f"{num_bytes / 2**20:.1f} MiB of " if num_bytes else ""
         super().__init__(
-            f"no shared memory for {num_bytes / 2**20:.1f} MiB of a batch: {reason}\n"
+            f"no shared memory for {size}{what}: {reason}\n"
             "hint: use fewer workers or a smaller prefetch_factor or batch_size, keep fewer batches, or raise the "
             "limit on memory (container) or file size (`ulimit -f`); /dev/shm is not used, and its size does not matter"
         )

@@ -356,7 +356,7 @@ def test_a_lack_of_memory_is_the_error_it_is(monkeypatch: pytest.MonkeyPatch) ->
         packed(np.zeros(10_000), dataset=lambda: 1)
 
 
-def test_a_machine_without_memory_files_uses_one_that_is_unlinked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_memory_files_asks_the_system_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.delattr(os, "posix_fallocate")
     assert sent(np.ones(10_000)).sum() == 10_000

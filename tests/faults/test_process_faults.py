@@ -192,7 +192,7 @@ def test_a_stopped_worker_that_is_killed_is_replaced() -> None:
     assert seen == listed(stoker.DataLoader(LargeKeyed(40), batch_size=2, seed=0))
 
 
-def test_a_worker_that_dies_with_an_order_it_has_not_noted_costs_nothing() -> None:
+def test_a_worker_that_dies_with_a_request_it_has_not_noted_costs_nothing() -> None:
     """The board does not show what it had; nobody else has it, so it is made again."""
     num_deaths = multiprocessing.Value("i", 0)
 

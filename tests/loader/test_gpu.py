@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -178,3 +179,28 @@ def test_the_interpreter_may_end_at_any_point(how: str, end: str) -> None:
     assert "CUDA" not in done.stderr, done.stderr
     assert done.returncode == (1 if "1 / 0" in end else 0), done.stderr
     assert ("ZeroDivisionError" in done.stderr) == ("1 / 0" in end)
+
+
+def kept_on_the_host(samples: list[Any]) -> dict[str, Any]:
+    return {
+        "image": torch.stack([sample["image"] for sample in samples]),
+        "ids": np.array([sample["label"] for sample in samples] * 4000),
+    }
+
+
+def test_slots_are_watched_for_copies_when_a_part_of_them_stays_on_the_host() -> None:
+    """Arrays are not moved, and are views on page-locked memory that anyone may copy from."""
+    arguments: dict[str, Any] = {"batch_size": 8, "num_workers": 2, "device": "cuda"}
+    loader = stoker.DataLoader(Pictures(160), **arguments)
+    assert len(list(loader)) == 20
+    assert loader._ring is not None
+    assert loader._ring.is_watched
+    loader = stoker.DataLoader(Pictures(160), **arguments, collate_fn=kept_on_the_host)
+    copies = []
+    for batch in loader:
+        copies.append(torch.from_numpy(batch["ids"]).to("cuda", non_blocking=True))
+        del batch
+    assert loader._ring is not None
+    assert not loader._ring.is_watched
+    assert [int(ids[0]) for ids in copies] == list(range(0, 160, 8))
+    assert all((ids[:8] == ids[-8:]).all() for ids in copies)

@@ -49,6 +49,8 @@ class CopyStream:
         self._index = device
         self._stream = _stream_of(device)
         self._in_flight = InFlight()
+        self.leaves_some = False
+        """Some batches had parts that stay on the host, in the memory they came in."""
         self._can_pin = self._follows = False
         with suppress(RuntimeError):
             self._can_pin = torch.empty(1).pin_memory().is_pinned()
@@ -72,6 +74,7 @@ class CopyStream:
                     lambda tensor, field: self._copied(copy, tensor, field),
                     batch,
                     on_mover=lambda thing, field: self._sent(copy, thing, field),
+                    on_rest=self._left,
                 )
                 copy.event = self._in_flight.recorded(self._stream)
             except BaseException:
@@ -95,6 +98,9 @@ class CopyStream:
         return batch
 
     # ---------------------------------------------------------------- parts of a batch
+
+    def _left(self, _: Any) -> None:
+        self.leaves_some = True
 
     def _copied(self, copy: Copy, tensor: Tensor, field: str | None) -> Tensor:
         if not _is_plain(tensor):

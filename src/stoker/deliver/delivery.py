@@ -78,7 +78,8 @@ class Delivery(Generic[T]):
     it, the caller does not. To use it on another stream, let that one wait for the current one, as for any tensor.
 
     `of` returns the batch of a result (None: the result carries none and is passed on), `replaced` the result with
-    another batch in its place.
+    another batch in its place. `on_rest` is called once, before the first batch is handed over of which some parts stay
+    on the host, where the caller may go on to copy them himself.
     """
 
     def __init__(
@@ -90,9 +91,10 @@ class Delivery(Generic[T]):
         widen: OnTensor | None = None,
         of: Callable[[T], Any] = _whole,
         replaced: Callable[[T, Any], T] = _replaced,
+        on_rest: Callable[[], None] | None = None,
     ) -> None:
         self._engine, self._depth, self._widen = engine, depth, widen
-        self._of, self._replaced = of, replaced
+        self._of, self._replaced, self._on_rest = of, replaced, on_rest
         self._ahead: deque[_Entry[T]] = deque()
         self._device = device
         self._copies: CopyStream | None = None
@@ -170,6 +172,9 @@ class Delivery(Generic[T]):
                     return  # it is tried again in its turn; if there was no memory on the device, there may be then
                 self._ahead.popleft()
                 raise
+            if copies.leaves_some and self._on_rest is not None:
+                self._on_rest()
+                self._on_rest = None
             # from here on the host's batch is the copy's to hold, as long as it has to be
             entry.result = self._replaced(result, None)
 

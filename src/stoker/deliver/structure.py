@@ -19,18 +19,24 @@ from torch import Tensor
 OnTensor = Callable[[Tensor, str | None], Any]
 """Takes a tensor and its field: the nearest dict key, named tuple field or dataclass field around it."""
 
-ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None), np.ndarray, np.str_, np.bytes_})
+ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None), np.str_, np.bytes_})
 """What holds no tensor, told by its type without a further look."""
 
 
 def mapped(
-    on_tensor: OnTensor, batch: Any, *, on_mover: Callable[[Any, str | None], Any] | None = None, field: Any = None
+    on_tensor: OnTensor,
+    batch: Any,
+    *,
+    on_mover: Callable[[Any, str | None], Any] | None = None,
+    on_rest: Callable[[Any], None] | None = None,
+    field: Any = None,
 ) -> Any:
     """Return `batch` with every tensor replaced by what `on_tensor` makes of it.
 
     Dicts and other mappings, lists, tuples, named tuples and dataclasses are rebuilt, of the same types; `batch` itself
     stays as it is. Anything else is passed on untouched. `on_mover`, if given, is called for an object that can move
-    itself (see `moves_itself`), in place of a look inside.
+    itself (see `moves_itself`), in place of a look inside; `on_rest` for what stays as it is and may hold memory:
+    arrays, and objects that nobody knows how to look into.
     """
     kind = type(batch)
     if kind in ATOMS:
@@ -39,7 +45,7 @@ def mapped(
         return on_tensor(batch, field)
 
     def inner(item: Any, name: str | None) -> Any:
-        return mapped(on_tensor, item, on_mover=on_mover, field=name)
+        return mapped(on_tensor, item, on_mover=on_mover, on_rest=on_rest, field=name)
 
     if kind is dict:
         return {key: inner(item, _named(key, field)) for key, item in batch.items()}
@@ -69,6 +75,8 @@ def mapped(
             # past `__setattr__`, because it may be frozen
             object.__setattr__(clone, part.name, inner(getattr(batch, part.name), part.name))
         return clone
+    if on_rest is not None:
+        on_rest(batch)
     return batch
 
 

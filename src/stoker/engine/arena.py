@@ -11,6 +11,7 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
 import threading
 from multiprocessing import reduction
 from typing import Any, NamedTuple
@@ -18,14 +19,14 @@ from weakref import finalize
 
 from stoker.errors import OutOfDescriptors, OutOfSharedMemory
 
-REGION_BYTES = 1 << 40
+REGION_BYTES = 1 << 44
 """Addresses in a region. They are only numbers: memory is used where something was allocated."""
 
 
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_KEEP_SIZE, _PUNCH_HOLE, _CLOEXEC = 1, 2, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
-if hasattr(os, "memfd_create"):  # elsewhere there are no worker processes, and not all of these calls
+if sys.platform == "linux":  # elsewhere there are no worker processes, and not all of these calls
     _libc.mmap.restype = ctypes.c_void_p
     _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
     _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
@@ -48,7 +49,13 @@ class Extent(NamedTuple):
 def memory_file(name: str) -> int:
     """Return the descriptor of a new file that is only memory. Its name is for people who look into /proc."""
     try:
-        return os.memfd_create(name, os.MFD_CLOEXEC)
+        if hasattr(os, "memfd_create"):
+            return os.memfd_create(name, os.MFD_CLOEXEC)
+        # not in every build of Python, whatever the system has
+        descriptor: int = _libc.memfd_create(name.encode(), _CLOEXEC)
+        if descriptor < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return descriptor
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise OutOfDescriptors("memory shared with worker processes") from error
@@ -100,7 +107,7 @@ class Region:
 
     def __init__(self, arena: Arena, number: int) -> None:
         self._arena = arena
-        self._next = number * REGION_BYTES
+        self._next, self._stop = number * REGION_BYTES, (number + 1) * REGION_BYTES
         self._lock = threading.Lock()  # the lanes of a worker allocate in one region
 
     def allocated(self, num_bytes: int) -> Extent:
@@ -108,6 +115,8 @@ class Region:
         num_bytes = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         with self._lock:
             extent = Extent(self._next, num_bytes)
+            if extent.stop > self._stop:
+                raise OutOfSharedMemory(num_bytes, reason="this process has used up its addresses")
             _allocate(self._arena.descriptor, *extent)
             self._next += num_bytes
         return extent

@@ -21,7 +21,6 @@ import functools
 import mmap
 import os
 import pickle
-import tempfile
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from stoker.engine.arena import memory_file
 from stoker.errors import NotPicklable
 
 MIN_SHARED_BYTES = 4096
@@ -63,7 +63,7 @@ class Cargo:
 
         Raises `NotPicklable` with the first of the parts that is to blame, and `OSError` if there is no memory.
         """
-        self._fd = _memory_file()
+        self._fd = memory_file("stoker-cargo")
         self._closing = finalize(self, os.close, self._fd)
         try:
             self._write(load)
@@ -348,15 +348,6 @@ def _array_in_file(
     array = array.view(kind)
     vars(array).update(vars(whole))
     return array
-
-
-def _memory_file() -> int:
-    """Return the descriptor of a file that is gone when nobody has it open any more."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("stoker-cargo")
-    descriptor, name = tempfile.mkstemp(prefix="stoker-cargo-")
-    os.unlink(name)
-    return descriptor
 
 
 def _write_all(descriptor: int, view: memoryview, at: int) -> None:

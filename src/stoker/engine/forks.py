@@ -22,15 +22,15 @@ class Guard:
     """Knows whether a forked child still has the memory it was born with."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
         self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLIN)
-        self._close = finalize(self, os.close, descriptor)
+        if descriptor >= 0:
+            self._poll.register(descriptor, select.POLLIN)
+            finalize(self, os.close, descriptor)
 
     @property
     def is_over(self) -> bool:
         """Whether the child is gone."""
-        return not self._close.alive or bool(self._poll.poll(0))
+        return bool(self._poll.poll(0))
 
 
 class Sharer(Protocol):
@@ -47,7 +47,7 @@ class Sharer(Protocol):
 
 class _Local(threading.local):
     pipe: tuple[int, int] | None = None
-    is_exempt: bool = False
+    is_worker: bool = False
 
 
 _local = _Local()
@@ -60,41 +60,45 @@ def watch(sharer: Sharer) -> None:
 
 
 @contextmanager
-def forking() -> Iterator[None]:
-    """Fork a worker of ours. It looks at no batch of the trainer's, so that nothing has to be guarded.
+def forking_a_worker() -> Iterator[None]:
+    """Fork a worker of ours: it does not collect the trainer's garbage.
 
-    And it must not collect the trainer's garbage: what is on an accelerator crashes a child that lets go of it, and
-    looking through all objects would copy the pages they are on.
+    What is on an accelerator crashes a child that lets go of it, and looking through all objects would copy the pages
+    they are on.
     """
-    previous, _local.is_exempt = _local.is_exempt, True
-    thaws = not gc.get_freeze_count()
-    gc.freeze()
+    previous, _local.is_worker = _local.is_worker, True
     try:
         yield
     finally:
-        if thaws:
-            gc.unfreeze()
-        _local.is_exempt = previous
+        _local.is_worker = previous
 
 
 def _before() -> None:
-    if not _local.is_exempt and any(sharer.is_concerned() for sharer in _sharers):
-        _local.pipe = os.pipe()
+    if any(sharer.is_concerned() for sharer in list(_sharers)):
+        try:
+            _local.pipe = os.pipe()
+        except OSError:
+            _local.pipe = (-1, -1)  # no descriptors left: what is shared now is never used again
 
 
 def _after_in_parent() -> None:
     if _local.pipe is not None:
         (reading, writing), _local.pipe = _local.pipe, None
-        os.close(writing)
+        if writing >= 0:
+            os.close(writing)
         guard = Guard(reading)
-        for sharer in _sharers:
+        for sharer in list(_sharers):
             if sharer.is_concerned():
                 sharer.guard(guard)
 
 
 def _after_in_child() -> None:
+    if _local.is_worker:
+        gc.freeze()
     if _local.pipe is not None:
-        os.close(_local.pipe[0])  # the other end stays open until this process ends, or becomes another program
+        # the other end stays open until this process ends, or becomes another program
+        if _local.pipe[0] >= 0:
+            os.close(_local.pipe[0])
         _local.pipe = None
 
 

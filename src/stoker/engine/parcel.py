@@ -67,7 +67,7 @@ class _Table(dict[type, Callable[[Any], Any]]):
 
 
 class Packer:
-    """Packs batches onto one desk."""
+    """Packs batches onto one desk. Tensors of up to `small_bytes` stay in the pickle."""
 
     def __init__(self, desk: Desk, *, small_bytes: int = SMALL_BYTES) -> None:
         self._desk, self._small_bytes = desk, small_bytes
@@ -127,7 +127,7 @@ class Packer:
         return _viewed_tensor, (offset, code, shape, strides)
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
-        if array.dtype.hasobject or array.dtype.kind == "V" or array.nbytes <= self._small_bytes:
+        if array.dtype.hasobject or array.dtype.kind == "V" or array.nbytes <= SMALL_BYTES:
             return array.__reduce_ex__(5)
         strides = None if array.flags.c_contiguous else np.empty_like(array).strides
         memory, offset = self._desk.take(array.nbytes)
@@ -150,7 +150,7 @@ class Packer:
     def _buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Put a buffer of anything else into the slot. Returns whether it is to stay in the pickle."""
         raw = np.frombuffer(buffer.raw(), np.uint8)
-        if raw.nbytes <= self._small_bytes:
+        if raw.nbytes <= SMALL_BYTES:
             return True
         memory, offset = self._desk.take(raw.nbytes)
         np.ndarray(raw.shape, np.uint8, memory, offset)[...] = raw

@@ -135,7 +135,13 @@ class Run(Generic[T]):
     def is_ready(self) -> bool:
         """Whether the next result, or the end, can be had without waiting."""
         team, queue = self._team, self._queue
-        if queue.is_over or team.is_closed or not team.is_running or team.failure is not None:
+        if (
+            os.getpid() != team.process
+            or queue.is_over
+            or team.is_closed
+            or not team.is_running
+            or team.failure is not None
+        ):
             return True
         if not queue.entries:
             self._fill(self._depth)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -59,13 +60,15 @@ class Ring:
     def __init__(self, page_lock: PageLock | None = None, *, is_watched: bool = False) -> None:
         self.arena = Arena()
         self.page_lock = page_lock
-        self._is_watched = is_watched
-        """Whoever copies from the slots to a device keeps the batch until the copy is complete."""
+        self.is_watched = is_watched
+        """Whoever copies from the slots to a device keeps the batch until the copy is complete, and hands no part of it
+        on that is still in the slot."""
         self.num_regions = 0
         self.wanted_bytes = 0
         """What the largest batch so far needed."""
         self.num_slots = 0
-        self._next_number = 0
+        self._numbers: list[int] = []
+        """Those of slots that are no more, to be used again."""
         self._slots: dict[int, Slot] = {}
         self._free: list[Slot] = []
         self._returned: deque[Slot] = deque()  # appended to by finalizers, which may run at any point of any thread
@@ -75,19 +78,31 @@ class Ring:
         self._most = self._most_before = 0
         self._is_closed = False
         self._process = os.getpid()
+        # Several iterators may take slots in several threads. Reentrant, because a finalizer may run at any point.
+        self._lock = threading.RLock()
         watch(self)
         if page_lock is not None:
             _locking.add(self)
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a fork, in which the slots are the parent's."""
+        return os.getpid() != self._process
+
+    def unwatch(self) -> None:
+        """From now on, parts of batches that are still in their slots may be copied by anyone."""
+        self.is_watched = False
+
     def new_region(self) -> int:
         """Return the number of a region that nobody else has."""
-        self.num_regions += 1
-        return self.num_regions - 1
+        with self._lock:
+            self.num_regions += 1
+            return self.num_regions - 1
 
     def reclaim(self, region: int) -> None:
         """Free what nobody will use in the region of a process that is gone: all but the slots that are there."""
         start, stop = region * REGION_BYTES, (region + 1) * REGION_BYTES
-        kept = sorted(slot.extent for slot in self._slots.values() if start <= slot.extent.offset < stop)
+        kept = sorted(slot.extent for slot in list(self._slots.values()) if start <= slot.extent.offset < stop)
         for extent in kept:
             self.arena.empty(start, extent.offset)
             start = extent.stop
@@ -95,6 +110,10 @@ class Ring:
 
     def take(self) -> Slot:
         """Return a slot that nobody uses, a new one if need be."""
+        with self._lock:
+            return self._taken()
+
+    def _taken(self) -> Slot:
         if not self._free:
             self._sort_in()
         # the one that was used last: it is the likeliest to be in the processor's cache still
@@ -110,8 +129,7 @@ class Ring:
         return slot
 
     def _new(self) -> Slot:
-        slot = Slot(self._next_number)
-        self._next_number += 1
+        slot = Slot(self._numbers.pop() if self._numbers else self.num_slots)
         self.num_slots += 1
         self._slots[slot.number] = slot
         return slot
@@ -151,8 +169,12 @@ class Ring:
 
     def close(self) -> None:
         """Free what is free. Slots whose batches are still kept are freed when those are gone."""
-        if os.getpid() != self._process:
+        if self.is_foreign:
             return
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
         self._is_closed = True
         for _, slots in self._cooling:
             self._returned.extend(slots)
@@ -164,24 +186,26 @@ class Ring:
 
     def unlock(self) -> None:
         """Unlock all slots, also those that are leased: the process is about to end."""
-        if os.getpid() == self._process:
-            for slot in self._slots.values():
+        if not self.is_foreign:
+            for slot in list(self._slots.values()):
                 self._unlock(slot)
 
     def _retire_returned(self) -> None:
-        if os.getpid() != self._process:
-            return  # in a fork the slots are the parent's
-        while self._returned:
-            self._retire(self._returned.popleft())
+        if self.is_foreign:
+            return
+        with self._lock:
+            while self._returned:
+                self._retire(self._returned.popleft())
 
     def is_concerned(self) -> bool:
         """Whether a fork would share a batch."""
-        return os.getpid() == self._process and any(slot.is_leased for slot in self._slots.values())
+        return not self.is_foreign and any(slot.is_leased for slot in list(self._slots.values()))
 
     def guard(self, guard: Guard) -> None:
         """Do not use slots with batches again that a forked child may be looking at."""
-        for slot in self._slots.values():
+        for slot in list(self._slots.values()):
             if slot.is_leased:
+                _is_unguarded(slot)  # forgets those that are over: a batch that is kept may see many forks
                 slot.guards.append(guard)
 
     def _sort_in(self) -> None:
@@ -191,7 +215,7 @@ class Ring:
         if any(slot.guards for slot in returned):
             self._guarded = [slot for slot in returned if not _is_unguarded(slot)]
             returned = [slot for slot in returned if not slot.guards]
-        if self.page_lock is None or self._is_watched:
+        if self.page_lock is None or self.is_watched:
             self._free.extend(returned)
             return
         # The trainer may have begun a copy to the device from a page-locked batch, and let go of it at once.
@@ -202,7 +226,8 @@ class Ring:
 
     def _retire(self, slot: Slot) -> None:
         self._forget(slot)
-        self._slots.pop(slot.number, None)
+        del self._slots[slot.number]
+        self._numbers.append(slot.number)
         self.num_slots -= 1
 
     def _forget(self, slot: Slot) -> None:

@@ -24,7 +24,7 @@ from weakref import finalize
 
 from stoker.engine.arena import Region, memory_file
 from stoker.engine.cargo import Cargo
-from stoker.engine.forks import forking
+from stoker.engine.forks import forking_a_worker
 from stoker.engine.messages import (
     FAILURE,
     INLINE_BYTES,
@@ -46,6 +46,9 @@ T = TypeVar("T")
 
 MAX_ENDS = 3
 """Workers that a batch, or the start, may end before it is to blame."""
+
+LOOK_SECONDS = 2.0
+"""How often it is looked whether a worker has died that kept it a secret."""
 
 PATIENCE_SECONDS = 1.0
 """How long a worker may take to end by itself, and then to end when told to, before it is killed."""
@@ -209,7 +212,10 @@ class Team:
                 "worker_init_fn": job.worker_init_fn,
                 "the collate function": job.maker,
             }
-            self.cargo = Cargo(job, parts=parts, start_method=staff.start_method)
+            try:
+                self.cargo = Cargo(job, parts=parts, start_method=staff.start_method)
+            except OSError as error:
+                raise OutOfSharedMemory(0, what="the dataset", reason=str(error)) from error
         self.failure = None
         self._failed_starts.clear()
         self._poll = select.poll()
@@ -265,7 +271,7 @@ class Team:
             target=work, args=(seat, self.job if is_fork else self.cargo), daemon=True, name=f"stoker-{worker}"
         )
         try:
-            with _interrupts_held(), forking() if is_fork else nullcontext():
+            with _interrupts_held(), forking_a_worker() if is_fork else nullcontext():
                 _make_sure_of_descriptors(self._replies.fileno())
                 process.start()
         except BaseException as error:
@@ -296,6 +302,9 @@ class Team:
             with suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)  # also for copies of this end that a fork has
         self._end_processes()
+        for region in self._regions.values():  # replies that nobody has read, batches cut short
+            self.ring.reclaim(region)
+        self._regions.clear()
         for end in self._ends:
             end()
         self._requests.clear()
@@ -314,8 +323,10 @@ class Team:
         finally:  # also when Ctrl-C comes a second time
             for process in processes:
                 process.kill()
-                process.join()
-                process.close()
+            for process in processes:
+                process.join(PATIENCE_SECONDS)  # one that waits for a dead disk cannot even be killed
+                if process.exitcode is not None:
+                    process.close()
         self._processes.clear()
         self._sentinels.clear()
         self._ready.clear()
@@ -366,6 +377,9 @@ class Team:
         except Exception as error:
             self._fail(pending, error)
             return
+        if self._backlog and any(other.worker == pending.worker for other in self._backlog):
+            self._backlog.append(pending)  # none may overtake another
+            return
         request = Request(pending.ticket, slot.number, in_slot, slot.extent, self.ring.wanted_bytes, content)
         try:
             self._requests[pending.worker][0].send(request.packet(), socket.MSG_DONTWAIT)
@@ -395,7 +409,7 @@ class Team:
 
     def end(self, queue: Queue[Any]) -> None:
         """Nobody waits for a queue's results any more. Requests that nobody has taken are forgotten."""
-        if queue.is_over:
+        if queue.is_over or os.getpid() != self.process:
             return
         queue.is_over = True
         for pending in queue.entries:
@@ -418,12 +432,7 @@ class Team:
     def receive(self, seconds: float | None) -> bool:
         """Take in one message, or the death of a worker; return whether one came within `seconds`."""
         while True:
-            try:
-                size = self._replies.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                pass
-            else:
-                self._take_in(reply_in(self._buffer[:size]))
+            if self._take_in_one():
                 return True
             if seconds == 0:
                 return False
@@ -431,15 +440,30 @@ class Team:
                 backlog, self._backlog = self._backlog, deque()
                 for pending in backlog:
                     self._send(pending)
-            # ready messages first: what a worker said before it died counts
-            events = self._poll.poll(None if seconds is None else max(1, int(seconds * 1000)))
+            patience = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
+            events = self._poll.poll(max(1, int(patience * 1000)))
+            # A child of a worker's own keeps its end of the pipe open, and so its death a secret: look now and then.
+            ended = {self._sentinels[number] for number, _ in events if number in self._sentinels}
             if not events:
-                return False
-            ended = [self._sentinels[number] for number, _ in events if number in self._sentinels]
-            if ended and all(number in self._sentinels for number, _ in events):
+                ended = {worker for worker, process in self._processes.items() if process.exitcode is not None}
+            if ended:
+                while self._take_in_one():  # what a worker said before it died counts
+                    pass
                 for worker in ended:
-                    self._bury(worker)
+                    if worker in self._processes:
+                        self._bury(worker)
                 return True
+            if not events and seconds is not None:
+                return False
+
+    def _take_in_one(self) -> bool:
+        """Take in a message if there is one."""
+        try:
+            size = self._replies.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        self._take_in(reply_in(self._buffer[:size]))
+        return True
 
     def _take_in(self, reply: Reply) -> None:
         worker = reply.worker
@@ -532,7 +556,9 @@ class Team:
         """Return what has to be requested again where each worker has requests of its own."""
         self._drained(worker)
         self._backlog = deque(pending for pending in self._backlog if pending.worker != worker)
-        return [pending for pending in self.pending.values() if pending.worker == worker]
+        lost = [pending for pending in self.pending.values() if pending.worker == worker]
+        self._renumber(lost)
+        return lost
 
     def _lost_with_one_of_many(self, at: list[Pending]) -> list[Pending]:
         """Return what has to be requested again where requests are for whoever is free.
@@ -560,11 +586,17 @@ class Team:
             again.append(pending)
         first = {id(pending) for pending in at}  # it is waited for the longest
         again.sort(key=lambda pending: (id(pending) not in first, pending.ticket))
-        for pending in again:  # by new tickets, so that an answer to one tells what its worker has left behind
+        self._renumber(again)
+        return again
+
+    def _renumber(self, lost: list[Pending]) -> None:
+        """Give new tickets: an answer to one then tells what its worker has left behind, and one to an old ticket
+        nothing.
+        """
+        for pending in lost:
             ticket = pending.ticket
             self._number(pending)
             del self.pending[ticket]
-        return again
 
     def _clear_doubts(self, worker: int, reply: Reply | None = None) -> None:
         """A worker that is dead, or answers what was requested after the doubt, does not write to the slot any more.

@@ -252,8 +252,8 @@ def _end_with(trainer: int, is_from_main_thread: bool) -> None:
         process = os.pidfd_open(trainer)
     except ProcessLookupError:
         os._exit(1)
-    except OSError:
-        process = -1  # an old kernel, or one that does not allow it: look now and then
+    except (OSError, AttributeError):
+        process = -1  # an old kernel, one that does not allow it, a Python built without: look now and then
     threading.Thread(target=_wait_for_end, args=(trainer, process), name="stoker-watch", daemon=True).start()
 
 
@@ -262,6 +262,8 @@ def _wait_for_end(trainer: int, process: int) -> None:
     if process >= 0:
         poll.register(process, select.POLLIN)
     while not poll.poll(None if process >= 0 else 1000):
-        if os.getppid() != trainer:
+        try:
+            os.kill(trainer, 0)
+        except ProcessLookupError:
             break
     os.kill(os.getpid(), signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any, get_args
 
@@ -87,10 +86,10 @@ def check_arguments(
         raise ArgumentError(f"num_threads={num_threads!r} is not an integer", hint="give a number of threads")
     if num_threads < 0:
         raise ArgumentError(f"num_threads={num_threads} is negative", hint="0 loads without threads")
-    if num_workers and not hasattr(os, "memfd_create"):
+    if num_workers and sys.platform != "linux":
         raise ArgumentError(
-            f"num_workers={num_workers} needs memory files, which {sys.platform} does not have",
-            hint="use num_threads; worker processes run on Linux",
+            f"num_workers={num_workers}: worker processes need Linux, and this is {sys.platform}",
+            hint="use num_threads",
         )
     if num_threads and prefetch_factor is not None and prefetch_factor < 1:
         raise ArgumentError(f"prefetch_factor={prefetch_factor} leaves threads nothing to do", hint="give 1 or more")

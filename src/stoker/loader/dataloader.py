@@ -38,7 +38,7 @@ from stoker.loader.ranks import resolved_ranks
 from stoker.loader.sampler_progress import SamplerProgress
 from stoker.loader.stream import Sharing, StreamMaker, StreamSetting
 from stoker.loader.stream_progress import StreamProgress
-from stoker.loader.work import Beginning, Ended, Finisher, Made, MapMaker
+from stoker.loader.work import Beginning, Ended, Finisher, Made, MapMaker, Told
 from stoker.plan import Order, Plan, Recipe, Sequential, Shuffle, Tail, derived_key, order_named
 from stoker.source import LineStream
 
@@ -415,16 +415,20 @@ class DataLoader(TorchDataLoader[T_co]):
             widen=self._widening,
             of=_batch_of,
             replaced=_with_batch,
+            on_rest=None if self._ring is None else self._ring.unwatch,
         )
 
     def _engine(self, progress: Progress) -> Engine[Made | Ended]:
         recipes = Unfailing(progress.recipes())
         pin = self._pin()
         if self.num_workers:
-            workers = self._workers(progress, locks=pin is not None)
+            if pin is not None and pin.device is None:
+                warnings.warn("worker processes give page-locked batches for CUDA alone; these are not", stacklevel=4)
+            workers = self._workers(progress, locks=pin is not None and pin.device is not None)
+            chosen = self._chosen_epoch
             if isinstance(progress, StreamProgress):
-                return workers.run(StreamErrand(progress, recipes))
-            return workers.run(MapErrand(recipes))
+                return workers.run(StreamErrand(progress, recipes, chosen_epoch=chosen))
+            return workers.run(MapErrand(recipes, chosen_epoch=chosen))
         maker = self._maker(pin)
         if not self.num_threads:
             return Inline(recipes, maker.make)
@@ -439,11 +443,14 @@ class DataLoader(TorchDataLoader[T_co]):
         )
 
     def _workers(self, progress: Progress, *, locks: bool) -> Processes[Made | Ended]:
+        if self._ring is not None and self._ring.is_foreign:
+            self._ring = self._processes = None  # they are the parent's, and so are its slots
         if self._processes is not None:
             return self._processes
+        is_delivered = self._device is not None and self._device.type == "cuda"
         if self._ring is None:
             # a delivery sees to it that slots are not used again before their copies are complete
-            self._ring = Ring(CudaPageLock() if locks else None, is_watched=self._device is not None)
+            self._ring = Ring(CudaPageLock() if locks else None, is_watched=is_delivered)
             finalize(self, self._ring.close)
         assert self.prefetch_factor is not None
         staff = Staff(
@@ -456,16 +463,17 @@ class DataLoader(TorchDataLoader[T_co]):
             in_order=self.in_order,
             is_assigned=self._is_stream,
             # what goes to a device at once need not be kept apart from its batch
-            small_bytes=0 if self._device is not None and locks else SMALL_BYTES,
+            small_bytes=0 if is_delivered else SMALL_BYTES,
             pins_small=locks,
         )
-        job = Job(self._maker(None), self.dataset, Beginning(self.worker_init_fn))
+        maker = Told(self._maker(None), self._chosen_epoch)
+        job = Job(maker, self.dataset, Beginning(self.worker_init_fn))
         workers: Processes[Made | Ended] = Processes(job, staff, self._ring, is_persistent=self.persistent_workers)
         if self.persistent_workers:
             self._processes = workers
         return workers
 
-    def _pin(self) -> Callable[[Any], Any] | None:
+    def _pin(self) -> _Pin | None:
         """Return what moves a batch to page-locked memory, with the warnings torch gives."""
         if self._device is not None and self._device.type == "cuda":
             return _Pin(self._device.index if self._device.index is not None else torch.cuda.current_device())

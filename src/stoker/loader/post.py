@@ -81,15 +81,15 @@ def _poisoned(error: Exception, notes: list[str]) -> Poison:
 class MapErrand:
     """Recipes for whichever worker process is free."""
 
-    def __init__(self, recipes: Iterator[Any]) -> None:
-        self._recipes = recipes
+    def __init__(self, recipes: Iterator[Any], *, chosen_epoch: int | None) -> None:
+        self._recipes, self._chosen_epoch = recipes, chosen_epoch
 
     def __next__(self) -> Any:
         return next(self._recipes)
 
-    def content(self, recipe: Any) -> Sent:
+    def content(self, recipe: Any) -> tuple[int | None, Sent]:
         """Return what a worker needs to know."""
-        return sent(recipe)
+        return self._chosen_epoch, sent(recipe)
 
     def result(self, recipe: Recipe, answer: tuple[Any, bytes]) -> Made:
         """Return the batch with its recipe, which has stayed here."""
@@ -112,8 +112,8 @@ class MapErrand:
 class StreamErrand:
     """Turns for the worker process that holds the reader of their part."""
 
-    def __init__(self, progress: StreamProgress, turns: Iterator[Any]) -> None:
-        self._progress, self._turns = progress, turns
+    def __init__(self, progress: StreamProgress, turns: Iterator[Any], *, chosen_epoch: int | None) -> None:
+        self._progress, self._turns, self._chosen_epoch = progress, turns, chosen_epoch
         self._num_workers = progress.setting.num_workers
         self._told: dict[int, Made | Ended] = {}
         """The last result of each part that has left the engine; it may not be yielded yet, but on its way."""
@@ -121,11 +121,11 @@ class StreamErrand:
     def __next__(self) -> Any:
         return next(self._turns)
 
-    def content(self, turn: Turn | Poison) -> Turn:
+    def content(self, turn: Turn | Poison) -> tuple[int | None, Turn]:
         """Return what a worker needs to know: all of it."""
         if isinstance(turn, Poison):
             raise turn.error
-        return turn
+        return self._chosen_epoch, turn
 
     def result(self, _: Turn, answer: tuple[Any, bytes]) -> Made | Ended:
         """Return the batch, or the end, as the worker tells it."""
@@ -139,9 +139,9 @@ class StreamErrand:
         """Return what is known of a turn."""
         return f"batch {turn.turn} of epoch {turn.epoch} of the stream (step {turn.step})"
 
-    def worker_of(self, turn: Turn) -> int:
+    def worker_of(self, turn: Turn | Poison) -> int:
         """Return the worker that holds the reader."""
-        return turn_worker(turn, self._num_workers)
+        return 0 if isinstance(turn, Poison) else turn_worker(turn, self._num_workers)
 
     def restarted(self, lost: list[Turn], received: list[Made | Ended]) -> list[Turn]:
         """Return the turns for a worker that begins where another one ended."""

@@ -13,6 +13,7 @@ depends on the `Sharing`:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice, repeat
@@ -96,13 +97,20 @@ class StreamMaker:
 
     def make(self, turn: Turn) -> Made | Ended:
         """Return the next batch, or the end, with the process-wide generators seeded from the turn."""
-        key = batch_key(self.seed, turn.epoch, turn.turn, self.setting.rank)
-        return self._loan.run(self._make, turn, key)
+        return self._loan.run(self._make, turn, self._key(turn))
+
+    def _key(self, turn: Turn) -> int:
+        return batch_key(self.seed, turn.epoch, turn.turn, self.setting.rank)
 
     def make_away(self, turn: Turn, desk: Desk) -> tuple[Any, bytes]:
         """Make the next batch in a worker process, straight into the slot on `desk`."""
-        with self.finish.onto(desk):
-            return posted(self.make(turn))
+
+        def make(turn: Turn) -> Made | Ended:
+            task = self.task(turn)
+            with self.finish.onto(desk):
+                return task.finish()
+
+        return posted(self._loan.run(make, turn, self._key(turn), gives_back=False))
 
     def task_away(self, turn: Turn, desk: Desk) -> AwayTask:
         """Draw the next batch in a worker process that has several threads."""
@@ -126,8 +134,10 @@ class StreamMaker:
         if drawn is None:
             # parts are split off anew in every epoch
             lives_on = self.setting.stays and turn.sharing != "split" and hasattr(self.dataset, "state_dict")
-            return EndTask(Ended(turn.part, self.dataset.state_dict() if lives_on else None))
-        return StreamTask(self.finish, *drawn)
+            return EndTask(Ended(turn.part, copy.deepcopy(self.dataset.state_dict()) if lives_on else None))
+        recipe, samples, skipped, where = drawn
+        # a copy: with threads, the next turn is drawn before this one is done
+        return StreamTask(self.finish, recipe, samples, skipped, copy.deepcopy(where))
 
 
 class StreamTask:

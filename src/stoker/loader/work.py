@@ -145,11 +145,13 @@ class MapMaker:
         key = batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank)
 
         def make(recipe: Recipe) -> Made:
-            desk.clear()
-            return self._make(recipe)
+            skipped: list[Skipped] = []
+            samples = self.read(recipe, _listed_positions(recipe), skipped)
+            desk.clear()  # it may be made a second time
+            with self.finish.onto(desk):
+                return Made(recipe, self.finish(recipe, samples), skipped, None)
 
-        with self.finish.onto(desk):
-            return posted(self._loan.run(make, recipe, key, gives_back=False))
+        return posted(self._loan.run(make, recipe, key, gives_back=False))
 
     def task_away(self, content: Sent, desk: Desk) -> AwayTask:
         """Return the making of a batch in a worker process that has several threads."""
@@ -235,6 +237,29 @@ class MapMaker:
                 )
             else:
                 error.add_note(f"the position comes from the sampler and is outside the dataset, whose len is {length}")
+
+
+class Told:
+    """A maker in a worker process, whose dataset is told of the epoch that the trainer has chosen."""
+
+    def __init__(self, maker: Any, epoch: int | None) -> None:
+        self._maker, self._epoch = maker, epoch
+
+    def make_away(self, content: tuple[int | None, Any], desk: Desk) -> Any:
+        """Make a batch."""
+        return self._maker.make_away(self._heard(content), desk)
+
+    def task_away(self, content: tuple[int | None, Any], desk: Desk) -> Any:
+        """Return the making of a batch."""
+        return self._maker.task_away(self._heard(content), desk)
+
+    def _heard(self, content: tuple[int | None, Any]) -> Any:
+        epoch, rest = content
+        if epoch is not None and epoch != self._epoch:
+            self._epoch = epoch
+            if hasattr(self._maker.dataset, "set_epoch"):
+                self._maker.dataset.set_epoch(epoch)
+        return rest
 
 
 class MapTask:
