@@ -163,6 +163,7 @@ class Tagged(torch.Tensor):
     ],
     ids=["coo", "csr", "csc", "quantized", "conj", "neg", "grad", "parameter", "subclass", "expanded"],
 )
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch warns itself, in some of its versions
 def test_tensors_that_are_not_plain_come_as_they_were(bench: Bench, made: Callable[[Any], Any], size: int) -> None:
     tensor = made(torch.eye(size) * 7)
     arrived = bench.sent([tensor, tensor])

@@ -23,7 +23,7 @@ PACKET_BYTES = 1 << 17
 READY, WHOLE, VIEWS, FAILURE = range(4)
 """A worker is ready to work; a result that is wholly in its content; one that views its slot; an error."""
 
-_REQUEST = struct.Struct("<QIIQQQ")
+_REQUEST = struct.Struct("<QII?QQQ")
 _REPLY = struct.Struct("<IIQQQQQ")
 
 
@@ -34,6 +34,8 @@ class Request(NamedTuple):
     slot: int
     in_slot: int
     """Bytes of the content at the beginning of the slot; 0 if the content is here."""
+    is_alone: bool
+    """Make nothing else meanwhile: a worker has died over this, or over what it made beside it."""
     extent: Extent
     wanted: int
     """How big a slot should be."""
@@ -41,13 +43,15 @@ class Request(NamedTuple):
 
     def packet(self) -> bytes:
         """Return it as bytes."""
-        return _REQUEST.pack(self.ticket, self.slot, self.in_slot, *self.extent, self.wanted) + self.content
+        head = _REQUEST.pack(self.ticket, self.slot, self.in_slot, self.is_alone, *self.extent, self.wanted)
+        return head + self.content
 
 
 def request_in(packet: memoryview) -> Request:
     """Return the request that a packet holds."""
-    ticket, slot, in_slot, offset, num_bytes, wanted = _REQUEST.unpack_from(packet)
-    return Request(ticket, slot, in_slot, Extent(offset, num_bytes), wanted, bytes(packet[_REQUEST.size :]))
+    ticket, slot, in_slot, is_alone, offset, num_bytes, wanted = _REQUEST.unpack_from(packet)
+    extent = Extent(offset, num_bytes)
+    return Request(ticket, slot, in_slot, is_alone, extent, wanted, bytes(packet[_REQUEST.size :]))
 
 
 class Reply(NamedTuple):

@@ -113,7 +113,7 @@ class Staff:
 class Pending:
     """A request that was given."""
 
-    __slots__ = ("ends", "error", "queue", "recipe", "reply", "result", "slot", "ticket", "worker")
+    __slots__ = ("ends", "error", "is_suspected", "queue", "recipe", "reply", "result", "slot", "ticket", "worker")
 
     def __init__(self, queue: Queue[Any]) -> None:
         self.queue = queue
@@ -125,7 +125,8 @@ class Pending:
         self.result: Any = None
         self.error: BaseException | None = None
         self.ends: list[str] = []
-        """How the workers ended that were at it."""
+        """How the workers ended that were at it, and at nothing else."""
+        self.is_suspected = False
 
     @property
     def is_done(self) -> bool:
@@ -380,7 +381,8 @@ class Team:
         if self._backlog and any(other.worker == pending.worker for other in self._backlog):
             self._backlog.append(pending)  # none may overtake another
             return
-        request = Request(pending.ticket, slot.number, in_slot, slot.extent, self.ring.wanted_bytes, content)
+        wanted = self.ring.wanted_bytes
+        request = Request(pending.ticket, slot.number, in_slot, pending.is_suspected, slot.extent, wanted, content)
         try:
             self._requests[pending.worker][0].send(request.packet(), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -547,7 +549,9 @@ class Team:
         cells = range(worker * LANES, (worker + 1) * LANES)
         at = [self.pending[self._board[cell]] for cell in cells if self._board[cell] in self.pending]
         for pending in at:
-            pending.ends.append(end)
+            if len(at) == 1:  # of two that were made side by side, it is not known which was to blame
+                pending.ends.append(end)
+            pending.is_suspected = True
         lost = self._lost_with_one_of_many(at) if not self.staff.is_assigned else self._lost_with(worker)
         self._start_one(worker)
         self._send_again(lost)

@@ -129,16 +129,15 @@ def _serve(seat: Seat, job: Job | Cargo) -> None:
         for request in _requests(seat.requests):
             seat.replies.send(lane.made(request, make))
         return
-    tasks = (
-        lanes[number % num_lanes].task(request, job.maker) for number, request in enumerate(_requests(seat.requests))
-    )
-    crew = Threads(tasks, num_threads=seat.num_threads, depth=num_lanes, draws=True)
+    side_by_side = _SideBySide(lanes, job.maker, _requests(seat.requests))
+    crew = Threads(side_by_side.tasks(), num_threads=seat.num_threads, depth=num_lanes, draws=True)
     while True:
         try:
             packet = next(crew)
         except StopIteration:
             return
         seat.replies.send(packet)
+        side_by_side.note_answered()
 
 
 def _requests(requests: socket.socket) -> Iterator[Request]:
@@ -197,6 +196,32 @@ class _Lane:
             memory[start : start + size] = content
             content = b""
         return Reply(self._worker, kind, ticket, self.desk.extent, start, size, content).packet()
+
+
+class _SideBySide:
+    """Requests dealt out to the lanes in turn; one that is to be made alone waits for the others, and they for it."""
+
+    def __init__(self, lanes: list[_Lane], maker: Maker, requests: Iterator[Request]) -> None:
+        self._lanes, self._maker, self._requests = lanes, maker, requests
+        self._num_open = 0
+        self._changed = threading.Condition()
+
+    def tasks(self) -> Iterator[_AwayTask]:
+        """Yield the making of each request."""
+        was_alone = False
+        for number, request in enumerate(self._requests):
+            with self._changed:
+                if was_alone or request.is_alone:
+                    self._changed.wait_for(lambda: not self._num_open)
+                self._num_open += 1
+            was_alone = request.is_alone
+            yield self._lanes[number % len(self._lanes)].task(request, self._maker)
+
+    def note_answered(self) -> None:
+        """Note that a request is done."""
+        with self._changed:
+            self._num_open -= 1
+            self._changed.notify()
 
 
 class _AwayTask:
