@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import fcntl
 import gc
 import json
@@ -329,6 +330,7 @@ def test_a_batch_that_kills_three_workers_is_named_and_passed_over(how: str) -> 
 
 def test_a_segmentation_fault_in_native_code_is_named() -> None:
     def crash(samples: Any) -> Any:
+        faulthandler.disable()  # what it would print is of no interest here
         return ctypes.string_at(0)
 
     loader = stoker.DataLoader(Numbers(4), batch_size=4, num_workers=1, seed=1, collate_fn=crash)
