@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import multiprocessing.resource_tracker
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,11 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+# A shell that runs tests in the background lets them ignore Ctrl-C, and they would pass that on to what they start.
+with suppress(ValueError):
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GRACE_SECONDS = 5.0
 """How long a test's threads and processes may take to go, after it is over."""

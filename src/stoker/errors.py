@@ -209,9 +209,9 @@ class NotPicklable(WorkerError):
 class WorkerStuck(WorkerError):
     """No batch came within `timeout`."""
 
-    def __init__(self, *, seconds: float, stacks: str) -> None:
+    def __init__(self, *, seconds: float, stacks: str, what: str = "") -> None:
         super().__init__(
-            f"no batch came within timeout={seconds} s\n"
+            f"no batch came within timeout={seconds} s{f': waiting for {what}' if what else ''}\n"
             "hint: the stacks below show where the work is stuck; raise the timeout if it is only slow\n"
             f"{stacks}"
         )
@@ -222,11 +222,17 @@ class WorkerDied(WorkerError):
     """A batch, or the start, has ended several worker processes, one after the other."""
 
     def __init__(self, what: str, *, ends: Sequence[str]) -> None:
-        super().__init__(
-            f"{what} ended {len(ends)} worker process{'es' if len(ends) > 1 else ''} in a row: {', '.join(ends)}\n"
-            "hint: SIGKILL is often the system's answer to a lack of memory (see `dmesg`, or the container's limit); "
+        hint = (
+            "SIGKILL is often the system's answer to a lack of memory (see `dmesg`, or the container's limit); "
             "SIGSEGV and SIGABRT are crashes in native code; num_workers=0 runs into the same sample in this process"
         )
+        if all(end.startswith("exit code") for end in ends):
+            hint = (
+                "what the process printed before it ended tells why; a script that starts workers by spawn or "
+                'forkserver needs `if __name__ == "__main__":` around what it runs'
+            )
+        in_a_row = f"{len(ends)} worker processes in a row" if len(ends) > 1 else "a worker process"
+        super().__init__(f"{what} ended {in_a_row}: {', '.join(ends)}\nhint: {hint}")
         self.what, self.ends = what, tuple(ends)
 
 

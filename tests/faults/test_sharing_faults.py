@@ -10,6 +10,9 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -338,3 +341,72 @@ def test_starting_workers_freezes_nothing_here() -> None:
         for _ in stoker.DataLoader(Numbers(8), batch_size=4, num_workers=1):
             pass
     assert gc.get_freeze_count() == before
+
+
+EXIT = """
+import threading, time, stoker
+from tests.faults.test_sharing_faults import Big
+if __name__ == "__main__":
+    loader = stoker.DataLoader(Big(4000), batch_size=4, num_workers=2, persistent_workers={persistent})
+    has_begun = threading.Event()
+    def load():
+        for _ in range(1000):
+            for batch in loader:
+                has_begun.set()
+    threading.Thread(target=load, daemon=True).start()
+    has_begun.wait()
+"""
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_daemon_thread_that_loads_does_not_disturb_the_exit(persistent: bool) -> None:
+    code = EXIT.format(persistent=persistent)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_iterator_may_be_closed_from_another_thread() -> None:
+    loader = stoker.DataLoader(Big(40_000), batch_size=4, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    thread = threading.Thread(target=lambda: [None for _ in iterator])
+    thread.start()
+    iterator.close()
+    thread.join()
+    assert loader.state_dict()["epoch"] == 0  # which is not over
+
+
+def test_threads_may_share_an_iterator() -> None:
+    iterator = iter(stoker.DataLoader(Big(400), batch_size=4, num_workers=2))
+    got: list[int] = []
+    threads = [threading.Thread(target=lambda: got.extend(int(batch[0, 0, 0]) for batch in iterator)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == list(range(0, 400, 4))
+
+
+def test_memory_comes_back_when_kept_batches_are_let_go_between_epochs() -> None:
+    loader = stoker.DataLoader(Big(400), batch_size=4, num_workers=2)
+    kept = list(loader)
+    assert loader._ring is not None
+    assert loader._ring.num_slots >= 100
+    del kept
+    assert loader._ring.num_slots <= 4
+    assert os.fstat(loader._ring.arena.descriptor).st_blocks * 512 <= 6 * 4 * 64 * 64 * 8
+
+
+def test_fields_that_are_not_there_are_warned_of() -> None:
+    loader = stoker.DataLoader([{"image": torch.zeros(3, 4, 4, dtype=torch.uint8)}] * 4, to={"imgae": torch.float32})
+    with pytest.warns(UserWarning, match="fields that the first batch does not have: imgae"):
+        next(iter(loader))
+
+
+def test_a_replaced_worker_is_told_of_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = stoker.DataLoader(Parental(8, tmp_path), batch_size=1, num_workers=1)
+    try:
+        assert len(list(loader)) == 8
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+    assert "worker 0 has ended (SIGKILL) and is replaced" in caplog.text

@@ -80,6 +80,7 @@ class Widening:
             self._plain = _plain(to)
         self._check_together()
         self._constants: dict[tuple[torch.device, bool], tuple[Tensor, Tensor]] = {}
+        self._seen: set[str | None] = set()
 
     @classmethod
     def of(cls, to: To | None, normalize: Normalize | Iterable[Any] | None) -> Widening | None:
@@ -91,6 +92,7 @@ class Widening:
 
     def __call__(self, tensor: Tensor, field: str | None = None) -> Tensor:
         """Return the tensor of `field`, converted; the tensor itself if there is nothing to do."""
+        self._seen.add(field)
         target = self._target(tensor.dtype, field)
         normalize = self._normalize
         if normalize is not None and (target is None or target.is_floating_point):
@@ -100,6 +102,13 @@ class Widening:
             elif tensor.dtype is torch.uint8 and tensor.ndim >= 3:
                 return self._normalized(tensor, field, target or torch.float32)
         return tensor if target is None else tensor.to(target)
+
+    def unseen(self) -> list[str]:
+        """Return the fields that were named and that no batch has had so far."""
+        named = {name for name in self._exact if isinstance(name, str)}
+        if self._normalize is not None and self._normalize.fields is not None:
+            named |= set(self._normalize.fields)
+        return sorted(named - self._seen)
 
     def _target(self, source: torch.dtype, field: str | None) -> torch.dtype | None:
         """Return the dtype to convert to, or None for none."""

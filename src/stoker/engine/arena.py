@@ -69,7 +69,8 @@ class Arena:
         if descriptor is None:
             descriptor = memory_file("stoker-slots")
         self.descriptor = descriptor
-        self.close = finalize(self, os.close, descriptor)
+        # not at the interpreter's exit: another thread may be at it still
+        finalize(self, os.close, descriptor).atexit = False
 
     def __reduce__(self) -> Any:
         return _same_arena, (reduction.DupFd(self.descriptor),)

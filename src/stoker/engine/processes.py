@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from weakref import finalize
 
 from stoker.engine.ring import Ring
-from stoker.engine.team import Errand, Pending, Queue, Staff, Team
+from stoker.engine.team import Closed, Errand, Pending, Queue, Staff, Team
 from stoker.engine.worker import Job
 from stoker.errors import ForeignProcess, WorkerError, WorkerStuck
 
@@ -35,7 +35,8 @@ class Processes(Generic[T]):
             finalize(self, self._team.close)
         team = self._team
         if team.queue is not None:
-            team.end(team.queue)
+            with team.lock:  # another thread may be waiting for a result of the last one
+                team.end(team.queue)
             if not team.is_running:
                 errand.restarted([], [])  # the workers it knew are gone
         if not team.is_running:
@@ -57,10 +58,17 @@ class Run(Generic[T]):
         self._depth = staff.num_workers * staff.prefetch_factor
 
     def __next__(self) -> T:
-        team, queue = self._team, self._queue
-        if os.getpid() != team.process:
+        if os.getpid() != self._team.process:
             raise ForeignProcess
-        if not self._end.alive:
+        with self._team.lock:
+            try:
+                return self._next()
+            except Closed:
+                raise StopIteration from None  # as it would be if it had been closed before
+
+    def _next(self) -> T:
+        team, queue = self._team, self._queue
+        if not self._end.alive or Team.is_at_exit:
             raise StopIteration
         if queue.is_over or team.is_closed:
             raise WorkerError(
@@ -108,7 +116,10 @@ class Run(Generic[T]):
                     del failure
             left = None if deadline is None else max(0.001, deadline - time.monotonic())
             if not team.receive(left) and deadline is not None and time.monotonic() >= deadline:
-                raise WorkerStuck(seconds=timeout, stacks=team.stacks(entries[0]))
+                what = self._queue.errand.described(entries[0].recipe)
+                raise WorkerStuck(seconds=timeout, stacks=team.stacks(entries[0]), what=what)
+            if not entries:
+                raise Closed
         return entries[0]
 
     def _fill(self, depth: int) -> None:

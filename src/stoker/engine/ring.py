@@ -18,7 +18,7 @@ from weakref import WeakSet, finalize
 from stoker.engine.arena import REGION_BYTES, Arena, Extent
 from stoker.engine.forks import Guard, watch
 
-WINDOW = 256
+WINDOW = 64
 """Leases over which the number of slots in use at once is watched, before slots that were not needed are freed."""
 
 
@@ -74,6 +74,7 @@ class Ring:
         self._returned: deque[Slot] = deque()  # appended to by finalizers, which may run at any point of any thread
         self._cooling: deque[tuple[Callable[[], bool], list[Slot]]] = deque()
         self._guarded: list[Slot] = []
+        self._num_kept, self._is_resting = 0, False
         self._num_leases = 0
         self._most = self._most_before = 0
         self._is_closed = False
@@ -114,6 +115,7 @@ class Ring:
             return self._taken()
 
     def _taken(self) -> Slot:
+        self._is_resting = False
         if not self._free:
             self._sort_in()
         # the one that was used last: it is the likeliest to be in the processor's cache still
@@ -124,6 +126,7 @@ class Ring:
         self._num_leases += 1
         if self._num_leases % WINDOW == 0:
             self._most_before, self._most = self._most, in_use
+            self._sort_in()
             while self._free and self.num_slots > max(self._most, self._most_before):
                 self._retire(self._free.pop(0))
         return slot
@@ -166,6 +169,21 @@ class Ring:
         self._returned.append(slot)
         if self._is_closed:
             self._retire_returned()
+        elif self._is_resting and self.page_lock is None and len(self._returned) + len(self._free) > self._num_kept:
+            self._trim()
+
+    def rest(self, num_kept: int) -> None:
+        """An iteration is over: keep so many slots for the next one, and no more, whatever is still given back."""
+        with self._lock:
+            self._num_kept, self._is_resting = num_kept, True
+            self._most = self._most_before = 0
+            self._trim()
+
+    def _trim(self) -> None:
+        with self._lock:
+            self._sort_in()
+            while len(self._free) > self._num_kept:
+                self._retire(self._free.pop(0))
 
     def close(self) -> None:
         """Free what is free. Slots whose batches are still kept are freed when those are gone."""

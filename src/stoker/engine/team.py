@@ -6,7 +6,9 @@ to be filled. A worker that dies loses nothing but time: it is replaced, and wha
 
 from __future__ import annotations
 
+import atexit
 import errno
+import logging
 import os
 import pickle
 import select
@@ -20,7 +22,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, reduction
 from typing import Any, Generic, Protocol, TypeVar
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 from stoker.engine.arena import Region, memory_file
 from stoker.engine.cargo import Cargo
@@ -44,6 +46,8 @@ from stoker.errors import NotPicklable, OutOfDescriptors, OutOfSharedMemory, Wor
 
 T = TypeVar("T")
 
+log = logging.getLogger("stoker")
+
 MAX_ENDS = 3
 """Workers that a batch, or the start, may end before it is to blame."""
 
@@ -52,6 +56,10 @@ LOOK_SECONDS = 2.0
 
 PATIENCE_SECONDS = 1.0
 """How long a worker may take to end by itself, and then to end when told to, before it is killed."""
+
+
+class Closed(Exception):
+    """Another thread has ended the workers."""
 
 
 class Errand(Protocol[T]):
@@ -151,6 +159,17 @@ class Queue(Generic[T]):
         return not self.is_over
 
 
+_teams: WeakSet[Team] = WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End all workers, before `multiprocessing` ends them and a thread that waits for one takes that for a death."""
+    Team.is_at_exit = True
+    for team in list(_teams):
+        team.close()
+
+
 class _Descriptor:
     """A descriptor that a process takes with it, however it is started."""
 
@@ -169,9 +188,15 @@ def _same_descriptor(descriptor: Any) -> _Descriptor:
 class Team:
     """The workers, the channels and the requests given. Knows nothing of who owns it, whose end is its end."""
 
+    is_at_exit = False
+    """The interpreter is ending. Daemon threads may still be at it, and find nothing more."""
+
     def __init__(self, job: Job, staff: Staff, ring: Ring) -> None:
         self.job, self.staff, self.ring = job, staff, ring
         self.process = os.getpid()
+        _teams.add(self)
+        self.lock = threading.RLock()
+        """Held by whoever waits for a result, so that several threads may share an iterator."""
         self.is_running = self.is_closed = False
         self.failure: BaseException | None = None
         """Why no worker can be had."""
@@ -205,6 +230,8 @@ class Team:
 
     def start(self) -> None:
         """Start the workers; those beyond the number of cores start when others have."""
+        if Team.is_at_exit:
+            return
         staff = self.staff
         if staff.start_method != "fork" and self.cargo is None:
             job = self.job
@@ -387,6 +414,8 @@ class Team:
             self._requests[pending.worker][0].send(request.packet(), socket.MSG_DONTWAIT)
         except BlockingIOError:
             self._backlog.append(pending)
+        except (OSError, IndexError) as error:
+            raise Closed from error
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
         """A request is over, and this came of it."""
@@ -419,6 +448,7 @@ class Team:
                 self.ring.give_back(pending.slot)
                 pending.slot = None
         queue.entries.clear()
+        self.ring.rest(self.staff.num_workers * self.staff.prefetch_factor)
         if not self.is_running:
             return
         for pending in self._backlog:
@@ -444,6 +474,8 @@ class Team:
                     self._send(pending)
             patience = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
             events = self._poll.poll(max(1, int(patience * 1000)))
+            if not self.is_running:
+                raise Closed
             # A child of a worker's own keeps its end of the pipe open, and so its death a secret: look now and then.
             ended = {self._sentinels[number] for number, _ in events if number in self._sentinels}
             if not events:
@@ -464,6 +496,10 @@ class Team:
             size = self._replies.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
+        except OSError:  # closed, while this thread was on its way here
+            size = 0
+        if not size:
+            raise Closed
         self._take_in(reply_in(self._buffer[:size]))
         return True
 
@@ -538,9 +574,11 @@ class Team:
         end = _named_end(process.exitcode)
         process.close()
         self.ring.reclaim(self._regions[worker])
+        log.warning("worker %d has ended (%s) and is replaced; what it was at is made again", worker, end)
         if worker not in self._ready:
             self._failed_starts.append(end)
-            if len(self._failed_starts) >= MAX_ENDS:
+            # one that says itself that it failed would do so again
+            if len(self._failed_starts) >= MAX_ENDS or end.startswith("exit code"):
                 self.failure = WorkerDied("the start", ends=self._failed_starts)
             if self.failure is not None:
                 return
@@ -662,7 +700,7 @@ class Team:
         at = [worker for worker in ready if pending.ticket in board[worker * LANES : (worker + 1) * LANES].tolist()]
         if not ready:
             return "(no worker has started yet)"
-        return "\n".join(f"worker {worker}:\n{self._stack(worker)}" for worker in at or ready)
+        return "\n".join(f"worker {worker}:\n{_users_part(self._stack(worker))}" for worker in at or ready)
 
     def _stack(self, worker: int) -> str:
         descriptor = self._stacks.descriptor
@@ -675,6 +713,18 @@ class Team:
             size = os.fstat(descriptor).st_size
             time.sleep(0.05)
         return os.pread(descriptor, 1 << 20, 0).decode(errors="replace") or "(it does not answer)\n"
+
+
+def _users_part(stacks: str) -> str:
+    """Return what is worth reading: no thread of ours that only waits, nothing below the worker's own beginning."""
+    shown = []
+    for stack in stacks.split("\n\n"):
+        lines = stack.splitlines()
+        if any("_wait_for_end" in line for line in lines):
+            continue
+        beginning = [at for at, line in enumerate(lines) if "worker.py" in line and line.endswith(" in work")]
+        shown.append("\n".join(lines[: min(beginning, default=len(lines))]))
+    return "\n\n".join(shown)
 
 
 def _make_sure_of_descriptors(any_descriptor: int) -> None:
@@ -702,7 +752,7 @@ def _raisable(error: BaseException, worker: int) -> BaseException:
     error.add_note(f"raised in worker {worker}")
     if isinstance(error, Exception):
         return error
-    raised = WorkerError(f"{type(error).__name__} was raised in worker {worker}: {error}")
+    raised = WorkerError(f"{type(error).__name__} was raised in worker {worker}{f': {error}' if str(error) else ''}")
     raised.__cause__ = error
     return raised
 

@@ -234,6 +234,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self.ledger,
             length=self.__len__,
             promised=self._IterableDataset_len_called,
+            unseen=None if self._widening is None else self._widening.unseen,
             warns_of_copies=self._num_iterations == 1 and self._is_stream and self._setting.sharing == "own",
         )
 
@@ -423,7 +424,7 @@ class DataLoader(TorchDataLoader[T_co]):
         pin = self._pin()
         if self.num_workers:
             if pin is not None and pin.device is None:
-                warnings.warn("worker processes give page-locked batches for CUDA alone; these are not", stacklevel=4)
+                warnings.warn("worker processes give page-locked batches for CUDA alone; these are not", stacklevel=5)
             workers = self._workers(progress, locks=pin is not None and pin.device is not None)
             chosen = self._chosen_epoch
             if isinstance(progress, StreamProgress):
@@ -482,12 +483,12 @@ class DataLoader(TorchDataLoader[T_co]):
         if self.pin_memory_device:
             warnings.warn(
                 f"pin_memory_device={self.pin_memory_device!r} is deprecated and ignored",
-                stacklevel=4,
+                stacklevel=5,
             )
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         if accelerator is None or accelerator.type == "mps":
             lack = "there is no accelerator" if accelerator is None else "MPS has none"
-            warnings.warn(f"pin_memory=True, but {lack}, so page-locked memory is not used", stacklevel=4)
+            warnings.warn(f"pin_memory=True, but {lack}, so page-locked memory is not used", stacklevel=5)
             return None
         device = torch.cuda.current_device() if accelerator.type == "cuda" else None
         return _Pin(device)

@@ -26,10 +26,12 @@ class LoaderIterator:
         *,
         length: Callable[[], int],
         promised: int | None = None,
+        unseen: Callable[[], list[str]] | None = None,
         warns_of_copies: bool = False,
     ) -> None:
         self._engine, self._progress, self._ledger = engine, progress, ledger
         self._length, self._promised, self._warns_of_copies = length, promised, warns_of_copies
+        self._unseen = unseen
         self._is_over = False
         self._ended: set[int] = set()
         self._num_yielded = 0
@@ -45,6 +47,8 @@ class LoaderIterator:
             if isinstance(made, Ended):
                 made = self._after_an_end(made)
         except StopIteration:
+            if self._is_over:
+                raise  # closed by another thread, which is not the end of the epoch
             self._is_over = True
             self._progress.finish()
             self._engine.close()
@@ -55,6 +59,8 @@ class LoaderIterator:
         self._progress.advance(made)
         if made.stream is not None:
             self._watch(made)
+        if self._unseen is not None:
+            self._warn_of_unseen(self._unseen())
         return made.batch
 
     def __len__(self) -> int:
@@ -84,6 +90,13 @@ class LoaderIterator:
                 raise StopIteration
             made = next(self._engine)
         return made
+
+    def _warn_of_unseen(self, names: list[str]) -> None:
+        self._unseen = None
+        if names:
+            warnings.warn(
+                f"`to` or `normalize` names fields that the first batch does not have: {', '.join(names)}", stacklevel=3
+            )
 
     def _note_skipped(self, made: Made) -> None:
         try:

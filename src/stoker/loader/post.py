@@ -98,7 +98,7 @@ class MapErrand:
 
     def described(self, recipe: Recipe) -> str:
         """Return what is in a recipe."""
-        return f"the batch with {listed(recipe)}"
+        return f"the batch with {listed(recipe, most=512)}"
 
     def worker_of(self, _: Recipe) -> int:
         """Anyone will do."""

@@ -333,11 +333,11 @@ def _listed_positions(recipe: Recipe) -> list[Any]:
     return positions if isinstance(positions, list) else positions.tolist()
 
 
-def listed(recipe: Recipe) -> str:
-    """Return what is in a recipe, in words."""
+def listed(recipe: Recipe, most: int = 8) -> str:
+    """Return what is in a recipe, in words, with so many positions at the most."""
     positions = _listed_positions(recipe)
-    shown = ", ".join(map(str, positions[:8]))
-    more = ", ..." if len(positions) > 8 else ""
+    shown = ", ".join(map(str, positions[:most]))
+    more = ", ..." if len(positions) > most else ""
     return f"positions {shown}{more}, step {recipe.step}, epoch {recipe.epoch}"
 
 
