@@ -815,7 +815,14 @@ def interrupted(do: Callable[[], Any], at: int) -> tuple[bool, Any]:
         if frame.f_code.co_filename.rpartition("/")[2] not in TRAINERS_SIDE or os.getpid() != trainer:
             return False
         while frame is not None:  # ending after a first Ctrl-C, and starting processes, are other matters
-            if frame.f_code.co_name in ("stop", "_interrupts_held", "_make_sure_of_descriptors"):
+            if frame.f_code.co_name in (
+                "stop",
+                "_interrupts_held",
+                "_open_channels",  # interrupts are held
+                "_make_sure_of_descriptors",
+                "_before",  # the hooks of a fork, during which interrupts are held
+                "_after_in_parent",
+            ):
                 return False
             frame = frame.f_back
         return True

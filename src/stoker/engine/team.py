@@ -246,15 +246,9 @@ class Team:
                 raise OutOfSharedMemory(0, what="the dataset", reason=str(error)) from error
         self.failure = None
         self._failed_starts.clear()
-        self._poll = select.poll()
-        self._stacks = _Descriptor(memory_file("stoker-stacks"))
-        self._ends: list[Callable[[], Any]] = [self._stacks.close]
         try:
-            self._replies, self._workers_replies = self._channel()
-            self.is_running = True
-            self._poll.register(self._replies, select.POLLIN)
-            for _ in range(staff.num_workers if staff.is_assigned else 1):
-                self._requests.append(self._channel())
+            with _interrupts_held():
+                self._open_channels()
             at_once = staff.num_workers
             if staff.start_method != "fork":  # they import and unpack, and would only keep each other from it
                 at_once = max(2, len(os.sched_getaffinity(0)))
@@ -264,6 +258,16 @@ class Team:
         except BaseException:
             self.stop()
             raise
+
+    def _open_channels(self) -> None:
+        self._poll = select.poll()
+        self._stacks = _Descriptor(memory_file("stoker-stacks"))
+        self._ends: list[Callable[[], Any]] = [self._stacks.close]
+        self._replies, self._workers_replies = self._channel()
+        self.is_running = True
+        self._poll.register(self._replies, select.POLLIN)
+        for _ in range(self.staff.num_workers if self.staff.is_assigned else 1):
+            self._requests.append(self._channel())
 
     def _channel(self) -> tuple[socket.socket, socket.socket]:
         ends = channel()
