@@ -297,6 +297,7 @@ class Deadly(Numbers):
 
     def __getitem__(self, position: int) -> int:
         if position == self.at:
+            faulthandler.disable()  # what it would print is of no interest here
             END[self.how]()
         return position
 

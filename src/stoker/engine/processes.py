@@ -7,8 +7,9 @@ import time
 from typing import Any, Generic, TypeVar
 from weakref import finalize
 
+from stoker.engine.errand import Errand, Pending, Queue, Staff
 from stoker.engine.ring import Ring
-from stoker.engine.team import Closed, Errand, Pending, Queue, Staff, Team
+from stoker.engine.team import Closed, Team
 from stoker.engine.worker import Job
 from stoker.errors import ForeignProcess, WorkerError, WorkerStuck
 

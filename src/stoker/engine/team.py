@@ -19,13 +19,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from multiprocessing import connection, reduction
-from typing import Any, Generic, Protocol, TypeVar
-from weakref import WeakSet, finalize
+from multiprocessing import connection
+from typing import Any, TypeVar
+from weakref import WeakSet
 
-from stoker.engine.arena import Region, memory_file
+from stoker.engine.arena import Region
 from stoker.engine.cargo import Cargo
+from stoker.engine.errand import Pending, Queue, Staff
 from stoker.engine.forks import forking_a_worker
 from stoker.engine.messages import (
     FAILURE,
@@ -41,7 +41,8 @@ from stoker.engine.messages import (
 )
 from stoker.engine.parcel import unpacked
 from stoker.engine.ring import Ring, Slot
-from stoker.engine.worker import LANES, STACKS_SIGNAL, Job, Seat, work
+from stoker.engine.stacks import Stacks
+from stoker.engine.worker import LANES, Job, Seat, work
 from stoker.errors import NotPicklable, OutOfDescriptors, OutOfSharedMemory, WorkerDied, WorkerError
 
 T = TypeVar("T")
@@ -62,103 +63,6 @@ class Closed(Exception):
     """Another thread has ended the workers."""
 
 
-class Errand(Protocol[T]):
-    """What is to be made, and what the engine has to know about it."""
-
-    def __next__(self) -> Any:
-        """Return the next recipe."""
-        ...
-
-    def content(self, recipe: Any, /) -> Any:
-        """Return what a worker needs to know of a recipe. An error is raised in the place of its result."""
-        ...
-
-    def result(self, recipe: Any, answer: Any, /) -> T:
-        """Return the result that a worker's answer stands for."""
-        ...
-
-    def worker_of(self, recipe: Any, /) -> int:
-        """Return the worker that has to make it, if not just anyone may."""
-        ...
-
-    def restarted(self, lost: list[Any], received: list[T], /) -> list[Any]:
-        """Return the recipes to be sent to a new worker for those that were lost with the old one, in their order.
-
-        `received` are the results of the old one that were not yet handed over. Only asked where not just anyone may
-        make a recipe.
-        """
-        ...
-
-    def described(self, recipe: Any, /) -> str:
-        """Return what is in a recipe, for an error."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Staff:
-    """How many work, and how."""
-
-    num_workers: int
-    num_threads: int
-    prefetch_factor: int
-    context: Any
-    seed: int
-    timeout: float = 0
-    in_order: bool = True
-    is_assigned: bool = False
-    """Each recipe belongs to one worker, and not to whoever is free."""
-    small_bytes: int
-    pins_small: bool = False
-
-    @property
-    def start_method(self) -> str:
-        """How processes are started."""
-        method = self.context.get_start_method()
-        assert isinstance(method, str)
-        return method
-
-
-class Pending:
-    """A request that was given."""
-
-    __slots__ = ("ends", "error", "is_suspected", "queue", "recipe", "reply", "result", "slot", "ticket", "worker")
-
-    def __init__(self, queue: Queue[Any]) -> None:
-        self.queue = queue
-        self.recipe: Any = None
-        self.ticket = 0
-        self.slot: Slot | None = None
-        self.worker = 0
-        self.reply: Reply | None = None
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.ends: list[str] = []
-        """How the workers ended that were at it, and at nothing else."""
-        self.is_suspected = False
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there is an answer or an error."""
-        return self.reply is not None or self.error is not None
-
-
-class Queue(Generic[T]):
-    """What one iteration has requested and not yet handed over, in order."""
-
-    def __init__(self, errand: Errand[T], *, in_order: bool) -> None:
-        self.errand, self.in_order = errand, in_order
-        self.entries: deque[Pending] = deque()
-        self.is_exhausted = self.is_over = False
-
-    def note(self, pending: Pending) -> bool:
-        """Note that a request is done; return whether anyone waits for it."""
-        if not self.in_order and not self.is_over:  # first come, first served
-            self.entries.remove(pending)
-            at = next((at for at, entry in enumerate(self.entries) if not entry.is_done), len(self.entries))
-            self.entries.insert(at, pending)
-        return not self.is_over
-
-
 _teams: WeakSet[Team] = WeakSet()
 
 
@@ -168,21 +72,6 @@ def _end_all() -> None:
     Team.is_at_exit = True
     for team in list(_teams):
         team.close()
-
-
-class _Descriptor:
-    """A descriptor that a process takes with it, however it is started."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.close = finalize(self, os.close, descriptor)
-
-    def __reduce__(self) -> Any:
-        return _same_descriptor, (reduction.DupFd(self.descriptor),)
-
-
-def _same_descriptor(descriptor: Any) -> _Descriptor:
-    return _Descriptor(descriptor.detach())
 
 
 class Team:
@@ -261,7 +150,7 @@ class Team:
 
     def _open_channels(self) -> None:
         self._poll = select.poll()
-        self._stacks = _Descriptor(memory_file("stoker-stacks"))
+        self._stacks = Stacks()
         self._ends: list[Callable[[], Any]] = [self._stacks.close]
         self._replies, self._workers_replies = self._channel()
         self.is_running = True
@@ -578,7 +467,6 @@ class Team:
         end = _named_end(process.exitcode)
         process.close()
         self.ring.reclaim(self._regions[worker])
-        log.warning("worker %d has ended (%s) and is replaced; what it was at is made again", worker, end)
         if worker not in self._ready:
             self._failed_starts.append(end)
             # one that says itself that it failed would do so again
@@ -586,6 +474,7 @@ class Team:
                 self.failure = WorkerDied("the start", ends=self._failed_starts)
             if self.failure is not None:
                 return
+        log.warning("worker %d has ended (%s) and is replaced; what it was at is made again", worker, end)
         self._ready.discard(worker)
         self._clear_doubts(worker)
         cells = range(worker * LANES, (worker + 1) * LANES)
@@ -704,31 +593,7 @@ class Team:
         at = [worker for worker in ready if pending.ticket in board[worker * LANES : (worker + 1) * LANES].tolist()]
         if not ready:
             return "(no worker has started yet)"
-        return "\n".join(f"worker {worker}:\n{_users_part(self._stack(worker))}" for worker in at or ready)
-
-    def _stack(self, worker: int) -> str:
-        descriptor = self._stacks.descriptor
-        os.ftruncate(descriptor, 0)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        os.kill(self._processes[worker].pid, STACKS_SIGNAL)
-        size, deadline = -1, time.monotonic() + 2
-        # whoever writes does not say when it is done: wait until nothing more comes
-        while time.monotonic() < deadline and (size <= 0 or size != os.fstat(descriptor).st_size):
-            size = os.fstat(descriptor).st_size
-            time.sleep(0.05)
-        return os.pread(descriptor, 1 << 20, 0).decode(errors="replace") or "(it does not answer)\n"
-
-
-def _users_part(stacks: str) -> str:
-    """Return what is worth reading: no thread of ours that only waits, nothing below the worker's own beginning."""
-    shown = []
-    for stack in stacks.split("\n\n"):
-        lines = stack.splitlines()
-        if any("_wait_for_end" in line for line in lines):
-            continue
-        beginning = [at for at, line in enumerate(lines) if "worker.py" in line and line.endswith(" in work")]
-        shown.append("\n".join(lines[: min(beginning, default=len(lines))]))
-    return "\n\n".join(shown)
+        return "\n".join(f"worker {worker}:\n{self._stacks.of(self._processes[worker].pid)}" for worker in at or ready)
 
 
 def _make_sure_of_descriptors(any_descriptor: int) -> None:

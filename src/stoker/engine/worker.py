@@ -6,7 +6,6 @@ A worker holds no lock that anyone else waits for, keeps nothing that is not in 
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import os
 import pickle
 import select
@@ -27,12 +26,10 @@ from stoker.engine.desk import Desk
 from stoker.engine.failure import Failure
 from stoker.engine.messages import FAILURE, INLINE_BYTES, PACKET_BYTES, READY, VIEWS, WHOLE, Reply, Request, request_in
 from stoker.engine.parcel import Packer
+from stoker.engine.stacks import Stacks
 from stoker.engine.task import Task
 from stoker.engine.threads import Threads
 from stoker.errors import NotPicklable, OutOfSharedMemory, WorkerError
-
-STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
-"""Asks a worker for its stacks. Not one of the signals that schedulers and users like to send."""
 
 LANES = 2
 """Batches a worker with several threads works on at once: while the last samples of one are read, the next is begun."""
@@ -75,7 +72,7 @@ class Seat:
     board: Extent
     requests: socket.socket
     replies: socket.socket
-    stacks: Any
+    stacks: Stacks
     trainer: int
     is_from_main_thread: bool
     trainers_ends: tuple[socket.socket, ...]
@@ -88,7 +85,7 @@ def work(seat: Seat, job: Job | Cargo) -> None:
         end.close()
     _leave_signals()
     _end_with(seat.trainer, seat.is_from_main_thread)
-    faulthandler.register(STACKS_SIGNAL, file=seat.stacks.descriptor, all_threads=True, chain=False)
+    seat.stacks.answer()
     torch.set_num_threads(1)
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has closed the channel: nobody wants more
         _serve(seat, job)

@@ -16,6 +16,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from stoker.deliver import CudaPageLock, Delivery, Normalize, To, Widening, checked_device
+from stoker.engine.errand import Staff
 from stoker.engine.inline import Inline
 from stoker.engine.ledger import Ledger, Policy
 from stoker.engine.parcel import SMALL_BYTES
@@ -23,7 +24,6 @@ from stoker.engine.process_wide import Loan
 from stoker.engine.processes import Processes
 from stoker.engine.ring import Ring
 from stoker.engine.task import Engine
-from stoker.engine.team import Staff
 from stoker.engine.threads import Threads
 from stoker.engine.worker import Job
 from stoker.errors import StateError, StateMismatch, StateUnreadable
