@@ -834,7 +834,8 @@ def interrupted(do: Callable[[], Any], at: int) -> tuple[bool, Any]:
             return None
         if event == "line":
             lines_left -= 1
-            if lines_left < 0:
+            # Not while an exception is handled: CPython never forgets one that a trace function has cut short.
+            if lines_left < 0 and sys.exc_info()[0] is None:
                 sys.settrace(None)
                 raise KeyboardInterrupt
         return trace

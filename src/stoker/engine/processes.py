@@ -61,13 +61,20 @@ class Run(Generic[T]):
     def __next__(self) -> T:
         if os.getpid() != self._team.process:
             raise ForeignProcess
-        with self._team.lock:
-            try:
-                return self._next()
-            except Closed:
-                raise StopIteration from None  # as it would be if it had been closed before
+        taken: Pending | None = None
+        try:
+            with self._team.lock:
+                try:
+                    taken = self._next()
+                except Closed:
+                    raise StopIteration from None  # as it would be if it had been closed before
+            return taken.result  # type: ignore[no-any-return]
+        except BaseException:
+            if taken is not None:  # Ctrl-C on the way out: the batch is for the next call
+                self._queue.entries.appendleft(taken)
+            raise
 
-    def _next(self) -> T:
+    def _next(self) -> Pending:
         team, queue = self._team, self._queue
         if not self._end.alive or Team.is_at_exit:
             raise StopIteration
@@ -98,7 +105,7 @@ class Run(Generic[T]):
                 pending.error = None  # or the error would hold this frame, and the frame the error
                 del pending, result
         # Taken only now: whatever an interrupt has cut short, the batch is for the next call.
-        return queue.entries.popleft().result  # type: ignore[no-any-return]
+        return queue.entries.popleft()
 
     def _awaited(self) -> Pending:
         """Return the next request that is done; wait for it."""

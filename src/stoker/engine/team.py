@@ -195,7 +195,12 @@ class Team:
             with _interrupts_held(), forking_a_worker() if is_fork else nullcontext():
                 _make_sure_of_descriptors(self._replies.fileno())
                 process.start()
+                self._processes[worker] = process
+                self._sentinels[process.sentinel] = worker
+                self._poll.register(process.sentinel, select.POLLIN)
         except BaseException as error:
+            if process.pid is not None:  # interrupts come to other threads too: it may be running, and not be noted yet
+                self._processes[worker] = process
             self.stop()  # with fewer workers, what is lost would be waited for in vain
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise OutOfDescriptors(f"worker process {worker}") from error
@@ -208,9 +213,6 @@ class Team:
                 reason = f"{type(error).__name__}: {error}"
                 raise NotPicklable("the dataset", reason=reason, start_method=staff.start_method) from error
             raise
-        self._processes[worker] = process
-        self._sentinels[process.sentinel] = worker
-        self._poll.register(process.sentinel, select.POLLIN)
 
     def stop(self) -> None:
         """End the workers before control returns. Requests that were not answered stay, for `start` to go on with."""
