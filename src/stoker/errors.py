@@ -12,6 +12,9 @@
     │   ├── BadLine (ValueError)            a line of a file cannot be parsed
     │   ├── StaleSource                     a file changed after it was opened
     │   ├── DamagedFile                     a file's bytes are not what its name says
+    │   │   └── DamagedBlock                a block of a store is not what was written
+    │   ├── NotAStore                       a folder without a manifest of ours
+    │   ├── StoreMismatch                   a store that is not the one expected
     │   └── TooManySkipped                  more bad samples than the policy allows
     ├── BatchError                          samples that do not make a batch
     │   └── NothingCollated                 the collate function returned None
@@ -130,6 +133,45 @@ class DamagedFile(DataError):
     def __init__(self, path: str | Path, *, what: str, hint: str = "copy or make the file again") -> None:
         super().__init__(f"{path} {what}\nhint: {hint}")
         self.path = str(path)
+
+
+class DamagedBlock(DamagedFile):
+    """A block's bytes are not the bytes that were written."""
+
+    def __init__(self, path: str | Path, *, block: int, columns: Sequence[str], expected: int, found: int) -> None:
+        super().__init__(
+            path,
+            what=f"is damaged in block {block} (of {', '.join(columns) or 'no column'}): "
+            f"its checksum is {found:016x} and should be {expected:016x}",
+            hint=f"`stoker verify {Path(path).parent}` lists every damaged block; copy the file again, or prepare it anew",
+        )
+        self.block, self.columns = block, tuple(columns)
+
+
+class NotAStore(DataError):
+    """A path at which there is no store."""
+
+    def __init__(self, path: str | Path, *, what: str) -> None:
+        super().__init__(
+            f"{path} is not a store: {what}\n"
+            "hint: a store is a folder with a manifest.json, made by stoker.store.Writer or `stoker prepare`; "
+            "one whose preparation was cut short is completed by the same command again"
+        )
+        self.path = str(path)
+
+
+class StoreMismatch(DataError):
+    """A store does not match what was expected of it."""
+
+    def __init__(self, path: str | Path, differences: Mapping[str, tuple[Any, Any]]) -> None:
+        lines = "".join(
+            f"\n  {name}: expected {ours!r}, the store has {theirs!r}" for name, (ours, theirs) in differences.items()
+        )
+        super().__init__(
+            f"{path} is not the store that was expected; what differs:{lines}\n"
+            "hint: prepare it anew with the settings that are expected, or expect what it has (`stoker inspect` shows it)"
+        )
+        self.path, self.differences = str(path), dict(differences)
 
 
 class TooManySkipped(DataError):

@@ -115,6 +115,11 @@ class Packer:
                 return _viewed_tensor, (offset, code, shape)
         elif num_bytes > tensor.untyped_storage().nbytes():
             return _reduced(tensor)  # expanded: the storage is smaller than what it shows
+        elif not is_small:  # a part of what is in the slot, such as all tokens of each row but the last
+            span = 1 + sum((size - 1) * stride for size, stride in zip(shape, tensor.stride()))
+            offset = self._desk.offset_of(tensor.data_ptr(), span * tensor.element_size())
+            if offset >= 0:
+                return _viewed_tensor, (offset, code, shape, tensor.stride())
         if is_contiguous and is_small and code < _NATIVE:
             return _own_tensor, (bytearray(tensor.numpy().data), code, shape, None)
         strides = None if is_contiguous else torch.empty_like(tensor, device="meta").stride()

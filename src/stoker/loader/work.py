@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stoker.batch import placed, plain_collate, stack_plainly
+from stoker.batch import Gathering, placed, plain_collate, stack_plainly
 from stoker.engine.desk import Desk
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
@@ -58,7 +58,7 @@ def sent(recipe: Recipe) -> Sent:
 def received(content: Sent) -> Recipe:
     """Return the recipe, as far as a worker needs it."""
     step, epoch, rank, positions = content
-    listed = np.frombuffer(positions, np.int64).tolist() if isinstance(positions, bytes) else positions
+    listed: Any = np.frombuffer(positions, np.int64) if isinstance(positions, bytes) else positions
     return Recipe(step, epoch, rank, (), listed, None, 0)  # type: ignore[arg-type]
 
 
@@ -129,15 +129,43 @@ class MapMaker:
         self.owns_order = owns_order
         """The order is the plan's, so that every sample of the dataset is fit to be served."""
         self.reads_many = finish.is_batched and bool(getattr(dataset, "__getitems__", None))
+        self.gathers = finish.is_batched and finish.collate_fn is None and hasattr(dataset, "__getbatch__")
+        """The dataset may make batches whole."""
+        self._gather = Gathering(dataset) if self.gathers else None
 
     def make(self, recipe: Recipe) -> Made:
         """Return the batch of `recipe`, made here and now, with the process-wide generators seeded from the step."""
         return self._loan.run(self._make, recipe, batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank))
 
     def _make(self, recipe: Recipe) -> Made:
+        if self.gathers:
+            made = self.gathered(recipe)
+            if made is not None:
+                return made
         skipped: list[Skipped] = []
         samples = self.read(recipe, _listed_positions(recipe), skipped)
         return Made(recipe, self.finish(recipe, samples), skipped, None)
+
+    def gathered(self, recipe: Recipe) -> Made | None:
+        """Return the batch as the dataset makes it; None if it cannot, or fails and bad samples are to be replaced."""
+        assert self._gather is not None
+        positions = _listed_positions(recipe)
+        previous = entered(SampleContext(self.seed, recipe.epoch, positions, iter(positions)))
+        try:
+            batch = self._gather(recipe.positions)
+        except Exception as error:
+            if self.policy.action != "raise":
+                return None
+            if isinstance(error, StopIteration):
+                raise _noted(EarlyStop("__getbatch__"), f"while reading {listed(recipe)}") from error
+            _noted(error, f"while reading {listed(recipe)}")
+            raise
+        finally:
+            entered(previous)
+        if batch is NotImplemented:
+            self.gathers = False
+            return None
+        return Made(recipe, batch if self.finish.pin is None else self.finish.pin(batch), (), None)
 
     def make_away(self, content: Sent, desk: Desk) -> tuple[Any, bytes]:
         """Make a batch in a worker process, straight into the slot on `desk`; with a note for the ledger, if any."""
@@ -145,6 +173,12 @@ class MapMaker:
         key = batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank)
 
         def make(recipe: Recipe) -> Made:
+            if self.gathers:
+                desk.clear()
+                with self.finish.onto(desk):
+                    made = self.gathered(recipe)
+                if made is not None:
+                    return made
             skipped: list[Skipped] = []
             samples = self.read(recipe, _listed_positions(recipe), skipped)
             desk.clear()  # it may be made a second time
@@ -265,18 +299,23 @@ class Told:
 class MapTask:
     """The reading of one batch in parts, by several threads."""
 
-    __slots__ = ("maker", "positions", "recipe", "samples", "size", "skipped")
+    __slots__ = ("gathers", "maker", "positions", "recipe", "samples", "size", "skipped")
 
     def __init__(self, maker: MapMaker, recipe: Recipe) -> None:
         self.maker, self.recipe = maker, recipe
         self.positions = _listed_positions(recipe)
         # one call for all, where the dataset takes many positions: it may want to see them together
-        self.size = 1 if maker.reads_many else len(self.positions)
+        self.gathers = maker.gathers
+        self.size = 1 if maker.reads_many or self.gathers else len(self.positions)
         self.samples: list[Any] = [None] * len(self.positions)
         self.skipped: list[tuple[int, list[Skipped]]] = []
 
     def do(self, start: int, stop: int) -> None:
         """Read some of the samples."""
+        if not self.gathers:  # otherwise when it is finished: only then there is a slot
+            self._read(start, stop)
+
+    def _read(self, start: int, stop: int) -> None:
         skipped: list[Skipped] = []
         if self.maker.reads_many:
             self.samples = self.maker.read(self.recipe, self.positions, skipped)
@@ -287,6 +326,11 @@ class MapTask:
 
     def finish(self) -> Made:
         """Return the batch."""
+        if self.gathers:
+            made = self.maker.gathered(self.recipe)
+            if made is not None:
+                return made
+            self._read(0, len(self.positions))
         skipped = [entry for _, part in sorted(self.skipped, key=lambda item: item[0]) for entry in part]
         return Made(self.recipe, self.maker.finish(self.recipe, self.samples), skipped, None)
 

@@ -1,0 +1,45 @@
+"""Batches that a dataset makes whole, in one go, instead of sample by sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike, NDArray
+
+from stoker.batch.placing import empty_array, offered
+from stoker.batch.pool import Pool
+
+
+class Gathering:
+    """Calls a dataset's `__getbatch__(positions, empty)`, with `empty` in the slot where there is one."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._pool = Pool()
+
+    def __call__(self, positions: Any) -> Any:
+        """Return the batch, arrays as tensors; or NotImplemented if this dataset cannot make one."""
+        empty = _placed if offered() else self._pool.empty
+        batch = self._dataset.__getbatch__(positions, empty)
+        return batch if batch is NotImplemented else tensors(batch)
+
+
+def _placed(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    kind = np.dtype(dtype)
+    num_bytes = kind.itemsize
+    for size in shape:
+        num_bytes *= size
+    return empty_array(shape, kind, num_bytes)
+
+
+def tensors(batch: Any) -> Any:
+    """Return a batch with its arrays as tensors that share their memory."""
+    if isinstance(batch, np.ndarray):
+        return torch.from_numpy(batch)
+    if type(batch) is dict:
+        return {key: tensors(value) for key, value in batch.items()}
+    if type(batch) is list or type(batch) is tuple:
+        return type(batch)(tensors(value) for value in batch)
+    return batch

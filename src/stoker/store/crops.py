@@ -1,0 +1,200 @@
+"""Rows of a fixed length cut out of tokens, with the next tokens as labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from stoker.errors import ArgumentError, DataError, PositionError
+
+IGNORED = -100
+"""The label that torch's cross-entropy leaves out."""
+
+COUNTED_TOGETHER = 4096
+"""Documents for which one number is kept where rows do not run over borders; the rest is counted when asked for."""
+
+Empty = Callable[[tuple[int, ...], DTypeLike], NDArray[Any]]
+
+
+class Tokens(Protocol):
+    """Tokens one after the other, and the documents in them."""
+
+    @property
+    def num_values(self) -> int:
+        """How many tokens there are."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Their type as stored."""
+        ...
+
+    @property
+    def num_documents(self) -> int:
+        """How many documents there are; 0 where borders are not known."""
+        ...
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
+        """Return `length` tokens from each of `starts` on, a row for each, as a fresh array. All are in range."""
+        ...
+
+    def borders(self, first: int, last: int) -> NDArray[np.int64]:
+        """Return where documents `first` to `last` begin; the one behind the last document begins at the end."""
+        ...
+
+
+class Crops:
+    """Rows of `length` tokens with their labels, addressed by position; a whole batch is one gather.
+
+    A sample is `{"tokens": ..., "labels": ...}`, and the label of a token is the token behind it. Row `i` begins at
+    token `i * stride`, whatever the borders of documents; what is too short for another row at the end is left out.
+    With `across=False` rows stay within documents: a document's last row is filled up with `pad`, its labels with
+    `ignored`, and documents of a single token, which has nothing behind it, are left out. Those rows have to be counted
+    when this is made, at the speed of reading the borders.
+
+    `dtype` is the type of tokens and labels; None leaves them as they are stored, to be widened on the device
+    (`DataLoader(to=...)`). With `shared=True` tokens and labels are two views of the same memory: half the bytes, and
+    whoever changes one changes the other.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        *,
+        length: int = 2048,
+        stride: int | None = None,
+        across: bool = True,
+        dtype: DTypeLike | None = "int64",
+        shared: bool = False,
+        pad: int = 0,
+        ignored: int = IGNORED,
+    ) -> None:
+        if length < 1:
+            raise ArgumentError(f"length={length} is not positive", hint="pass the number of tokens of a row")
+        if stride is not None and stride < 1:
+            raise ArgumentError(f"stride={stride} is not positive", hint="leave it out for rows that do not overlap")
+        self.dtype = tokens.dtype.newbyteorder("=") if dtype is None else np.dtype(dtype)
+        if self.dtype.kind not in "iu" or self.dtype.itemsize < tokens.dtype.itemsize:
+            raise ArgumentError(
+                f"dtype={self.dtype} cannot hold tokens of {tokens.dtype}",
+                hint="use int64, or None for the type as stored",
+            )
+        if not across and shared:
+            raise ArgumentError(
+                "rows that end with their document have labels of their own, which cannot share memory with the tokens",
+                hint="leave out shared=True, or across=False",
+            )
+        if not across and self.dtype.kind == "u" and ignored < 0:
+            raise ArgumentError(
+                f"labels of {self.dtype} cannot be {ignored}", hint="use a signed dtype such as int64, or ignored=0"
+            )
+        if not across and not tokens.num_documents and tokens.num_values:
+            raise ArgumentError("the borders of these documents are not known", hint="leave out across=False")
+        self._tokens, self.length, self.stride = tokens, length, stride or length
+        self.across, self.shared, self.pad, self.ignored = across, shared, pad, ignored
+        self._firsts: NDArray[np.int64] | None = None
+        if across:
+            self._size = (
+                max(0, (tokens.num_values - 1 - length) // self.stride + 1) if tokens.num_values > length else 0
+            )
+        else:
+            self._firsts = self._counted()
+            self._size = int(self._firsts[-1])
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, position: int) -> dict[str, NDArray[Any]]:
+        batch = self.__getbatch__([position], np.empty)
+        return {name: rows[0] for name, rows in batch.items()}
+
+    def __getitems__(self, positions: Sequence[int]) -> list[dict[str, NDArray[Any]]]:
+        batch = self.__getbatch__(positions, np.empty)
+        return [dict(zip(batch, rows)) for rows in zip(*batch.values())]
+
+    def __getbatch__(self, positions: Sequence[int] | NDArray[np.int64], empty: Empty) -> dict[str, NDArray[Any]]:
+        """Return the rows at `positions` as a batch, in memory from `empty(shape, dtype)`."""
+        numbers = np.asarray(positions, np.int64)
+        if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= self._size):
+            numbers = np.where(numbers < 0, numbers + self._size, numbers)
+            is_out = (numbers < 0) | (numbers >= self._size)
+            if is_out.any():
+                raise PositionError(int(np.asarray(positions)[is_out][0]), what="the rows", length=self._size)
+        if self.across:
+            return self._split(self._tokens.windows(numbers * self.stride, self.length + 1), empty)
+        return self._within(numbers, empty)
+
+    def _split(self, rows: NDArray[Any], empty: Empty) -> dict[str, NDArray[Any]]:
+        """Return tokens and labels of rows that are one longer."""
+        num_rows, length = len(rows), self.length
+        if self.shared:
+            both = empty((num_rows, length + 1), self.dtype)
+            both[...] = rows
+            return {"tokens": both[:, :-1], "labels": both[:, 1:]}
+        tokens = empty((num_rows, length), self.dtype)
+        tokens[...] = rows[:, :-1]  # written before more memory is taken: a slot may move when it grows
+        labels = empty((num_rows, length), self.dtype)
+        labels[...] = rows[:, 1:]
+        return {"tokens": tokens, "labels": labels}
+
+    # ------------------------------------------------------------ within documents
+
+    def _rows_of(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many rows documents of these lengths make: as many as bring every token in once, at least."""
+        more = np.maximum(lengths - 1 - self.length, 0)
+        return np.where(lengths > 1, 1 + -(-more // self.stride), 0)
+
+    def _counted(self) -> NDArray[np.int64]:
+        """Return the first row of every `COUNTED_TOGETHER`th document, and the number of all rows."""
+        num_documents = self._tokens.num_documents
+        sums = [0]
+        step = 256 * COUNTED_TOGETHER
+        for first in range(0, num_documents, step):
+            borders = self._tokens.borders(first, min(first + step, num_documents))
+            self._check(borders, first)
+            rows = self._rows_of(np.diff(borders))
+            sums.extend(np.add.reduceat(rows, np.arange(0, len(rows), COUNTED_TOGETHER)).tolist())
+        return np.cumsum(np.array(sums, np.int64))
+
+    def _check(self, borders: NDArray[np.int64], first: int) -> None:
+        if borders[0] < 0 or borders[-1] > self._tokens.num_values or (np.diff(borders) < 0).any():
+            raise DataError(
+                f"the borders of the documents from {first} on cannot be: they go back, or beyond the tokens\n"
+                "hint: `stoker verify` checks a store; make the file anew"
+            )
+
+    def _places(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where rows begin, and where their documents end."""
+        assert self._firsts is not None
+        starts, stops = np.empty_like(numbers), np.empty_like(numbers)
+        groups = self._firsts.searchsorted(numbers, "right") - 1
+        for group in sorted(set(groups.tolist())):
+            at = np.flatnonzero(groups == group)
+            first = group * COUNTED_TOGETHER
+            borders = self._tokens.borders(first, min(first + COUNTED_TOGETHER, self._tokens.num_documents))
+            self._check(borders, first)
+            ends = np.cumsum(self._rows_of(np.diff(borders)))
+            within = numbers[at] - self._firsts[group]
+            documents = ends.searchsorted(within, "right")
+            before = np.where(documents > 0, ends[documents - 1], 0)
+            starts[at] = borders[documents] + (within - before) * self.stride
+            stops[at] = borders[documents + 1]
+        return starts, stops
+
+    def _within(self, numbers: NDArray[np.int64], empty: Empty) -> dict[str, NDArray[Any]]:
+        starts, stops = self._places(numbers)
+        # Rows at the very end would run out of the tokens: they are read from further back, and moved.
+        length = min(self.length + 1, self._tokens.num_values)
+        begins = np.minimum(starts, self._tokens.num_values - length)
+        found = self._tokens.windows(begins, length)
+        rows = np.full((len(numbers), self.length + 1), self.pad, self.dtype)
+        sizes = np.minimum(stops - starts, self.length + 1)
+        for at, (shift, size) in enumerate(zip((starts - begins).tolist(), sizes.tolist())):
+            rows[at, :size] = found[at, shift : shift + size]
+        batch = self._split(rows, empty)
+        has_no_label = np.arange(self.length) >= (sizes - 1)[:, None]
+        batch["labels"][has_no_label] = self.ignored
+        return batch

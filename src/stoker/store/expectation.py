@@ -1,0 +1,71 @@
+"""What somebody expects of a store, compared with what it was made with."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import StoreMismatch
+from stoker.store.manifest import Manifest
+
+_MISSING = "nothing of the kind"
+
+
+def check_expectations(path: Path, manifest: Manifest, expect: Mapping[str, Any]) -> None:
+    """Raise `StoreMismatch` unless all that is expected holds.
+
+    A key is `columns` (`{"columns": {"tokens": "uint16[*]"}}`), `num_samples`, or is looked up in the store's meta, in
+    dots (`"settings.shuffle"`), then among its settings and its tokenizer's properties. Tables are compared by the keys
+    that are expected. `tokenizer` may be the path of a tokenizer file: its content must be the one that was used.
+    """
+    differences: dict[str, tuple[Any, Any]] = {}
+    for key, expected in expect.items():
+        _compare(key, expected, _found(manifest, key), differences)
+    if differences:
+        raise StoreMismatch(path, differences)
+
+
+def _found(manifest: Manifest, key: str) -> Any:
+    if key == "num_samples":
+        return manifest.num_samples
+    if key == "columns":
+        return {name: column.described() for name, column in manifest.columns.items()}
+    meta = manifest.meta
+    for table in (meta, meta.get("settings"), meta.get("tokenizer")):
+        found: Any = table
+        for name in key.split("."):
+            found = found.get(name, _MISSING) if isinstance(found, Mapping) else _MISSING
+        if found is not _MISSING:
+            return found
+    return _MISSING
+
+
+def _compare(key: str, expected: Any, found: Any, differences: dict[str, tuple[Any, Any]]) -> None:
+    if key == "tokenizer" and isinstance(expected, str | os.PathLike) and isinstance(found, Mapping):
+        expected, found = _tokenizers(expected, found)
+    if isinstance(expected, Mapping) and isinstance(found, Mapping):
+        for name, value in expected.items():
+            _compare(f"{key}.{name}", value, found.get(name, _MISSING), differences)
+    elif _plain(expected) != _plain(found):
+        differences[key] = (expected, found)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _tokenizers(expected: str | os.PathLike[str], found: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return what to compare when a tokenizer is expected by name, or by the file that it is in."""
+    path = Path(expected)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if file.is_file():
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        return f"{path} ({digest[:16]}...)", (
+            f"{path} ({digest[:16]}...)"
+            if digest in (found.get("file_digest"), found.get("digest"))
+            else f"{found.get('name')} ({str(found.get('digest'))[:16]}...)"
+        )
+    return os.fspath(expected), found.get("name", _MISSING)

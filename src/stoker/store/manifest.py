@@ -1,0 +1,179 @@
+"""The manifest: what is in a store, in which files, and where it came from."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import ArgumentError, DamagedFile, NotAStore
+from stoker.store.checksums import BLOCK_BYTES, checksum
+from stoker.store.column import Column, checked_name
+
+FORMAT = "stoker.store"
+VERSION = 1
+FILE = "manifest.json"
+
+MAX_MANIFEST_BYTES = 1 << 30
+
+_FILE_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,200}")
+_MAX = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of a store."""
+
+    file: str
+    piece: str
+    """The piece of work that made it."""
+    num_samples: int
+    num_bytes: int
+    """The size of the file."""
+    body: int
+    """Where the blocks begin that have checksums: behind the header and the checksums."""
+    values: dict[str, int]
+    """How many values each ragged column has."""
+    digest: str
+    """The xxh3_64 of everything before the body, as 16 hexadecimal digits."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the manifest holds it."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A store's table of contents."""
+
+    columns: dict[str, Column]
+    shards: tuple[Shard, ...]
+    meta: dict[str, Any] = field(default_factory=dict)
+    """What whoever made the store had to say about it."""
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples there are."""
+        return sum(shard.num_samples for shard in self.shards)
+
+    def packed(self) -> bytes:
+        """Return it as text, a line for each shard."""
+        columns = {name: column.to_json() for name, column in self.columns.items()}
+        shards = ",\n".join("  " + _line(shard.to_json()) for shard in self.shards)
+        return (
+            f'{{"format": "{FORMAT}", "version": {VERSION}, "num_samples": {self.num_samples},\n'
+            f'"columns": {_line(columns)},\n'
+            f'"meta": {_line(self.meta)},\n'
+            f'"shards": [\n{shards}\n]}}\n'
+        ).encode()
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def read_manifest(folder: Path) -> tuple[Manifest, str]:
+    """Return the manifest of a store and its fingerprint."""
+    path = folder / FILE
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size > MAX_MANIFEST_BYTES:
+                raise _damaged(path, "is too big to be a manifest")
+            text = file.read()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if not folder.exists():
+            raise NotAStore(folder, what="there is nothing at this path") from error
+        is_unfinished = (folder / ".build").is_dir()
+        raise NotAStore(
+            folder, what="its preparation is unfinished" if is_unfinished else f"it has no {FILE}"
+        ) from error
+    return parsed(text, path), f"{checksum(text):016x}"
+
+
+def parsed(text: bytes, path: Path) -> Manifest:
+    """Return the manifest that a text holds; `DamagedFile` if it is not one."""
+    try:
+        table = json.loads(text.decode("utf-8"))
+        if not isinstance(table, dict) or table.get("format") != FORMAT:
+            raise NotAStore(path.parent, what=f"its {FILE} is another program's")
+        if table["version"] != VERSION:
+            raise DamagedFile(
+                path,
+                what=f"is of version {table['version']!r}, and this is a reader of version {VERSION}",
+                hint="install a newer stoker, or prepare the store anew",
+            )
+        columns = {checked_name(name): _column(entry) for name, entry in table["columns"].items()}
+        shards = tuple(_shard(entry, columns) for entry in table["shards"])
+        meta = table["meta"]
+        if not isinstance(meta, dict):
+            raise TypeError("meta is not a table")
+        manifest = Manifest(columns, shards, meta)
+        if len({shard.file for shard in shards}) < len(shards):
+            raise ValueError("a file occurs twice")
+        if table["num_samples"] != manifest.num_samples:
+            raise ValueError(f"it tells of {table['num_samples']!r} samples, its shards of {manifest.num_samples}")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, ArgumentError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise _damaged(path, f"cannot be read as a manifest: {what}") from error
+    return manifest
+
+
+def _column(entry: Any) -> Column:
+    shape, is_ragged = entry["shape"], entry["ragged"]
+    if not isinstance(shape, list) or not all(_is_count(size) for size in shape) or not isinstance(is_ragged, bool):
+        raise ValueError(f"{entry!r} is not a column")
+    column = Column(entry["dtype"], tuple(shape), is_ragged, entry["kind"])
+    if column.value_bytes >= _MAX:
+        raise ValueError(f"the shape {shape} is too big")
+    return column
+
+
+def _shard(entry: Any, columns: Mapping[str, Column]) -> Shard:
+    shard = Shard(**{name: entry[name] for name in Shard.__slots__})
+    if not isinstance(shard.file, str) or not _FILE_NAME.fullmatch(shard.file):
+        raise ValueError(f"{shard.file!r} is not a file of a store")
+    if not isinstance(shard.piece, str) or not isinstance(shard.digest, str):
+        raise ValueError(f"the shard {shard.file} has no piece or no digest")
+    ragged = {name for name, column in columns.items() if column.is_ragged}
+    counts = [shard.num_samples, shard.num_bytes, shard.body, *shard.values.values()]
+    if set(shard.values) != ragged or not all(map(_is_count, counts)):
+        raise ValueError(f"the counts of the shard {shard.file} cannot be")
+    if shard.body > shard.num_bytes or shard.body % BLOCK_BYTES:
+        raise ValueError(f"the body of the shard {shard.file} cannot begin at byte {shard.body}")
+    return shard
+
+
+def _is_count(number: Any) -> bool:
+    return type(number) is int and 0 <= number < _MAX
+
+
+def _damaged(path: Path, what: str) -> DamagedFile:
+    return DamagedFile(path, what=what, hint="copy the file again, or prepare the store anew")
+
+
+def write_safely(path: Path, data: bytes) -> None:
+    """Put a file into its place at once, whole and on disk: whoever looks finds the old one or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """See to it that new names in a folder outlast a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,561 @@
+"""Writing stores: by pieces, in parallel, in bounded memory, and so that a crash costs the unfinished pieces alone.
+
+A piece's shards appear under their names when they are complete, and its record after them. A store is there when its
+manifest is, which names the shards of all pieces in their order. What the bytes are depends on what was written alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ArgumentError, DataError
+from stoker.store.checksums import RunningChecksums, checksum, num_checksums_for
+from stoker.store.column import OFFSETS, Column, checked_name
+from stoker.store.header import num_bytes_of
+from stoker.store.manifest import FILE, Manifest, Shard, parsed, read_manifest, sync_folder, write_safely
+from stoker.store.reader import Store, open_store
+from stoker.store.shard import arrays_of, header_of
+
+SHARD_BYTES = 128 << 20
+"""A terabyte is then eight thousand files, and a writer holds one of them in memory."""
+
+UNFINISHED = ".build"
+PIECES = "pieces.json"
+"""What is known of the pieces of a complete store, for whoever makes it again."""
+
+_KEY = re.compile(r"[0-9a-z]{1,64}")
+
+
+class Build:
+    """A store in the making. Any number of processes may hold one of the same folder, each at pieces of its own.
+
+    Holds only the path and the columns, so it is picklable and made in no time.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], columns: Mapping[str, Column], *, shard_bytes: int = SHARD_BYTES
+    ) -> None:
+        if not columns:
+            raise ArgumentError("a store without columns holds nothing", hint="pass columns={'name': Column(...)}")
+        if shard_bytes < 1:
+            raise ArgumentError(f"shard_bytes={shard_bytes} is not positive", hint="leave it out: 128 MiB serve well")
+        self.path = Path(path)
+        self.columns = {checked_name(name): column for name, column in columns.items()}
+        self.shard_bytes = shard_bytes
+
+    @property
+    def unfinished(self) -> Path:
+        """Where what is not complete is kept."""
+        return self.path / UNFINISHED
+
+    def piece(self, key: str) -> PieceWriter:
+        """Begin a piece. Its shards are named by its key; a piece of this key that was there is replaced."""
+        if not _KEY.fullmatch(key):
+            raise ArgumentError(f"{key!r} cannot be the key of a piece", hint="use up to 64 digits and small letters")
+        _check_is_free(self.path)
+        self.unfinished.mkdir(parents=True, exist_ok=True)
+        (self.unfinished / f"{key}.json").unlink(missing_ok=True)
+        return PieceWriter(self, key)
+
+    def record(self, key: str) -> dict[str, Any] | None:
+        """Return what is known of a piece that is complete, in this build or in the store that is there; or None.
+
+        `shards` are the manifest's entries, `notes` what the writer noted. The files are there and have their size.
+        """
+        record = self._unfinished_record(key) or self._finished_records().get(key)
+        if record is None:
+            return None
+        try:
+            for entry in record["shards"]:
+                if os.stat(self.path / entry["file"]).st_size != entry["num_bytes"]:
+                    return None
+        except OSError:
+            return None
+        return record
+
+    def _unfinished_record(self, key: str) -> dict[str, Any] | None:
+        try:
+            record = json.loads((self.unfinished / f"{key}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return record if self._is_sound(record) else None
+
+    def _finished_records(self) -> dict[str, dict[str, Any]]:
+        try:
+            notes = json.loads((self.path / PIECES).read_bytes())
+            manifest, _ = read_manifest(self.path)
+        except (OSError, ValueError, DataError):
+            return {}
+        if manifest.columns != self.columns or not isinstance(notes, dict):
+            return {}
+        records: dict[str, dict[str, Any]] = {
+            key: {"shards": [], "notes": noted["notes"]}
+            for key, noted in notes.items()
+            if isinstance(noted, dict) and noted.get("shard_bytes") == self.shard_bytes
+        }
+        for shard in manifest.shards:
+            if shard.piece in records:
+                records[shard.piece]["shards"].append(shard.to_json())
+        return {key: record for key, record in records.items() if len(record["shards"]) == notes[key]["num_shards"]}
+
+    def _is_sound(self, record: Any) -> bool:
+        """Whether a record is one of ours: of these columns, and with all that a manifest needs."""
+        try:
+            if record["columns"] != _listed(self.columns) or record["shard_bytes"] != self.shard_bytes:
+                return False
+            shards = tuple(Shard(**entry) for entry in record["shards"])
+            parsed(Manifest(self.columns, shards).packed(), self.path / FILE)
+            return isinstance(record["notes"], dict)
+        except (KeyError, TypeError, AttributeError, DataError):
+            return False
+
+    def finish(self, keys: Sequence[str], *, meta: Mapping[str, Any] | None = None) -> Store:
+        """Make the store of these pieces, in this order, and return it.
+
+        The manifest takes its place at once, in place of one that was there; then what it does not name is removed.
+        """
+        records: dict[str, dict[str, Any]] = {}
+        finished = self._finished_records()
+        for key in keys:
+            record = self._unfinished_record(key) or finished.get(key)
+            if record is None:
+                raise ArgumentError(
+                    f"the piece {key!r} is not complete", hint="make it first: with build.piece(key) as piece"
+                )
+            if key in records:
+                raise ArgumentError(f"the piece {key!r} occurs twice", hint="give each piece a key of its own")
+            records[key] = record
+        shards = tuple(Shard(**entry) for record in records.values() for entry in record["shards"])
+        manifest = Manifest(dict(self.columns), shards, dict(meta or {}))
+        text = manifest.packed()
+        parsed(text, self.path / FILE)  # never write what cannot be read
+        self.path.mkdir(parents=True, exist_ok=True)
+        pieces = {
+            key: {"num_shards": len(record["shards"]), "shard_bytes": self.shard_bytes, "notes": record["notes"]}
+            for key, record in records.items()
+        }
+        write_safely(self.path / PIECES, _lines(pieces))
+        write_safely(self.path / FILE, text)
+        named = {shard.file for shard in shards}
+        for path in self.path.glob("*.safetensors"):
+            if path.name not in named:
+                path.unlink(missing_ok=True)
+        self.discard()
+        return open_store(self.path)
+
+    def discard(self) -> None:
+        """Remove what is not complete."""
+        shutil.rmtree(self.unfinished, ignore_errors=True)
+
+
+def _check_is_free(path: Path) -> None:
+    """Refuse a folder that holds what is not ours."""
+    if not path.exists() or (path / FILE).exists() or (path / UNFINISHED).exists():
+        return
+    if not path.is_dir() or any(path.iterdir()):
+        raise ArgumentError(f"{path} is there already, and is not a store", hint="choose a new or an empty folder")
+
+
+def _listed(columns: Mapping[str, Column]) -> dict[str, Any]:
+    return {name: column.to_json() for name, column in columns.items()}
+
+
+def _lines(table: Mapping[str, Any]) -> bytes:
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in table.items())
+    return f"{{\n{lines}\n}}\n".encode()
+
+
+class PieceWriter:
+    """Writes one piece of a store. On leaving the block it is complete; after an error nothing of it remains."""
+
+    def __init__(self, build: Build, key: str) -> None:
+        self._build, self._key = build, key
+        self.notes: dict[str, Any] = {}
+        """Kept with the piece: anything that JSON can hold."""
+        self.num_samples = 0
+        self._shards: list[Shard] = []
+        self._sheet = _Sheet(build.columns)
+        self._is_over = False
+
+    def append(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample: a value for each column."""
+        self.extend({name: column_of_one(value, self._columns.get(name), name) for name, value in sample.items()})
+
+    def extend(self, columns: Mapping[str, Any]) -> None:
+        """Add samples: for a fixed column an array of them, for a ragged one all values and the length of each sample.
+
+        What is given is copied.
+        """
+        if self._is_over:
+            raise ArgumentError("the piece is complete already", hint="begin another one with build.piece")
+        rows = _Rows(columns, self._columns)
+        at = 0
+        while at < rows.num_samples:
+            stop = rows.stop_within(at, self._build.shard_bytes - self._sheet.num_bytes)
+            if stop == at:
+                if self._sheet.num_samples:
+                    self._flush()
+                    continue
+                stop = at + 1  # a sample that is bigger than a shard has one of its own
+            self._sheet.add(rows, at, stop)
+            at = stop
+        self.num_samples += rows.num_samples
+
+    @property
+    def _columns(self) -> dict[str, Column]:
+        return self._build.columns
+
+    def close(self) -> None:
+        """Complete the piece."""
+        if self._is_over:
+            return
+        if self._sheet.num_samples:
+            self._flush()
+        self._is_over = True
+        record = {
+            "columns": _listed(self._columns),
+            "shard_bytes": self._build.shard_bytes,
+            "shards": [shard.to_json() for shard in self._shards],
+            "notes": self.notes,
+        }
+        sync_folder(self._build.path)  # the shards' names are on disk before a record tells of them
+        write_safely(self._build.unfinished / f"{self._key}.json", json.dumps(record).encode())
+
+    def abandon(self) -> None:
+        """Remove what was written of the piece."""
+        self._is_over = True
+        for shard in self._shards:
+            (self._build.path / shard.file).unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        name = f"{self._key}-{len(self._shards):03d}.safetensors"
+        shard = self._sheet.written(self._build.unfinished / f"{name}.{os.getpid()}", name, piece=self._key)
+        os.replace(self._build.unfinished / f"{name}.{os.getpid()}", self._build.path / name)
+        self._shards.append(shard)
+        self._sheet = _Sheet(self._columns)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if kind is not None:
+            self.abandon()
+            return
+        try:
+            self.close()
+        except BaseException:
+            self.abandon()
+            raise
+
+
+def column_of_one(value: Any, column: Column | None, name: str) -> Any:
+    """Return one sample's value as `extend` takes many."""
+    if column is None:
+        raise _unknown(name)
+    if column.kind == "text":
+        if not isinstance(value, str):
+            raise ArgumentError(f"{name!r} is a column of text, not of {type(value).__name__}", hint="pass a str")
+        value = value.encode()
+    if column.kind != "array":
+        values = np.frombuffer(value, np.uint8)
+        return values, np.array([len(values)])
+    array = np.asarray(value)
+    if column.is_ragged:
+        if not array.size and array.shape[1:] != column.shape:
+            array = np.empty((0, *column.shape), column.numpy)  # an empty list has no shape and no type
+        return array, np.array([len(array) if array.ndim else 0])
+    return array[None]
+
+
+def _unknown(name: str) -> ArgumentError:
+    return ArgumentError(f"the store has no column {name!r}", hint="name it in the columns the writer is made with")
+
+
+class _Rows:
+    """Samples that were handed over, checked."""
+
+    def __init__(self, given: Mapping[str, Any], columns: Mapping[str, Column]) -> None:
+        if given.keys() != columns.keys():
+            for name in given:
+                if name not in columns:
+                    raise _unknown(name)
+            missing = sorted(columns.keys() - given.keys())
+            raise ArgumentError(f"samples have no {', '.join(missing)}", hint="give a value for every column")
+        self.arrays: dict[str, NDArray[Any]] = {}
+        self.starts: dict[str, NDArray[np.int64]] = {}
+        counts: dict[str, int] = {}
+        for name, column in columns.items():
+            if column.is_ragged:
+                values, lengths = given[name]
+                array, lengths = _converted(values, column, name), np.asarray(lengths)
+                if lengths.ndim != 1 or (lengths.size and (lengths.dtype.kind not in "iu" or lengths.min() < 0)):
+                    raise ArgumentError(f"the lengths of {name!r} are not a list of counts", hint="pass int64 lengths")
+                starts = np.zeros(len(lengths) + 1, np.int64)
+                np.cumsum(lengths, out=starts[1:])
+                if starts[-1] != len(array):
+                    raise ArgumentError(
+                        f"{name!r} has {len(array)} values, but its lengths add up to {starts[-1]}",
+                        hint="pass (values, lengths) with one length for each sample",
+                    )
+                self.starts[name] = starts
+                counts[name] = len(lengths)
+            else:
+                array = _converted(given[name], column, name)
+                counts[name] = len(array)
+            self.arrays[name] = array
+        if len(set(counts.values())) > 1:
+            raise ArgumentError(f"the columns have different numbers of samples: {counts}", hint="give as many of each")
+        self.num_samples = next(iter(counts.values()))
+        self._columns = columns
+        sizes = np.zeros(self.num_samples + 1, np.int64)
+        for name, column in columns.items():
+            if column.is_ragged:
+                sizes += self.starts[name] * column.value_bytes + 8 * np.arange(self.num_samples + 1)
+            else:
+                sizes += column.value_bytes * np.arange(self.num_samples + 1)
+        self._sizes = sizes
+
+    def stop_within(self, at: int, num_bytes: int) -> int:
+        """Return where those samples end that from `at` on take no more than `num_bytes`."""
+        return max(at, int(np.searchsorted(self._sizes, self._sizes[at] + num_bytes, "right")) - 1)
+
+    def num_bytes(self, at: int, stop: int) -> int:
+        """Return how much room samples take."""
+        return int(self._sizes[stop] - self._sizes[at])
+
+
+def _converted(values: Any, column: Column, name: str) -> NDArray[Any]:
+    """Return values as an array of the column's type; those that it cannot hold are an error."""
+    array = np.asarray(values)
+    if array.ndim != 1 + len(column.shape) or array.shape[1:] != column.shape:
+        raise ArgumentError(
+            f"{name!r} is a column of {column.described()}, and a sample has the shape {array.shape[1:]}",
+            hint="say Column.ragged(dtype) for samples of different lengths",
+        )
+    if array.dtype == column.numpy:
+        return np.ascontiguousarray(array)
+    with np.errstate(invalid="ignore"):
+        converted = array.astype(column.numpy) if np.can_cast(array.dtype, column.numpy, "unsafe") else None
+    is_exact = converted is not None and (
+        array.dtype.kind == column.numpy.kind == "f" or not array.size or bool(np.all(converted == array))
+    )
+    if converted is None or not is_exact:
+        raise ArgumentError(
+            f"{name!r} is a column of {column.dtype}, which cannot hold every value of the {array.dtype} given",
+            hint="choose a wider type for the column, or convert the values before",
+        )
+    return np.ascontiguousarray(converted)
+
+
+class _Growing:
+    """An array that is added to. It doubles when it is full, so that adding costs one copy and not one object."""
+
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self._array: NDArray[Any] = np.empty((0, *shape), dtype)
+        self._size = 0
+
+    def add(self, part: NDArray[Any]) -> None:
+        size = self._size + len(part)
+        if size > len(self._array):
+            array = np.empty((max(size, 2 * self._size, 64), *self._array.shape[1:]), self._array.dtype)
+            array[: self._size] = self._array[: self._size]
+            self._array = array
+        self._array[self._size : size] = part
+        self._size = size
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes of what was added."""
+        return self._array[: self._size].reshape(-1).view(np.uint8).data
+
+
+class _Sheet:
+    """A shard that is being filled, in memory."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self._columns = columns
+        self._arrays = {name: _Growing(column.numpy, column.shape) for name, column in columns.items()}
+        self._num_values = {name: 0 for name, column in columns.items() if column.is_ragged}
+        for name in self._num_values:
+            self._arrays[name + OFFSETS] = offsets = _Growing(np.dtype("<i8"), ())
+            offsets.add(np.zeros(1, np.int64))
+        self.num_samples = 0
+        self.num_bytes = 0
+
+    def add(self, rows: _Rows, at: int, stop: int) -> None:
+        """Add some of the samples."""
+        for name, array in rows.arrays.items():
+            if name not in self._num_values:
+                self._arrays[name].add(array[at:stop])
+                continue
+            starts = rows.starts[name]
+            first, last = int(starts[at]), int(starts[stop])
+            self._arrays[name].add(array[first:last])
+            self._arrays[name + OFFSETS].add(starts[at + 1 : stop + 1] - (first - self._num_values[name]))
+            self._num_values[name] += last - first
+        self.num_samples += stop - at
+        self.num_bytes += rows.num_bytes(at, stop)
+
+    def written(self, path: Path, name: str, *, piece: str) -> Shard:
+        """Write the shard to `path` and return what the manifest says of it under its `name`."""
+        arrays = arrays_of(self._columns, self.num_samples, self._num_values)
+        body_bytes = sum(num_bytes_of(*array) for array in arrays.values())
+        sums = RunningChecksums()
+        parts = [self._arrays[name].data for name in arrays]
+        for part in parts:
+            sums.update(part)
+        header = header_of(arrays, self.num_samples)
+        before = header + sums.result(body_bytes).tobytes()
+        assert len(before) == len(header) + 8 * num_checksums_for(body_bytes)
+        try:
+            with open(path, "wb", buffering=0) as file:
+                for data in (memoryview(before), *parts):
+                    _write(file.fileno(), data)
+                os.fsync(file.fileno())
+        except BaseException as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                error.add_note(
+                    f"raised while {len(before) + body_bytes} bytes were written to {path.parent.parent / name}"
+                )
+            raise
+        return Shard(
+            file=name,
+            piece=piece,
+            num_samples=self.num_samples,
+            num_bytes=len(before) + body_bytes,
+            body=len(before),
+            values=dict(self._num_values),
+            digest=f"{checksum(before):016x}",
+        )
+
+
+def _write(descriptor: int, data: memoryview) -> None:
+    while len(data):
+        data = data[os.write(descriptor, data[: 1 << 30]) :]
+
+
+class Writer:
+    """Writes a store sample by sample: `with Writer(path, columns) as writer: writer.append({...})`.
+
+    Without `columns` they are those of the first sample: strings and bytes of any length, all else of the same shape.
+    The store is there when the block is left; after an error it is not, and with `resume=True` a later writer goes on
+    behind the samples that are in complete shards (`num_samples` says how many: skip those).
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        columns: Mapping[str, Column] | None = None,
+        *,
+        meta: Mapping[str, Any] | None = None,
+        shard_bytes: int = SHARD_BYTES,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        self.path, self._meta, self._shard_bytes = Path(path), dict(meta or {}), shard_bytes
+        _check_is_free(self.path)
+        if (self.path / FILE).exists() and not overwrite:
+            raise ArgumentError(
+                f"{self.path} holds a store already", hint="pass overwrite=True, or choose another folder"
+            )
+        self._build = Build(path, columns, shard_bytes=shard_bytes) if columns else None
+        self._piece: PieceWriter | None = None
+        self._keys: list[str] = []
+        self.num_samples = 0
+        """How many samples the store has so far, those of an interrupted writer included."""
+        if resume:
+            self._resume()
+        elif self._build is not None:
+            self._build.discard()
+
+    def append(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample: a value for each column."""
+        build = self._started(lambda: {name: Column.of_sample(value) for name, value in sample.items()})
+        self._extend(
+            {name: column_of_one(value, build.columns.get(name), name) for name, value in sample.items()},
+        )
+
+    def extend(self, columns: Mapping[str, Any]) -> None:
+        """Add samples: for a fixed column an array of them, for a ragged one all values and the length of each sample.
+
+        What is given is copied.
+        """
+        self._started(
+            lambda: {
+                name: Column.ragged(np.asarray(value[0]).dtype, np.asarray(value[0]).shape[1:])
+                if isinstance(value, tuple)
+                else Column.fixed(np.asarray(value).dtype, np.asarray(value).shape[1:])
+                for name, value in columns.items()
+            }
+        )
+        self._extend(columns)
+
+    def _started(self, guess: Any) -> Build:
+        if self._build is None:
+            self._build = Build(self.path, guess(), shard_bytes=self._shard_bytes)
+            self._build.discard()
+        return self._build
+
+    def _extend(self, columns: Mapping[str, Any]) -> None:
+        """Each shard is a piece, so that an interrupted writer loses no more than one."""
+        assert self._build is not None
+        rows = _Rows(columns, self._build.columns)
+        at = 0
+        while at < rows.num_samples:
+            piece = self._piece
+            if piece is None:
+                key = f"{len(self._keys):08d}"
+                self._piece = piece = self._build.piece(key)
+                self._keys.append(key)
+            stop = rows.stop_within(at, self._shard_bytes - piece._sheet.num_bytes)
+            if stop == at:
+                if piece._sheet.num_samples:
+                    piece.close()
+                    self._piece = None
+                    continue
+                stop = at + 1
+            piece._sheet.add(rows, at, stop)
+            piece.num_samples += stop - at
+            at = stop
+        self.num_samples += rows.num_samples
+
+    def _resume(self) -> None:
+        if self._build is None:
+            raise ArgumentError("an interrupted writer needs its columns to go on", hint="pass columns= as before")
+        while (record := self._build._unfinished_record(f"{len(self._keys):08d}")) is not None:
+            self._keys.append(f"{len(self._keys):08d}")
+            self.num_samples += sum(entry["num_samples"] for entry in record["shards"])
+
+    def close(self) -> Store:
+        """Complete the store and return it."""
+        if self._build is None:
+            raise ArgumentError(
+                "nothing was written, and the columns are not known", hint="pass columns= to the writer"
+            )
+        if self._piece is not None:
+            self._piece.close()
+            self._piece = None
+        return self._build.finish(self._keys, meta=self._meta)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        elif self._piece is not None:
+            self._piece.abandon()
+
+
+__all__ = ["Build", "PieceWriter", "Writer"]
