@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str] | None] = {
     "engine": {"errors"},
     "deliver": {"errors", "engine"},
     "loader": None,
-    "prepare": {"errors", "store", "source", "transform", "engine"},
+    "prepare": {"errors", "store", "source", "plan", "transform", "engine"},
     "remote": None,
     "bench": None,
     "view": {"errors", "bench"},

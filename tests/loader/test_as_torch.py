@@ -381,7 +381,7 @@ def test_every_start_method_works(method: str) -> None:
 def test_persistent_workers_stay_and_see_new_epochs() -> None:
     loader = stoker.DataLoader(ProcessIds(), batch_size=4, num_workers=2, persistent_workers=True, shuffle=True, seed=1)
     first, second = listed(loader), listed(loader)
-    assert {pid for batch in first for pid in batch[1]} == {pid for batch in second for pid in batch[1]}
+    assert len({pid for batch in first + second for pid in batch[1]}) <= 2  # one may have been quick enough for all
     assert [batch[0] for batch in first] != [batch[0] for batch in second]
     older = iter(loader)
     next(older)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from stoker.errors import ArgumentError, EmptyDataset
@@ -98,3 +99,14 @@ def check_arguments(
             f"timeout={timeout} cannot be kept without workers: the batch is made by the caller itself",
             hint="leave it out, or pass num_threads or num_workers",
         )
+
+
+def check_expected(dataset: Any, settings: Mapping[str, Any]) -> None:
+    """Let a dataset that knows how it was made refuse what it was not made with."""
+    expect = getattr(dataset, "expect", None)
+    if not callable(expect):
+        raise ArgumentError(
+            f"{type(dataset).__name__} does not tell how it was made, so nothing can be expected of it",
+            hint="expect= is for stores; leave it out, or prepare the data with `stoker prepare`",
+        )
+    expect(settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol, TypeVar, cast
 from weakref import finalize
 
@@ -27,7 +27,7 @@ from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
 from stoker.engine.worker import Job
 from stoker.errors import StateError, StateMismatch, StateUnreadable
-from stoker.loader.arguments import check_arguments, length_of
+from stoker.loader.arguments import check_arguments, check_expected, length_of
 from stoker.loader.course import Course
 from stoker.loader.iterator import LoaderIterator
 from stoker.loader.plan_progress import PlanProgress
@@ -83,6 +83,8 @@ class DataLoader(TorchDataLoader[T_co]):
             to dtypes: images travel as uint8, tokens as uint16.
         normalize: `(mean, std)` for each channel, or `stoker.Normalize`: (x / 255 - mean) / std of uint8 images, on
             the device.
+        expect: settings that the data must have been prepared with, such as `{"tokenizer": "tokenizer.json"}`;
+            otherwise it is refused, saying what differs. For stores and what is cut out of them.
     """
 
     def __init__(
@@ -118,7 +120,10 @@ class DataLoader(TorchDataLoader[T_co]):
         device: str | int | torch.device | None = None,
         to: To | None = None,
         normalize: Normalize | Iterable[Any] | None = None,
+        expect: Mapping[str, Any] | None = None,
     ) -> None:
+        if expect is not None:
+            check_expected(dataset, expect)
         skip = tuple(skip)
         self._device = checked_device(device)
         self._widening = Widening.of(to, normalize)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -103,6 +103,27 @@ class Crops:
         else:
             self._firsts = self._counted()
             self._size = int(self._firsts[-1])
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What tells these rows from others, if the tokens can tell what they are."""
+        fingerprint = getattr(self._tokens, "fingerprint", None)
+        way = f"{self.length}.{self.stride}.{'across' if self.across else f'within.{self.pad}.{self.ignored}'}"
+        return f"{fingerprint}.{way}" if isinstance(fingerprint, str) else None
+
+    def expect(self, settings: Mapping[str, Any]) -> None:
+        """Raise `StoreMismatch` unless the tokens were prepared with these settings, saying what differs."""
+        expect = getattr(self._tokens, "expect", None)
+        if expect is None:
+            raise ArgumentError("these tokens do not tell how they were made", hint="only stores can be expected of")
+        expect(settings)
+
+    def describe(self, position: int) -> str:
+        """Return where a row is."""
+        if not self.across:
+            starts, _ = self._places(np.array([position]))
+            return f"tokens from {int(starts[0])} on"
+        return f"tokens from {position * self.stride} on"
 
     def __len__(self) -> int:
         return self._size

@@ -60,6 +60,12 @@ class Manifest:
         """How many samples there are."""
         return sum(shard.num_samples for shard in self.shards)
 
+    def fingerprint(self) -> str:
+        """Return what tells these samples, in this order, from others: the columns, and the digests of the shards."""
+        columns = {name: column.to_json() for name, column in self.columns.items()}
+        content = [columns, [[shard.num_samples, shard.num_bytes, shard.digest] for shard in self.shards]]
+        return f"{checksum(_line(content).encode()):016x}"
+
     def packed(self) -> bytes:
         """Return it as text, a line for each shard."""
         columns = {name: column.to_json() for name, column in self.columns.items()}
@@ -76,8 +82,8 @@ def _line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def read_manifest(folder: Path) -> tuple[Manifest, str]:
-    """Return the manifest of a store and its fingerprint."""
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a store."""
     path = folder / FILE
     try:
         with open(path, "rb") as file:
@@ -91,7 +97,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         raise NotAStore(
             folder, what="its preparation is unfinished" if is_unfinished else f"it has no {FILE}"
         ) from error
-    return parsed(text, path), f"{checksum(text):016x}"
+    return parsed(text, path)
 
 
 def parsed(text: bytes, path: Path) -> Manifest:

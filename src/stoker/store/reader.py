@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -45,9 +46,9 @@ class Store:
         self, path: str | os.PathLike[str], *, expect: Mapping[str, Any] | None = None, check: bool = True
     ) -> None:
         self.path = Path(path).absolute()
-        self.manifest, self.fingerprint = read_manifest(self.path)
+        self.manifest = read_manifest(self.path)
         if expect is not None:
-            check_expectations(self.path, self.manifest, expect)
+            self.expect(expect)
         self._is_checked = check
         self._files = _Files(self.path, self.manifest, is_checked=check)
 
@@ -60,6 +61,15 @@ class Store:
     def meta(self) -> dict[str, Any]:
         """What whoever made the store had to say about it: tokenizer, settings, origin."""
         return self.manifest.meta
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells this data from other data, wherever it lies: a loader's state is refused with another."""
+        return self.manifest.fingerprint()
+
+    def expect(self, settings: Mapping[str, Any]) -> None:
+        """Raise `StoreMismatch` unless the store was made with these settings, saying what differs."""
+        check_expectations(self.path, self.manifest, settings)
 
     def __len__(self) -> int:
         return self._files.num_samples
@@ -455,6 +465,15 @@ class Stretch:
             element = self._files.element_of(self._column, np.array([shard])) + (start + at - self._value_starts[shard])
             row[at : at + size] = self._files.gathered(self._column, element, size)[0]
             at += size
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells these values from others."""
+        return f"{self._store.fingerprint}.{self._column}"
+
+    def expect(self, settings: Mapping[str, Any]) -> None:
+        """Raise `StoreMismatch` unless the store was made with these settings."""
+        self._store.expect(settings)
 
     def borders(self, first: int, last: int) -> NDArray[np.int64]:
         """Return where samples `first` to `last` begin, in values; the one behind the last begins at the end."""

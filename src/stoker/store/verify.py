@@ -60,7 +60,7 @@ def verify(
     Damaged files do not end it: all damages are in the verdict. Only a manifest that cannot be read is an error.
     """
     folder = Path(path).absolute()
-    manifest, _ = read_manifest(folder)
+    manifest = read_manifest(folder)
     threads = num_threads or min(8, len(os.sched_getaffinity(0)))
     lock = threading.Lock()
 

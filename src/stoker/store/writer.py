@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -93,7 +93,7 @@ class Build:
     def _finished_records(self) -> dict[str, dict[str, Any]]:
         try:
             notes = json.loads((self.path / PIECES).read_bytes())
-            manifest, _ = read_manifest(self.path)
+            manifest = read_manifest(self.path)
         except (OSError, ValueError, DataError):
             return {}
         if manifest.columns != self.columns or not isinstance(notes, dict):
@@ -182,48 +182,40 @@ class PieceWriter:
         self._build, self._key = build, key
         self.notes: dict[str, Any] = {}
         """Kept with the piece: anything that JSON can hold."""
-        self.num_samples = 0
         self._shards: list[Shard] = []
-        self._sheet = _Sheet(build.columns)
+        self._filling = _Filling(build.columns, build.shard_bytes, self._put)
         self._is_over = False
 
+    @property
+    def num_samples(self) -> int:
+        """How many samples were added."""
+        return self._filling.num_samples
+
     def append(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample: a value for each column."""
-        self.extend({name: column_of_one(value, self._columns.get(name), name) for name, value in sample.items()})
+        """Add a sample: a value for each column. What is given is copied."""
+        self._check_is_open()
+        self._filling.append(sample)
 
     def extend(self, columns: Mapping[str, Any]) -> None:
         """Add samples: for a fixed column an array of them, for a ragged one all values and the length of each sample.
 
         What is given is copied.
         """
+        self._check_is_open()
+        self._filling.extend(columns)
+
+    def _check_is_open(self) -> None:
         if self._is_over:
             raise ArgumentError("the piece is complete already", hint="begin another one with build.piece")
-        rows = _Rows(columns, self._columns)
-        at = 0
-        while at < rows.num_samples:
-            stop = rows.stop_within(at, self._build.shard_bytes - self._sheet.num_bytes)
-            if stop == at:
-                if self._sheet.num_samples:
-                    self._flush()
-                    continue
-                stop = at + 1  # a sample that is bigger than a shard has one of its own
-            self._sheet.add(rows, at, stop)
-            at = stop
-        self.num_samples += rows.num_samples
-
-    @property
-    def _columns(self) -> dict[str, Column]:
-        return self._build.columns
 
     def close(self) -> None:
         """Complete the piece."""
         if self._is_over:
             return
-        if self._sheet.num_samples:
-            self._flush()
+        self._filling.finish()
         self._is_over = True
         record = {
-            "columns": _listed(self._columns),
+            "columns": _listed(self._build.columns),
             "shard_bytes": self._build.shard_bytes,
             "shards": [shard.to_json() for shard in self._shards],
             "notes": self.notes,
@@ -237,12 +229,13 @@ class PieceWriter:
         for shard in self._shards:
             (self._build.path / shard.file).unlink(missing_ok=True)
 
-    def _flush(self) -> None:
+    def _put(self, sheet: _Sheet) -> None:
+        """Write a shard."""
         name = f"{self._key}-{len(self._shards):03d}.safetensors"
-        shard = self._sheet.written(self._build.unfinished / f"{name}.{os.getpid()}", name, piece=self._key)
-        os.replace(self._build.unfinished / f"{name}.{os.getpid()}", self._build.path / name)
+        beside = self._build.unfinished / f"{name}.{os.getpid()}"
+        shard = sheet.written(beside, name, piece=self._key)
+        os.replace(beside, self._build.path / name)
         self._shards.append(shard)
-        self._sheet = _Sheet(self._columns)
 
     def __enter__(self) -> Self:
         return self
@@ -258,39 +251,128 @@ class PieceWriter:
             raise
 
 
-def column_of_one(value: Any, column: Column | None, name: str) -> Any:
-    """Return one sample's value as `extend` takes many."""
-    if column is None:
-        raise _unknown(name)
+class _Filling:
+    """Shares samples out to shards. Where one ends depends on the samples alone, however they are handed over."""
+
+    def __init__(self, columns: Mapping[str, Column], shard_bytes: int, put: Callable[[_Sheet], None]) -> None:
+        self._columns, self._shard_bytes, self._put = columns, shard_bytes, put
+        self._loose, self._sheet = _Loose(columns), _Sheet(columns)
+        self.num_samples = 0
+
+    def append(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample."""
+        self._loose.add(sample)
+        self.num_samples += 1
+        if self._loose.is_much:
+            self._settle()
+
+    def extend(self, columns: Mapping[str, Any]) -> None:
+        """Add samples."""
+        rows = _Rows(columns, self._columns)
+        self._settle()
+        self._add(rows)
+        self.num_samples += rows.num_samples
+
+    def finish(self) -> None:
+        """Put the last shard."""
+        self._settle()
+        if self._sheet.num_samples:
+            self._end_shard()
+
+    def _settle(self) -> None:
+        if self._loose.num_samples:
+            self._add(_Rows(self._loose.taken(), self._columns))
+
+    def _add(self, rows: _Rows) -> None:
+        at = 0
+        while at < rows.num_samples:
+            stop = rows.stop_within(at, self._shard_bytes - self._sheet.num_bytes)
+            if stop == at:
+                if self._sheet.num_samples:
+                    self._end_shard()
+                    continue
+                stop = at + 1  # a sample that is bigger than a shard has one of its own
+            self._sheet.add(rows, at, stop)
+            at = stop
+
+    def _end_shard(self) -> None:
+        self._put(self._sheet)
+        self._sheet = _Sheet(self._columns)
+
+
+class _Loose:
+    """Samples that came one by one, until there are enough to be worth a vectorised look at them."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self._columns = columns
+        self._values: dict[str, list[NDArray[Any]]] = {name: [] for name in columns}
+        self.num_samples = 0
+        self._num_bytes = 0
+
+    @property
+    def is_much(self) -> bool:
+        """Whether it is time to take them."""
+        return self.num_samples >= 512 or self._num_bytes >= 1 << 20
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """Copy a sample, if it is what the columns hold."""
+        _check_names(sample, self._columns)
+        taken = {name: _array_of(sample[name], column, name) for name, column in self._columns.items()}
+        for name, array in taken.items():
+            self._values[name].append(array)
+            self._num_bytes += array.nbytes
+        self.num_samples += 1
+
+    def taken(self) -> dict[str, Any]:
+        """Return the samples as `extend` takes them."""
+        values, self._values = self._values, {name: [] for name in self._columns}
+        self.num_samples = self._num_bytes = 0
+        return {
+            name: (np.concatenate(values[name]), np.array(list(map(len, values[name]))))
+            if column.is_ragged
+            else np.array(values[name])
+            for name, column in self._columns.items()
+        }
+
+
+def _array_of(value: Any, column: Column, name: str) -> NDArray[Any]:
+    """Return one sample's value as a new array of the column's type."""
     if column.kind == "text":
         if not isinstance(value, str):
             raise ArgumentError(f"{name!r} is a column of text, not of {type(value).__name__}", hint="pass a str")
-        value = value.encode()
+        try:
+            value = value.encode()
+        except UnicodeEncodeError as error:
+            raise ArgumentError(f"{name!r} has text that is not Unicode: {error}", hint="mend or skip it") from error
     if column.kind != "array":
-        values = np.frombuffer(value, np.uint8)
-        return values, np.array([len(values)])
-    array = np.asarray(value)
+        return np.frombuffer(bytes(value), np.uint8)
+    array = np.array(value)
     if column.is_ragged:
-        if not array.size and array.shape[1:] != column.shape:
-            array = np.empty((0, *column.shape), column.numpy)  # an empty list has no shape and no type
-        return array, np.array([len(array) if array.ndim else 0])
-    return array[None]
+        if not array.size and array.ndim == 1 and column.shape:
+            array = array.reshape(0, *column.shape)  # an empty list does not tell its shape
+        if not array.size:
+            array = array.astype(column.numpy)
+        return _converted(array, column, name)
+    converted: NDArray[Any] = _converted(array[None], column, name)[0]
+    return converted
 
 
-def _unknown(name: str) -> ArgumentError:
-    return ArgumentError(f"the store has no column {name!r}", hint="name it in the columns the writer is made with")
+def _check_names(given: Mapping[str, Any], columns: Mapping[str, Column]) -> None:
+    if given.keys() != columns.keys():
+        for name in given:
+            if name not in columns:
+                raise ArgumentError(
+                    f"the store has no column {name!r}", hint="name it in the columns the writer is made with"
+                )
+        missing = sorted(columns.keys() - given.keys())
+        raise ArgumentError(f"samples have no {', '.join(missing)}", hint="give a value for every column")
 
 
 class _Rows:
     """Samples that were handed over, checked."""
 
     def __init__(self, given: Mapping[str, Any], columns: Mapping[str, Column]) -> None:
-        if given.keys() != columns.keys():
-            for name in given:
-                if name not in columns:
-                    raise _unknown(name)
-            missing = sorted(columns.keys() - given.keys())
-            raise ArgumentError(f"samples have no {', '.join(missing)}", hint="give a value for every column")
+        _check_names(given, columns)
         self.arrays: dict[str, NDArray[Any]] = {}
         self.starts: dict[str, NDArray[np.int64]] = {}
         counts: dict[str, int] = {}
@@ -339,7 +421,7 @@ def _converted(values: Any, column: Column, name: str) -> NDArray[Any]:
     array = np.asarray(values)
     if array.ndim != 1 + len(column.shape) or array.shape[1:] != column.shape:
         raise ArgumentError(
-            f"{name!r} is a column of {column.described()}, and a sample has the shape {array.shape[1:]}",
+            f"{name!r} is a column of {column.described()}, and does not hold values of the shape {array.shape[1:]}",
             hint="say Column.ragged(dtype) for samples of different lengths",
         )
     if array.dtype == column.numpy:
@@ -450,7 +532,8 @@ class Writer:
 
     Without `columns` they are those of the first sample: strings and bytes of any length, all else of the same shape.
     The store is there when the block is left; after an error it is not, and with `resume=True` a later writer goes on
-    behind the samples that are in complete shards (`num_samples` says how many: skip those).
+    behind the samples that are in complete shards (`num_samples` says how many: skip those). With `overwrite=True` a
+    store that is there stays whole until the new one takes its place.
     """
 
     def __init__(
@@ -465,87 +548,73 @@ class Writer:
     ) -> None:
         self.path, self._meta, self._shard_bytes = Path(path), dict(meta or {}), shard_bytes
         _check_is_free(self.path)
-        if (self.path / FILE).exists() and not overwrite:
-            raise ArgumentError(
-                f"{self.path} holds a store already", hint="pass overwrite=True, or choose another folder"
-            )
-        self._build = Build(path, columns, shard_bytes=shard_bytes) if columns else None
-        self._piece: PieceWriter | None = None
+        self._generation = 0
+        """Part of the shards' names, so that a new store's are not those of the one it replaces."""
+        if (self.path / FILE).exists():
+            if not overwrite:
+                raise ArgumentError(
+                    f"{self.path} holds a store already", hint="pass overwrite=True, or choose another folder"
+                )
+            self._generation = _next_generation(self.path)
+        self._build: Build | None = None
+        self._filling: _Filling | None = None
         self._keys: list[str] = []
-        self.num_samples = 0
+        self._num_before = 0
+        if columns is not None:
+            self._begin(columns, resume=resume)
+        elif resume:
+            raise ArgumentError("an interrupted writer needs its columns to go on", hint="pass columns= as before")
+
+    def _begin(self, columns: Mapping[str, Column], *, resume: bool = False) -> _Filling:
+        self._build = build = Build(self.path, columns, shard_bytes=self._shard_bytes)
+        self._filling = filling = _Filling(build.columns, self._shard_bytes, self._put)
+        if not resume:
+            build.discard()
+        while (record := build._unfinished_record(self._next_key)) is not None:
+            self._keys.append(self._next_key)
+            self._num_before += sum(entry["num_samples"] for entry in record["shards"])
+        return filling
+
+    @property
+    def _next_key(self) -> str:
+        return f"g{self._generation}n{len(self._keys):06d}"
+
+    @property
+    def num_samples(self) -> int:
         """How many samples the store has so far, those of an interrupted writer included."""
-        if resume:
-            self._resume()
-        elif self._build is not None:
-            self._build.discard()
+        return self._num_before + (self._filling.num_samples if self._filling is not None else 0)
 
     def append(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample: a value for each column."""
-        build = self._started(lambda: {name: Column.of_sample(value) for name, value in sample.items()})
-        self._extend(
-            {name: column_of_one(value, build.columns.get(name), name) for name, value in sample.items()},
-        )
+        """Add a sample: a value for each column. What is given is copied."""
+        filling = self._filling
+        if filling is None:
+            filling = self._begin({name: Column.of_sample(value) for name, value in sample.items()})
+        filling.append(sample)
 
     def extend(self, columns: Mapping[str, Any]) -> None:
         """Add samples: for a fixed column an array of them, for a ragged one all values and the length of each sample.
 
         What is given is copied.
         """
-        self._started(
-            lambda: {
-                name: Column.ragged(np.asarray(value[0]).dtype, np.asarray(value[0]).shape[1:])
-                if isinstance(value, tuple)
-                else Column.fixed(np.asarray(value).dtype, np.asarray(value).shape[1:])
-                for name, value in columns.items()
-            }
-        )
-        self._extend(columns)
+        filling = self._filling
+        if filling is None:
+            filling = self._begin({name: _column_of(values) for name, values in columns.items()})
+        filling.extend(columns)
 
-    def _started(self, guess: Any) -> Build:
-        if self._build is None:
-            self._build = Build(self.path, guess(), shard_bytes=self._shard_bytes)
-            self._build.discard()
-        return self._build
-
-    def _extend(self, columns: Mapping[str, Any]) -> None:
-        """Each shard is a piece, so that an interrupted writer loses no more than one."""
+    def _put(self, sheet: _Sheet) -> None:
+        """Write a shard. Each is a piece, so that an interrupted writer loses no more than one."""
         assert self._build is not None
-        rows = _Rows(columns, self._build.columns)
-        at = 0
-        while at < rows.num_samples:
-            piece = self._piece
-            if piece is None:
-                key = f"{len(self._keys):08d}"
-                self._piece = piece = self._build.piece(key)
-                self._keys.append(key)
-            stop = rows.stop_within(at, self._shard_bytes - piece._sheet.num_bytes)
-            if stop == at:
-                if piece._sheet.num_samples:
-                    piece.close()
-                    self._piece = None
-                    continue
-                stop = at + 1
-            piece._sheet.add(rows, at, stop)
-            piece.num_samples += stop - at
-            at = stop
-        self.num_samples += rows.num_samples
-
-    def _resume(self) -> None:
-        if self._build is None:
-            raise ArgumentError("an interrupted writer needs its columns to go on", hint="pass columns= as before")
-        while (record := self._build._unfinished_record(f"{len(self._keys):08d}")) is not None:
-            self._keys.append(f"{len(self._keys):08d}")
-            self.num_samples += sum(entry["num_samples"] for entry in record["shards"])
+        with self._build.piece(self._next_key) as piece:
+            piece._put(sheet)
+        self._keys.append(self._next_key)
 
     def close(self) -> Store:
         """Complete the store and return it."""
-        if self._build is None:
+        if self._build is None or self._filling is None:
             raise ArgumentError(
                 "nothing was written, and the columns are not known", hint="pass columns= to the writer"
             )
-        if self._piece is not None:
-            self._piece.close()
-            self._piece = None
+        self._filling.finish()
         return self._build.finish(self._keys, meta=self._meta)
 
     def __enter__(self) -> Self:
@@ -554,8 +623,24 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if kind is None:
             self.close()
-        elif self._piece is not None:
-            self._piece.abandon()
+
+
+def _column_of(values: Any) -> Column:
+    """Return the column that many samples' values look like."""
+    if isinstance(values, tuple):
+        array = np.asarray(values[0])
+        return Column.ragged(array.dtype, array.shape[1:])
+    array = np.asarray(values)
+    return Column.fixed(array.dtype, array.shape[1:])
+
+
+def _next_generation(path: Path) -> int:
+    try:
+        manifest = read_manifest(path)
+    except DataError:
+        return 1
+    found = [re.fullmatch(r"g(\d+)n\d+", shard.piece) for shard in manifest.shards]
+    return 1 + max((int(match[1]) for match in found if match), default=0)
 
 
 __all__ = ["Build", "PieceWriter", "Writer"]
