@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -39,6 +40,18 @@ RESERVED = "stoker."
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,126}")
 
+_MAX_BYTES = 1 << 62
+_MAX_DIMENSIONS = 32
+"""What every NumPy allows."""
+
+
+def can_be_array(dtype: str, shape: tuple[int, ...], *, num_more: int = 0) -> bool:
+    """Return whether NumPy can have such an array, with `num_more` dimensions in front; it counts empty ones too."""
+    num_bytes = np.dtype(dtype).itemsize
+    for size in shape[:_MAX_DIMENSIONS]:
+        num_bytes *= max(1, size)
+    return len(shape) + num_more <= _MAX_DIMENSIONS and num_bytes < _MAX_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -66,6 +79,8 @@ class Column:
         object.__setattr__(self, "shape", tuple(map(int, self.shape)))
         if any(size < 0 for size in self.shape):
             raise ArgumentError(f"the shape {self.shape} has a negative size", hint="say Column.ragged for any length")
+        if not can_be_array(name, self.shape, num_more=1):
+            raise ArgumentError(f"NumPy has no arrays of the shape {self.shape}", hint="flatten it")
         if self.kind not in ("array", "bytes", "text"):
             raise ArgumentError(f"{self.kind!r} is no kind of column", hint="say array, bytes or text")
         if self.kind != "array" and (name, self.shape, self.is_ragged) != ("uint8", (), True):
@@ -99,7 +114,7 @@ class Column:
     @property
     def value_bytes(self) -> int:
         """How long one value is; of a fixed column, one sample."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.numpy.itemsize
+        return math.prod(self.shape) * self.numpy.itemsize
 
     def described(self) -> str:
         """Return it in a few characters, as `stoker inspect` shows it."""

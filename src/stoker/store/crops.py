@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.errors import ArgumentError, DataError, PositionError
+from stoker.errors import ArgumentError, DataError
+from stoker.store.positions import Positions, in_range
 
 IGNORED = -100
 """The label that torch's cross-entropy leaves out."""
@@ -77,7 +78,11 @@ class Crops:
         if stride is not None and stride < 1:
             raise ArgumentError(f"stride={stride} is not positive", hint="leave it out for rows that do not overlap")
         self.dtype = tokens.dtype.newbyteorder("=") if dtype is None else np.dtype(dtype)
-        if self.dtype.kind not in "iu" or self.dtype.itemsize < tokens.dtype.itemsize:
+        if tokens.dtype.kind not in "iu":
+            raise ArgumentError(f"values of {tokens.dtype} are not tokens", hint="tokens are whole numbers")
+        # Of 32 bits and more, signed will do for unsigned: no vocabulary needs the last bit.
+        is_wide = self.dtype.itemsize >= max(4, tokens.dtype.itemsize)
+        if self.dtype.kind not in "iu" or not (is_wide or np.can_cast(tokens.dtype, self.dtype)):
             raise ArgumentError(
                 f"dtype={self.dtype} cannot hold tokens of {tokens.dtype}",
                 hint="use int64, or None for the type as stored",
@@ -87,10 +92,13 @@ class Crops:
                 "rows that end with their document have labels of their own, which cannot share memory with the tokens",
                 hint="leave out shared=True, or across=False",
             )
-        if not across and self.dtype.kind == "u" and ignored < 0:
-            raise ArgumentError(
-                f"labels of {self.dtype} cannot be {ignored}", hint="use a signed dtype such as int64, or ignored=0"
-            )
+        limits = np.iinfo(self.dtype)
+        for name, number in (("ignored", ignored), ("pad", pad)):
+            if not across and not limits.min <= number <= limits.max:
+                raise ArgumentError(
+                    f"{name}={number} is no number of {self.dtype}",
+                    hint=f"use a signed dtype such as int64, or a {name} from {limits.min} to {limits.max}",
+                )
         if not across and not tokens.num_documents and tokens.num_values:
             raise ArgumentError("the borders of these documents are not known", hint="leave out across=False")
         self._tokens, self.length, self.stride = tokens, length, stride or length
@@ -132,18 +140,13 @@ class Crops:
         batch = self.__getbatch__([position], np.empty)
         return {name: rows[0] for name, rows in batch.items()}
 
-    def __getitems__(self, positions: Sequence[int]) -> list[dict[str, NDArray[Any]]]:
+    def __getitems__(self, positions: Positions) -> list[dict[str, NDArray[Any]]]:
         batch = self.__getbatch__(positions, np.empty)
         return [dict(zip(batch, rows)) for rows in zip(*batch.values())]
 
-    def __getbatch__(self, positions: Sequence[int] | NDArray[np.int64], empty: Empty) -> dict[str, NDArray[Any]]:
+    def __getbatch__(self, positions: Positions, empty: Empty) -> dict[str, NDArray[Any]]:
         """Return the rows at `positions` as a batch, in memory from `empty(shape, dtype)`."""
-        numbers = np.asarray(positions, np.int64)
-        if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= self._size):
-            numbers = np.where(numbers < 0, numbers + self._size, numbers)
-            is_out = (numbers < 0) | (numbers >= self._size)
-            if is_out.any():
-                raise PositionError(int(np.asarray(positions)[is_out][0]), what="the rows", length=self._size)
+        numbers = in_range(positions, self._size, what="the rows")
         if self.across:
             return self._split(self._tokens.windows(numbers * self.stride, self.length + 1), empty)
         return self._within(numbers, empty)
@@ -164,9 +167,12 @@ class Crops:
     # ------------------------------------------------------------ within documents
 
     def _rows_of(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many rows documents of these lengths make: as many as bring every token in once, at least."""
+        """Return how many rows documents of these lengths make: until the end is in one, and while there is a label.
+
+        With a stride of no more than the length, every token is in a row.
+        """
         more = np.maximum(lengths - 1 - self.length, 0)
-        return np.where(lengths > 1, 1 + -(-more // self.stride), 0)
+        return np.where(lengths > 1, 1 + np.minimum(-(-more // self.stride), (lengths - 2) // self.stride), 0)
 
     def _counted(self) -> NDArray[np.int64]:
         """Return the first row of every `COUNTED_TOGETHER`th document, and the number of all rows."""

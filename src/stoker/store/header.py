@@ -17,7 +17,7 @@ import numpy as np
 
 from stoker.errors import DamagedFile
 from stoker.store.checksums import BLOCK_BYTES
-from stoker.store.column import NUMPY_NAMES, SAFETENSORS_NAMES
+from stoker.store.column import NUMPY_NAMES, SAFETENSORS_NAMES, can_be_array
 
 MAX_HEADER_BYTES = 100_000_000
 """What safetensors itself allows."""
@@ -80,7 +80,7 @@ def unpacked(file: IO[bytes], path: Path, file_bytes: int) -> Header:
         raise _damaged(path, f"ends within its header of {num_bytes} bytes")
     begin = 8 + num_bytes
     try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats)
+        entries = json.loads(text.decode("utf-8"), object_pairs_hook=without_repeats)
         if not isinstance(entries, dict):
             raise TypeError("it is not a table")
         metadata = entries.pop(METADATA, {})
@@ -93,7 +93,8 @@ def unpacked(file: IO[bytes], path: Path, file_bytes: int) -> Header:
     return Header(metadata, arrays, begin)
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a table of JSON, for `json.loads`, which would let the last of two values of one name win."""
     table = dict(pairs)
     if len(table) < len(pairs):
         raise ValueError("a name occurs twice")
@@ -108,6 +109,8 @@ def _extent(entry: Any, begin: int) -> Extent:
         type(size) is int and 0 <= size < 1 << 62 for size in [*shape, start, stop]
     ):
         raise ValueError("a size or an offset is not a number from 0 to 2^62")
+    if not can_be_array(NUMPY_NAMES[dtype], tuple(shape)):
+        raise ValueError("an array is too big, or has too many dimensions")
     extent = Extent(NUMPY_NAMES[dtype], tuple(shape), begin + start, stop - start)
     if extent.num_bytes != num_bytes_of(extent.dtype, extent.shape):
         raise ValueError(f"an array of {dtype} and shape {shape} cannot have {stop - start} bytes")

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import ArgumentError, DamagedFile, NotAStore
-from stoker.store.checksums import BLOCK_BYTES, checksum
-from stoker.store.column import Column, checked_name
+from stoker.store.checksums import BLOCK_BYTES, checksum, num_checksums_for
+from stoker.store.column import SAFETENSORS_NAMES, Column, checked_name
+from stoker.store.header import MAX_HEADER_BYTES, without_repeats
 
 FORMAT = "stoker.store"
 VERSION = 1
@@ -103,7 +104,7 @@ def read_manifest(folder: Path) -> Manifest:
 def parsed(text: bytes, path: Path) -> Manifest:
     """Return the manifest that a text holds; `DamagedFile` if it is not one."""
     try:
-        table = json.loads(text.decode("utf-8"))
+        table = json.loads(text.decode("utf-8"), object_pairs_hook=without_repeats)
         if not isinstance(table, dict) or table.get("format") != FORMAT:
             raise NotAStore(path.parent, what=f"its {FILE} is another program's")
         if table["version"] != VERSION:
@@ -117,7 +118,11 @@ def parsed(text: bytes, path: Path) -> Manifest:
         meta = table["meta"]
         if not isinstance(meta, dict):
             raise TypeError("meta is not a table")
+        if not columns:
+            raise ValueError("it has no columns")
         manifest = Manifest(columns, shards, meta)
+        if max(manifest.num_samples, sum(shard.num_bytes for shard in shards)) >= _MAX:
+            raise ValueError("it is too big to be true")
         if len({shard.file for shard in shards}) < len(shards):
             raise ValueError("a file occurs twice")
         if table["num_samples"] != manifest.num_samples:
@@ -132,10 +137,9 @@ def _column(entry: Any) -> Column:
     shape, is_ragged = entry["shape"], entry["ragged"]
     if not isinstance(shape, list) or not all(_is_count(size) for size in shape) or not isinstance(is_ragged, bool):
         raise ValueError(f"{entry!r} is not a column")
-    column = Column(entry["dtype"], tuple(shape), is_ragged, entry["kind"])
-    if column.value_bytes >= _MAX:
-        raise ValueError(f"the shape {shape} is too big")
-    return column
+    if entry["dtype"] not in SAFETENSORS_NAMES:
+        raise ValueError(f"the type {entry['dtype']!r} is not known")
+    return Column(entry["dtype"], tuple(shape), is_ragged, entry["kind"])
 
 
 def _shard(entry: Any, columns: Mapping[str, Column]) -> Shard:
@@ -148,7 +152,9 @@ def _shard(entry: Any, columns: Mapping[str, Column]) -> Shard:
     counts = [shard.num_samples, shard.num_bytes, shard.body, *shard.values.values()]
     if set(shard.values) != ragged or not all(map(_is_count, counts)):
         raise ValueError(f"the counts of the shard {shard.file} cannot be")
-    if shard.body > shard.num_bytes or shard.body % BLOCK_BYTES:
+    header_bytes = shard.body - 8 * num_checksums_for(shard.num_bytes - shard.body)
+    is_sound = shard.body <= shard.num_bytes and 0 < header_bytes <= MAX_HEADER_BYTES + 8
+    if not is_sound or shard.body % BLOCK_BYTES:
         raise ValueError(f"the body of the shard {shard.file} cannot begin at byte {shard.body}")
     return shard
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,18 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import ArgumentError, DamagedBlock, DamagedFile, PositionError, StaleSource
+from stoker.errors import ArgumentError, DamagedBlock, DamagedFile, DataError, StaleSource
 from stoker.store.checksums import BLOCK_BYTES, checksum
 from stoker.store.column import OFFSETS, Column
 from stoker.store.expectation import check_expectations
-from stoker.store.manifest import Manifest, read_manifest
+from stoker.store.header import Header
+from stoker.store.manifest import Manifest, Shard, read_manifest
+from stoker.store.positions import Positions, in_range
 from stoker.store.shard import CHECKSUMS, arrays_of, block_at, checked_header, columns_in, opened
 from stoker.store.space import Space
 
 BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 BOTH_SEEN = 0x0101
-
-Positions = Sequence[int] | NDArray[np.integer[Any]]
 
 
 def open_store(path: str | os.PathLike[str], *, expect: Mapping[str, Any] | None = None, check: bool = True) -> Store:
@@ -88,7 +88,12 @@ class Store:
             values, lengths = self._files.ragged(name, rows)
             stops = np.cumsum(lengths)
             parts = [values[stop - length : stop] for stop, length in zip(stops.tolist(), lengths.tolist())]
-            listed.append([_presented(part, column) for part in parts])
+            presented: list[Any] = []
+            try:
+                presented.extend(_presented(part, column) for part in parts)
+            except UnicodeDecodeError as error:
+                raise self._files.not_text(name, rows, len(presented)) from error
+            listed.append(presented)
         return [dict(zip(self.columns, sample)) for sample in zip(*listed)]
 
     def __getbatch__(self, positions: Positions, empty: Any) -> Any:
@@ -142,7 +147,8 @@ class Store:
         from stoker.store.crops import Crops
 
         if "pad" not in options:
-            options["pad"] = (self.meta.get("tokenizer") or {}).get("end_of_document") or 0
+            tokenizer = self.meta.get("tokenizer")
+            options["pad"] = (tokenizer.get("end_of_document") if isinstance(tokenizer, dict) else None) or 0
         return Crops(self.stretch(column), length=length, **options)
 
     def describe(self, position: int) -> str:
@@ -233,19 +239,7 @@ class _Files:
 
     def rows(self, positions: Positions) -> Rows:
         """Return where samples are."""
-        numbers = np.asarray(positions)
-        if numbers.size == 0:
-            numbers = numbers.astype(np.int64)
-        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-            raise ArgumentError(f"positions are whole numbers, not {numbers.dtype}", hint="pass a list of int")
-        numbers = numbers.astype(np.int64, copy=False)
-        if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= self.num_samples):
-            numbers = np.where(numbers < 0, numbers + self.num_samples, numbers)
-            is_out = (numbers < 0) | (numbers >= self.num_samples)
-            if is_out.any():
-                raise PositionError(
-                    int(np.asarray(positions)[is_out][0]), what=str(self._path), length=self.num_samples
-                )
+        numbers = in_range(positions, self.num_samples, what=str(self._path))
         if len(self.starts) == 2:
             return Rows(np.zeros(len(numbers), np.int64), numbers)
         shards = self.starts.searchsorted(numbers, "right") - 1
@@ -261,6 +255,10 @@ class _Files:
         shape = (len(rows.within), *column.shape)
         if out is not None and out.shape != shape:
             raise ArgumentError(f"out has the shape {out.shape}, the values {shape}", hint="pass an array that fits")
+        if out is not None and not _fits(column.dtype, out.dtype):
+            raise ArgumentError(
+                f"out is of {out.dtype}, which cannot hold every {column.dtype}", hint="pass an array of a wider type"
+            )
         if not size or not len(rows.within):
             return out if out is not None else np.empty(shape, column.dtype)
         found = self.gathered(name, self._elements[name][rows.shards] + rows.within * size, size).reshape(shape)
@@ -276,8 +274,10 @@ class _Files:
         pairs = self.gathered(offsets, self._elements[offsets][rows.shards] + rows.within, 2)
         begins, lengths = pairs[:, 0].astype(np.int64), (pairs[:, 1] - pairs[:, 0]).astype(np.int64)
         nums = self._num_values(name)[rows.shards]
-        if lengths.size and (int(begins.min()) < 0 or int(lengths.min()) < 0 or bool((pairs[:, 1] > nums).any())):
-            bad = int(np.flatnonzero((begins < 0) | (lengths < 0) | (pairs[:, 1] > nums))[0])
+        # Compared and not subtracted: the difference of two offsets that are far out may look like a length.
+        is_bad = (begins < 0) | (pairs[:, 1] < begins) | (pairs[:, 1] > nums)
+        if is_bad.any():
+            bad = int(np.flatnonzero(is_bad)[0])
             path = self._path / self._manifest.shards[int(rows.shards[bad])].file
             raise DamagedFile(
                 path,
@@ -286,6 +286,12 @@ class _Files:
                 hint="copy the file again, or prepare the store anew",
             )
         return begins, lengths
+
+    def not_text(self, name: str, rows: Rows, at: int) -> DamagedFile:
+        """Return the error for a sample that is not text."""
+        path = self._path / self._manifest.shards[int(rows.shards[at])].file
+        what = f"is wrong in sample {int(rows.within[at])}: its {name!r} is not UTF-8"
+        return DamagedFile(path, what=what, hint="make the store anew, with the column as bytes if it is not text")
 
     def _num_values(self, name: str) -> NDArray[np.int64]:
         return np.diff(self.value_starts[name])
@@ -310,6 +316,8 @@ class _Files:
 
     def gathered(self, name: str, elements: NDArray[np.int64], size: int) -> NDArray[Any]:
         """Return so many consecutive elements from each of these on, as a fresh array with a row for each."""
+        if not elements.size:  # perhaps nothing is mapped yet
+            return np.empty((0, size), self._dtypes[name])
         self._see(elements, size, self._dtypes[name].itemsize)
         return self._window(name, size)[elements]
 
@@ -337,24 +345,50 @@ class _Files:
             return
         with self._lock:
             if self._space is _NOWHERE:  # reserved when it is first needed: opening stays cheap
-                num_blocks = int(self._bases[-1]) >> BLOCK_SHIFT
-                self._seen = np.zeros(num_blocks + 1, np.bool_)
-                self._pairs = np.ndarray((num_blocks,), "<u2", self._seen, strides=(1,))
-                self._space = Space(int(self._bases[-1]))
+                self._space = self._reserved()
             for number in sorted(set(shards[~self._is_mapped[shards]].tolist())):  # np.unique imports for 70 ms
                 self._map_one(number)
             self._all_mapped = bool(self._is_mapped.all())
 
+    def _reserved(self) -> Space:
+        """Return the space for all shards, and begin to keep what was seen of it."""
+        num_blocks = int(self._bases[-1]) >> BLOCK_SHIFT
+        try:
+            space = Space(int(self._bases[-1]))
+            self._seen = np.zeros(num_blocks + 1, np.bool_)
+        except (OSError, MemoryError):
+            for shard in self._manifest.shards:  # one that is not as big as the manifest says is the likelier reason
+                self._opened(shard, lambda _: None)
+            raise
+        self._pairs = np.ndarray((num_blocks,), "<u2", self._seen, strides=(1,))
+        return space
+
+    def _opened(self, shard: Shard, do: Callable[[int], None]) -> Header:
+        """Return the header of a shard's file, after `do` was called with its descriptor."""
+        path = self._path / shard.file
+        try:
+            descriptor = opened(path)
+            try:
+                header = checked_header(path, descriptor, shard, self._manifest.columns)
+                do(descriptor)
+            finally:
+                os.close(descriptor)
+        except DamagedFile as error:
+            if self._was_replaced():
+                raise StaleSource(self._path, what="the store was prepared anew meanwhile") from error
+            raise
+        return header
+
+    def _was_replaced(self) -> bool:
+        try:
+            return read_manifest(self._path).fingerprint() != self._manifest.fingerprint()
+        except (DataError, OSError):
+            return False
+
     def _map_one(self, number: int) -> None:
         shard = self._manifest.shards[number]
-        path = self._path / shard.file
-        descriptor = opened(path)
-        try:
-            header = checked_header(path, descriptor, shard, self._manifest.columns)
-            base = int(self._bases[number])
-            self._space.map_file(descriptor, base, shard.num_bytes)
-        finally:
-            os.close(descriptor)
+        base = int(self._bases[number])
+        header = self._opened(shard, lambda file: self._space.map_file(file, base, shard.num_bytes))
         for name, elements in self._elements.items():
             elements[number] = (base + header.arrays[name].begin) // self._dtypes[name].itemsize
         sums = header.arrays[CHECKSUMS]
@@ -419,6 +453,11 @@ class _Files:
             names = columns_in(self._headers[number], begin, end)
             raise DamagedBlock(self._path / shard.file, block=within, columns=names, expected=expected, found=found)
         self._seen[block] = True
+
+
+def _fits(given: Any, taking: np.dtype[Any]) -> bool:
+    """Return whether values may be put into another type: whole numbers as they are, others rounded."""
+    return np.can_cast(given, taking, "safe" if taking.kind in "iu" else "same_kind")
 
 
 def _starts(counts: Sequence[int]) -> NDArray[np.int64]:

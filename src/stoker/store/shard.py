@@ -74,7 +74,7 @@ def checked_header(path: Path, descriptor: int, shard: Shard, columns: Mapping[s
 def opened(path: Path) -> int:
     """Return a descriptor of a shard's file."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe in its place is no reason to wait
     except FileNotFoundError as error:
         if path.parent.is_dir():
             raise DamagedFile(

@@ -7,6 +7,7 @@ manifest is, which names the shards of all pieces in their order. What the bytes
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -52,6 +53,10 @@ class Build:
         self.path = Path(path)
         self.columns = {checked_name(name): column for name, column in columns.items()}
         self.shard_bytes = shard_bytes
+        self._known: tuple[Any, dict[str, dict[str, Any]]] = (None, {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_known": (None, {})}
 
     @property
     def unfinished(self) -> Path:
@@ -72,41 +77,54 @@ class Build:
 
         `shards` are the manifest's entries, `notes` what the writer noted. The files are there and have their size.
         """
-        record = self._unfinished_record(key) or self._finished_records().get(key)
-        if record is None:
-            return None
+        for record in (self._unfinished_record(key), self._finished_records().get(key)):
+            if record is not None and self._has_files(record):
+                return record
+        return None
+
+    def _has_files(self, record: Mapping[str, Any]) -> bool:
         try:
-            for entry in record["shards"]:
-                if os.stat(self.path / entry["file"]).st_size != entry["num_bytes"]:
-                    return None
+            return all(os.stat(self.path / entry["file"]).st_size == entry["num_bytes"] for entry in record["shards"])
         except OSError:
-            return None
-        return record
+            return False
 
     def _unfinished_record(self, key: str) -> dict[str, Any] | None:
         try:
             record = json.loads((self.unfinished / f"{key}.json").read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return record if self._is_sound(record) else None
 
     def _finished_records(self) -> dict[str, dict[str, Any]]:
+        """Return the records of the store that is there, read once as long as it stays the same."""
+        try:
+            found = [os.stat(self.path / name) for name in (PIECES, FILE)]
+        except OSError:
+            return {}
+        seen = [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in found]
+        if self._known[0] != seen:
+            self._known = (seen, self._read_records())
+        return self._known[1]
+
+    def _read_records(self) -> dict[str, dict[str, Any]]:
         try:
             notes = json.loads((self.path / PIECES).read_bytes())
             manifest = read_manifest(self.path)
-        except (OSError, ValueError, DataError):
+        except (OSError, ValueError, RecursionError, DataError):
             return {}
         if manifest.columns != self.columns or not isinstance(notes, dict):
             return {}
         records: dict[str, dict[str, Any]] = {
             key: {"shards": [], "notes": noted["notes"]}
             for key, noted in notes.items()
-            if isinstance(noted, dict) and noted.get("shard_bytes") == self.shard_bytes
+            if isinstance(noted, dict)
+            and noted.get("shard_bytes") == self.shard_bytes
+            and isinstance(noted.get("notes"), dict)
         }
         for shard in manifest.shards:
             if shard.piece in records:
                 records[shard.piece]["shards"].append(shard.to_json())
-        return {key: record for key, record in records.items() if len(record["shards"]) == notes[key]["num_shards"]}
+        return {key: record for key, record in records.items() if len(record["shards"]) == notes[key].get("num_shards")}
 
     def _is_sound(self, record: Any) -> bool:
         """Whether a record is one of ours: of these columns, and with all that a manifest needs."""
@@ -116,7 +134,7 @@ class Build:
             shards = tuple(Shard(**entry) for entry in record["shards"])
             parsed(Manifest(self.columns, shards).packed(), self.path / FILE)
             return isinstance(record["notes"], dict)
-        except (KeyError, TypeError, AttributeError, DataError):
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError, DataError):
             return False
 
     def finish(self, keys: Sequence[str], *, meta: Mapping[str, Any] | None = None) -> Store:
@@ -124,10 +142,10 @@ class Build:
 
         The manifest takes its place at once, in place of one that was there; then what it does not name is removed.
         """
+        _check_is_free(self.path)
         records: dict[str, dict[str, Any]] = {}
-        finished = self._finished_records()
         for key in keys:
-            record = self._unfinished_record(key) or finished.get(key)
+            record = self.record(key)
             if record is None:
                 raise ArgumentError(
                     f"the piece {key!r} is not complete", hint="make it first: with build.piece(key) as piece"
@@ -136,8 +154,7 @@ class Build:
                 raise ArgumentError(f"the piece {key!r} occurs twice", hint="give each piece a key of its own")
             records[key] = record
         shards = tuple(Shard(**entry) for record in records.values() for entry in record["shards"])
-        manifest = Manifest(dict(self.columns), shards, dict(meta or {}))
-        text = manifest.packed()
+        text = _packed(Manifest(dict(self.columns), shards, dict(meta or {})))
         parsed(text, self.path / FILE)  # never write what cannot be read
         self.path.mkdir(parents=True, exist_ok=True)
         pieces = {
@@ -149,6 +166,9 @@ class Build:
         named = {shard.file for shard in shards}
         for path in self.path.glob("*.safetensors"):
             if path.name not in named:
+                path.unlink(missing_ok=True)
+        for name in (FILE, PIECES):
+            for path in self.path.glob(f".{name}.*"):  # of a process that was killed while it wrote one
                 path.unlink(missing_ok=True)
         self.discard()
         return open_store(self.path)
@@ -164,6 +184,15 @@ def _check_is_free(path: Path) -> None:
         return
     if not path.is_dir() or any(path.iterdir()):
         raise ArgumentError(f"{path} is there already, and is not a store", hint="choose a new or an empty folder")
+
+
+def _packed(manifest: Manifest) -> bytes:
+    try:
+        return manifest.packed()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(
+            f"meta cannot be kept as JSON: {error}", hint="use tables, lists, texts, whole and finite numbers"
+        ) from error
 
 
 def _listed(columns: Mapping[str, Column]) -> dict[str, Any]:
@@ -226,6 +255,7 @@ class PieceWriter:
     def abandon(self) -> None:
         """Remove what was written of the piece."""
         self._is_over = True
+        (self._build.unfinished / f"{self._key}.json").unlink(missing_ok=True)  # first: it tells of the shards
         for shard in self._shards:
             (self._build.path / shard.file).unlink(missing_ok=True)
 
@@ -257,10 +287,12 @@ class _Filling:
     def __init__(self, columns: Mapping[str, Column], shard_bytes: int, put: Callable[[_Sheet], None]) -> None:
         self._columns, self._shard_bytes, self._put = columns, shard_bytes, put
         self._loose, self._sheet = _Loose(columns), _Sheet(columns)
+        self._has_failed = False
         self.num_samples = 0
 
     def append(self, sample: Mapping[str, Any]) -> None:
         """Add a sample."""
+        self._check_is_whole()
         self._loose.add(sample)
         self.num_samples += 1
         if self._loose.is_much:
@@ -268,6 +300,7 @@ class _Filling:
 
     def extend(self, columns: Mapping[str, Any]) -> None:
         """Add samples."""
+        self._check_is_whole()
         rows = _Rows(columns, self._columns)
         self._settle()
         self._add(rows)
@@ -275,6 +308,7 @@ class _Filling:
 
     def finish(self) -> None:
         """Put the last shard."""
+        self._check_is_whole()
         self._settle()
         if self._sheet.num_samples:
             self._end_shard()
@@ -296,8 +330,17 @@ class _Filling:
             at = stop
 
     def _end_shard(self) -> None:
+        self._has_failed = True  # unless what follows goes well
         self._put(self._sheet)
         self._sheet = _Sheet(self._columns)
+        self._has_failed = False
+
+    def _check_is_whole(self) -> None:
+        if self._has_failed:
+            raise ArgumentError(
+                "a shard could not be written before, and its samples would be missing",
+                hint="begin the piece again; a Writer goes on behind what is complete with resume=True",
+            )
 
 
 class _Loose:
@@ -345,8 +388,16 @@ def _array_of(value: Any, column: Column, name: str) -> NDArray[Any]:
         except UnicodeEncodeError as error:
             raise ArgumentError(f"{name!r} has text that is not Unicode: {error}", hint="mend or skip it") from error
     if column.kind != "array":
-        return np.frombuffer(bytes(value), np.uint8)
-    array = np.array(value)
+        try:
+            return np.frombuffer(memoryview(value).tobytes(), np.uint8)
+        except TypeError as error:
+            raise ArgumentError(
+                f"{name!r} is a column of bytes, not of {type(value).__name__}", hint="pass bytes"
+            ) from error
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise ArgumentError(f"{name!r} is given what makes no array: {error}", hint="pass an array") from error
     if column.is_ragged:
         if not array.size and array.ndim == 1 and column.shape:
             array = array.reshape(0, *column.shape)  # an empty list does not tell its shape
@@ -378,13 +429,18 @@ class _Rows:
         counts: dict[str, int] = {}
         for name, column in columns.items():
             if column.is_ragged:
+                if not isinstance(given[name], tuple | list) or len(given[name]) != 2:
+                    raise ArgumentError(
+                        f"{name!r} is ragged, and takes a pair", hint="pass (values, lengths), a length for each sample"
+                    )
                 values, lengths = given[name]
                 array, lengths = _converted(values, column, name), np.asarray(lengths)
                 if lengths.ndim != 1 or (lengths.size and (lengths.dtype.kind not in "iu" or lengths.min() < 0)):
                     raise ArgumentError(f"the lengths of {name!r} are not a list of counts", hint="pass int64 lengths")
                 starts = np.zeros(len(lengths) + 1, np.int64)
-                np.cumsum(lengths, out=starts[1:])
-                if starts[-1] != len(array):
+                np.cumsum(lengths, out=starts[1:], dtype=np.int64)
+                is_beyond = bool(lengths.size and lengths.max() > len(array))  # a sum of such may come round again
+                if is_beyond or starts[-1] != len(array):
                     raise ArgumentError(
                         f"{name!r} has {len(array)} values, but its lengths add up to {starts[-1]}",
                         hint="pass (values, lengths) with one length for each sample",
@@ -426,17 +482,26 @@ def _converted(values: Any, column: Column, name: str) -> NDArray[Any]:
         )
     if array.dtype == column.numpy:
         return np.ascontiguousarray(array)
-    with np.errstate(invalid="ignore"):
-        converted = array.astype(column.numpy) if np.can_cast(array.dtype, column.numpy, "unsafe") else None
-    is_exact = converted is not None and (
-        array.dtype.kind == column.numpy.kind == "f" or not array.size or bool(np.all(converted == array))
-    )
-    if converted is None or not is_exact:
+    converted = array.astype(column.numpy) if not array.size else _as_type(array, column.numpy)
+    if converted is None:
         raise ArgumentError(
             f"{name!r} is a column of {column.dtype}, which cannot hold every value of the {array.dtype} given",
             hint="choose a wider type for the column, or convert the values before",
         )
     return np.ascontiguousarray(converted)
+
+
+def _as_type(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return an array of another type, if it can hold every value: fractions rounded, whole numbers as they are."""
+    if array.dtype.kind not in "biufc" or (array.dtype.kind == "c" and dtype.kind != "c"):
+        return None
+    with np.errstate(all="ignore"):
+        converted = array.astype(dtype)
+        if array.dtype.kind in "fc" and dtype.kind in "fc":
+            is_held = np.array_equal(np.isfinite(converted), np.isfinite(array))
+        else:  # both ways: -1 comes back from an unsigned type, and 2**53 + 1 is equal to what it was rounded to
+            is_held = bool(np.all(converted == array)) and bool(np.all(converted.astype(array.dtype) == array))
+    return converted if is_held else None
 
 
 class _Growing:
@@ -449,7 +514,8 @@ class _Growing:
     def add(self, part: NDArray[Any]) -> None:
         size = self._size + len(part)
         if size > len(self._array):
-            array = np.empty((max(size, 2 * self._size, 64), *self._array.shape[1:]), self._array.dtype)
+            least = 4096 // max(1, math.prod(self._array.shape[1:]) * self._array.itemsize)
+            array = np.empty((max(size, 2 * self._size, least), *self._array.shape[1:]), self._array.dtype)
             array[: self._size] = self._array[: self._size]
             self._array = array
         self._array[self._size : size] = part

@@ -1,0 +1,40 @@
+"""Positions that somebody asks for, seen to be in range."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ArgumentError, PositionError
+
+Positions = Sequence[int] | NDArray[np.integer[Any]]
+
+_MAX = np.uint64(np.iinfo(np.int64).max)
+
+
+def in_range(positions: Positions, num_samples: int, *, what: str) -> NDArray[np.int64]:
+    """Return positions as numbers from 0 on; negative ones count from the end."""
+    numbers = np.asarray(positions)
+    if numbers.size == 0:
+        numbers = numbers.astype(np.int64)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"positions are a list of whole numbers, not {_described(positions)}", hint="pass a list of int"
+        )
+    if numbers.dtype == np.uint64:  # what is beyond int64 must not come out negative
+        numbers = np.minimum(numbers, _MAX)
+    numbers = numbers.astype(np.int64, copy=False)
+    if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= num_samples):
+        numbers = np.where(numbers < 0, numbers + num_samples, numbers)
+        is_out = (numbers < 0) | (numbers >= num_samples)
+        if is_out.any():
+            raise PositionError(int(np.asarray(positions)[is_out][0]), what=what, length=num_samples)
+    return numbers
+
+
+def _described(positions: Any) -> str:
+    text = repr(positions)
+    return text if len(text) <= 60 else f"{text[:57]}..."

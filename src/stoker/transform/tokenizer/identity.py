@@ -1,0 +1,86 @@
+"""What makes two tokenizers the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Which tokenizer it is, as it is kept beside the ids it made.
+
+    Equal digests mean equal ids for every text. `name` is for people: the same file under another name has another
+    `name` and the same digest.
+    """
+
+    kind: str
+    """`huggingface`, `tiktoken`, `sentencepiece` or `bytes`."""
+    name: str
+    digest: str
+    """SHA-256 of the tokenizer's file, and of the options that change ids where some were given."""
+    vocab_size: int
+    """One more than the largest id."""
+    end_of_document: int | None
+    """The id that goes between documents; None where the tokenizer has none by convention and none was chosen."""
+    specials: dict[str, int] = field(default_factory=dict, hash=False)
+    """Tokens that no text turns into, by their text."""
+
+    @property
+    def dtype(self) -> str:
+        """The smallest unsigned NumPy type that holds every id."""
+        return "uint8" if self.vocab_size <= 1 << 8 else "uint16" if self.vocab_size <= 1 << 16 else "uint32"
+
+    def to_meta(self) -> dict[str, Any]:
+        """Return the identity as plain JSON values; `from_meta` is the way back."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "digest": self.digest,
+            "vocab_size": self.vocab_size,
+            "end_of_document": self.end_of_document,
+            "specials": dict(self.specials),
+        }
+
+    @classmethod
+    def from_meta(cls, meta: Mapping[str, Any]) -> Identity:
+        """Return the identity that `to_meta` wrote; fields it does not know are left alone."""
+        try:
+            texts = [meta[name] for name in ("kind", "name", "digest")]
+            size, end, specials = meta["vocab_size"], meta["end_of_document"], meta["specials"]
+        except (KeyError, TypeError) as error:
+            raise _not_an_identity(f"{error} is missing") from error
+        if not all(isinstance(text, str) for text in texts):
+            raise _not_an_identity("kind, name and digest must be text")
+        if not _is_count(size) or not (end is None or _is_count(end)):
+            raise _not_an_identity("vocab_size and end_of_document must be numbers")
+        if not isinstance(specials, Mapping) or not all(
+            isinstance(text, str) and _is_count(token) for text, token in specials.items()
+        ):
+            raise _not_an_identity("specials must be ids by text")
+        kind, name, digest = texts
+        return cls(kind=kind, name=name, digest=digest, vocab_size=size, end_of_document=end, specials=dict(specials))
+
+
+def digest_of(data: bytes, options: Mapping[str, Any]) -> str:
+    """Return the digest of a tokenizer; without options it is what `sha256sum` prints for the file."""
+    if not options:
+        return hashlib.sha256(data).hexdigest()
+    told = json.dumps(options, sort_keys=True, ensure_ascii=True).encode()
+    return hashlib.sha256(hashlib.sha256(data).digest() + told).hexdigest()
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _not_an_identity(why: str) -> DataError:
+    return DataError(
+        f"this does not describe a tokenizer: {why}\n"
+        "hint: pass what `Identity.to_meta()` returned, or the `tokenizer` part of a store's meta"
+    )
