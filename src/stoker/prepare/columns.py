@@ -1,0 +1,201 @@
+"""The text column of Parquet and Arrow files, part by part: a part is a row group or a record batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Self
+
+from stoker.errors import MissingExtra
+from stoker.prepare.inputs import Input
+
+_BATCH_BYTES = 1 << 20
+_MAX_BATCH_ROWS = 8192
+
+
+class Unreadable(Exception):
+    """A file, or a part of one, that cannot be read, and why. Never leaves this room."""
+
+
+class ArrowFile:
+    """A Parquet file or one of Arrow's own formats, open. What cannot be read raises `Unreadable`."""
+
+    def __init__(self, entry: Input) -> None:
+        _require_pyarrow(entry)
+        self._entry = entry
+        with open(entry.path, "rb") as file:
+            entry.check(os.fstat(file.fileno()))
+        opened = _guarded(lambda: _Parquet(entry.path) if entry.kind == "parquet" else _Arrow(entry.path))
+        self._file: _Parquet | _Arrow = opened
+        self.num_parts: int = self._file.num_parts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def first_row(self, part: int) -> int:
+        """Return how many rows there are before a part."""
+        return self._file.first_row(part)
+
+    def path_of(self, text_column: str) -> list[str]:
+        """Return the names that lead to the column: one, or several for a field of a nested column."""
+        return _located(self._file.schema, text_column)
+
+    def texts(self, part: int, path: list[str]) -> Iterator[Any]:
+        """Yield the column of a part in arrays of about a MiB of strings."""
+        yield from _steps(self._file.arrays(part, path))
+
+    def num_bytes(self, part: int, path: list[str]) -> int:
+        """Return about how many bytes of text a part has."""
+        return self._file.num_bytes(part, path)
+
+
+def column_bytes(file: ArrowFile, part: int, text_column: str) -> int:
+    """Return about how much text a part has, at least 1."""
+    return max(1, file.num_bytes(part, file.path_of(text_column)))
+
+
+class _Parquet:
+    def __init__(self, path: str) -> None:
+        import pyarrow.parquet as pq
+
+        self._file: Any = pq.ParquetFile(path)
+        self.schema = self._file.schema_arrow
+        self._metadata = self._file.metadata
+        self.num_parts = self._metadata.num_row_groups
+
+    def first_row(self, part: int) -> int:
+        return sum(self._metadata.row_group(number).num_rows for number in range(part))
+
+    def num_bytes(self, part: int, path: list[str]) -> int:
+        group = self._metadata.row_group(part)
+        columns = [group.column(number) for number in range(group.num_columns)]
+        return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == ".".join(path))
+
+    def arrays(self, part: int, path: list[str]) -> Iterator[Any]:
+        num_rows = max(1, self._metadata.row_group(part).num_rows)
+        row_bytes = max(1, self.num_bytes(part, path) // num_rows)
+        batch_rows = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes))
+        batches = self._file.iter_batches(batch_rows, row_groups=[part], columns=[".".join(path)], use_threads=False)
+        for batch in batches:
+            yield _strings(batch, path)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Arrow:
+    """Record batches, of the stream format (which Hugging Face writes) or the file format."""
+
+    def __init__(self, path: str) -> None:
+        import pyarrow as pa
+
+        self._map = pa.memory_map(path)
+        try:
+            reader: Any
+            if self._map.read(6) == b"ARROW1":
+                reader = pa.ipc.open_file(self._map)
+                self._batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            else:
+                self._map.seek(0)
+                reader = pa.ipc.open_stream(self._map)
+                self._batches = list(reader)  # views of the map: nothing is read yet
+            self.schema = reader.schema
+        except BaseException:
+            self._map.close()
+            raise
+        self.num_parts = len(self._batches)
+
+    def first_row(self, part: int) -> int:
+        return sum(batch.num_rows for batch in self._batches[:part])
+
+    def num_bytes(self, part: int, path: list[str]) -> int:
+        return int(_field(self._batches[part], path).nbytes)
+
+    def arrays(self, part: int, path: list[str]) -> Iterator[Any]:
+        batch = self._batches[part]
+        num_rows = max(1, batch.num_rows)
+        step = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES * num_rows // max(1, self.num_bytes(part, path))))
+        for start in range(0, batch.num_rows, step):
+            piece = batch.slice(start, step)
+            _field(piece, path).validate()  # offsets that point outside are an error, not a crash
+            yield _strings(piece, path)
+
+    def close(self) -> None:
+        self._batches.clear()
+        self._map.close()
+
+
+def _field(batch: Any, path: list[str]) -> Any:
+    import pyarrow.compute as pc
+
+    column = batch.column(path[0])
+    for name in path[1:]:
+        column = pc.struct_field(column, name)
+    return column
+
+
+def _strings(batch: Any, path: list[str]) -> Any:
+    import pyarrow as pa
+
+    column = _field(batch, path)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column
+
+
+def _located(schema: Any, text_column: str) -> list[str]:
+    import pyarrow as pa
+
+    path = [text_column] if text_column in schema.names else text_column.split(".")
+    fields: Any = schema
+    for number, name in enumerate(path):
+        names = [field.name for field in fields]
+        if name not in names:
+            inside = f" in {'.'.join(path[:number])!r}" if number else ""
+            raise Unreadable(f"it has no column {text_column!r}: there are {', '.join(map(repr, names))}{inside}")
+        kind = fields[names.index(name)].type
+        fields = [kind.field(at) for at in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    is_text = pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_null(value)
+    if not is_text and not (hasattr(pa.types, "is_string_view") and pa.types.is_string_view(value)):
+        raise Unreadable(f"its column {text_column!r} holds {kind}, not text")
+    return path
+
+
+def _guarded(open_file: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return open_file()
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(error) from error
+
+
+def _steps(arrays: Iterator[Any]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    while True:
+        try:
+            array = next(arrays)
+        except StopIteration:
+            return
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(error) from error
+        yield array
+
+
+def _unreadable(error: Exception) -> Exception:
+    """Return what an error of the library means: damaged data, or a disk that fails, which is nobody's bad input."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    return Unreadable(" ".join(str(error).split()))
+
+
+def _require_pyarrow(entry: Input) -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra("pyarrow", extra="arrow", need=f"reading {entry.path}") from error

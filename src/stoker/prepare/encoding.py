@@ -1,0 +1,104 @@
+"""The work on one piece: its documents become tokens, and the tokens shards."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import DataError, StaleSource
+from stoker.prepare.choice import Choice
+from stoker.prepare.crew import Cell
+from stoker.prepare.documents import documents
+from stoker.prepare.pieces import Piece
+from stoker.prepare.settings import Settings
+from stoker.prepare.skips import Skips
+from stoker.store import Build
+from stoker.transform.tokenizer import Identity, Tokenizer
+
+COLUMN = "tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """Makes pieces of a store; the same piece in the same way whoever calls."""
+
+    build: Build
+    settings: Settings
+    choice: Choice
+    identity: Identity
+
+    def __call__(self, piece: Piece, cell: Cell) -> dict[str, Any]:
+        """Write the shards of a piece and return its notes."""
+        tokenizer = _opened(self.choice)
+        if tokenizer.identity != self.identity:
+            raise StaleSource(self.choice.spec, what="the tokenizer has changed")
+        skips = Skips(piece.inputs, raises=self.settings.on_error == "raise")
+        end = self.identity.end_of_document if self.settings.end_of_document else None
+        dtype = np.dtype(self.identity.dtype)
+        num_documents = num_tokens = text_bytes = 0
+        with self.build.piece(piece.key) as writer:
+            for batch in documents(piece, self.settings, skips):
+                ids, lengths = _encoded(tokenizer, batch.texts, skips, num_documents)
+                if ids.size and int(ids.max()) >= self.identity.vocab_size:
+                    raise DataError(
+                        f"the tokenizer {self.identity.name} gave the id {int(ids.max())}, but its vocabulary has "
+                        f"{self.identity.vocab_size}\nhint: its file and its library do not fit together"
+                    )
+                values, lengths = with_ends(ids, lengths, end, dtype)
+                writer.extend({COLUMN: (values, lengths)})
+                num_documents += len(lengths)
+                num_tokens += len(values)
+                text_bytes += batch.num_bytes
+                cell[:] = (num_documents, num_tokens, batch.num_read)
+            counts = {"documents": num_documents, "tokens": num_tokens, "text_bytes": text_bytes}
+            writer.notes.update(counts, skipped=skips.to_notes())
+        return writer.notes
+
+
+def with_ends(
+    ids: NDArray[np.uint32], lengths: NDArray[np.int64], end: int | None, dtype: np.dtype[Any]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the ids as `dtype`, with `end` behind each document."""
+    if end is None:
+        return ids.astype(dtype), lengths
+    lengths = lengths + 1
+    is_end = np.zeros(len(ids) + len(lengths), np.bool_)
+    is_end[np.cumsum(lengths) - 1] = True
+    values = np.full(len(is_end), end, dtype)
+    values[~is_end] = ids
+    return values, lengths
+
+
+def _encoded(
+    tokenizer: Tokenizer, texts: list[str], skips: Skips, num_before: int
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    try:
+        return tokenizer.encode(texts)
+    except DataError:
+        if skips.raises:
+            raise
+    parts = []
+    for number, text in enumerate(texts):
+        try:
+            parts.append(tokenizer.encode([text]))
+        except DataError as error:
+            skips.note("not encodable", str(error).partition("\n")[0], document=num_before + number)
+    ids = [ids for ids, _ in parts] or [np.empty(0, np.uint32)]
+    lengths = [lengths for _, lengths in parts] or [np.empty(0, np.int64)]
+    return np.concatenate(ids), np.concatenate(lengths)
+
+
+_tokenizers: dict[tuple[int, Choice], Tokenizer] = {}
+
+
+def _opened(choice: Choice) -> Tokenizer:
+    """Return the tokenizer as this process has loaded it: what a fork has inherited is not used."""
+    key = (os.getpid(), choice)
+    if key not in _tokenizers:
+        _tokenizers.clear()
+        _tokenizers[key] = choice.opened()
+    return _tokenizers[key]

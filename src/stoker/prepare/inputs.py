@@ -1,0 +1,240 @@
+"""The files that a preparation reads: found, put in order, and known by their content."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from stoker.errors import ArgumentError, StaleSource
+from stoker.source.compression import Compression, compression_of, require_library
+
+Kind = Literal["parquet", "arrow", "json", "text"]
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+# What is taken from a folder. A file that is named itself may have any suffix, and is text unless listed here.
+_IN_FOLDERS: dict[str, Kind] = {
+    ".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".ndjson": "json", ".txt": "text", ".text": "text",
+    ".md": "text",
+}  # fmt: skip
+_NAMED: dict[str, Kind] = _IN_FOLDERS | {".json": "json"}
+
+_BLOCK_BYTES = 1 << 20
+"""Read and hashed at a time. Hashing lets other threads run, and is faster than any disk."""
+
+_MAX_HASHING_THREADS = 8
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One file, as it was when it was found."""
+
+    path: str
+    """As it was given, or below the folder that was given."""
+    kind: Kind
+    compression: Compression | None
+    num_bytes: int
+    mtime_ns: int
+    digest: str = ""
+    """xxh3_128 of the content, in hexadecimal; empty until it is known."""
+
+    def to_meta(self) -> dict[str, Any]:
+        """Return what a manifest keeps of it."""
+        return {"path": self.name, "num_bytes": self.num_bytes, "mtime_ns": self.mtime_ns, "digest": self.digest}
+
+    @property
+    def name(self) -> str:
+        """The path as text, whatever bytes are in it."""
+        return os.fsencode(self.path).decode(errors="backslashreplace")
+
+    def check(self, found: os.stat_result) -> None:
+        """Raise `StaleSource` unless `found` is the file this was made of."""
+        if found.st_size != self.num_bytes:
+            raise StaleSource(self.path, what=f"it had {self.num_bytes} bytes and has {found.st_size}")
+        if found.st_mtime_ns != self.mtime_ns:
+            raise StaleSource(self.path, what="its size is the same but it was written to since")
+
+
+def found(paths: Paths, *, without: Path | None = None) -> tuple[Input, ...]:
+    """Return the files at `paths`: files, patterns (`**` reaches into folders) and folders with all below them.
+
+    In natural order of their paths (`part-9` before `part-10`), each once, however they were given. Folders give the
+    files whose suffix tells what they are; what begins with a dot and what is in `without` is left out.
+    """
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    by_place: dict[str, Input] = {}
+    for given in paths:
+        for path in _matches(os.fspath(given)):
+            files = _in_folder(path, without) if os.path.isdir(path) else [path]
+            kinds = _IN_FOLDERS if os.path.isdir(path) else _NAMED
+            for file in files:
+                by_place.setdefault(os.path.realpath(file), _input(file, kinds))
+    if not by_place:
+        raise ArgumentError("no input files were given", hint="pass files, patterns or folders")
+    return tuple(sorted(by_place.values(), key=lambda entry: _natural(entry.path)))
+
+
+def identified(
+    inputs: Sequence[Input], known: Iterable[Mapping[str, Any]], *, tell: Callable[[int], None] | None = None
+) -> tuple[Input, ...]:
+    """Return `inputs` with their digests.
+
+    Those that `known` (entries of a manifest) has with the same path, size and time are taken over; the others are
+    read, several at once. `tell` is called now and then with the number of bytes read so far.
+    """
+    kept = {(entry["path"], entry["num_bytes"], entry["mtime_ns"]): entry["digest"] for entry in known}
+    digests = [kept.get((entry.name, entry.num_bytes, entry.mtime_ns)) for entry in inputs]
+    if not all(digests):
+        unknown = [number for number, digest in enumerate(digests) if not digest]
+        for number, digest in zip(unknown, _digests([inputs[number] for number in unknown], tell), strict=True):
+            digests[number] = digest
+    return tuple(replace(entry, digest=digest or "") for entry, digest in zip(inputs, digests, strict=True))
+
+
+def _digests(inputs: Sequence[Input], tell: Callable[[int], None] | None) -> list[str]:
+    reading = _Reading()
+    num_threads = min(_MAX_HASHING_THREADS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="stoker-hash") as threads:
+        try:
+            results = [threads.submit(reading.digest, entry) for entry in inputs]
+            pending = set(results)
+            while pending:
+                _, pending = wait(pending, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+                if tell is not None:
+                    tell(reading.num_bytes)
+                if any(result.done() and result.exception() for result in results):
+                    break
+            return [result.result() for result in results]
+        except BaseException:
+            reading.is_over = True  # Ctrl-C does not wait for the end of a large file
+            threads.shutdown(cancel_futures=True)
+            raise
+
+
+class _Reading:
+    """Files on their way through the hash, in several threads."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self.is_over = False
+        self._lock = threading.Lock()
+
+    def digest(self, entry: Input) -> str:
+        """Return the digest of a file that has not changed since it was found."""
+        import xxhash
+
+        digest, num_bytes, block = xxhash.xxh3_128(), 0, memoryview(bytearray(_BLOCK_BYTES))
+        with open(entry.path, "rb", buffering=0) as file:
+            while (size := file.readinto(block)) and not self.is_over:
+                digest.update(block[:size])
+                num_bytes += size
+                with self._lock:
+                    self.num_bytes += size
+            entry.check(os.fstat(file.fileno()))
+        if num_bytes != entry.num_bytes and not self.is_over:
+            raise StaleSource(entry.path, what=f"it had {entry.num_bytes} bytes, and {num_bytes} were read")
+        return str(digest.hexdigest())
+
+
+def _matches(given: str) -> list[str]:
+    if os.path.exists(given):
+        return [given]
+    matches = glob.glob(given, recursive=True) if glob.has_magic(given) else []
+    if not matches:
+        what = "matches nothing" if glob.has_magic(given) else "is not there"
+        raise ArgumentError(f"the input {given} {what}", hint="pass files, patterns or folders that exist")
+    return matches
+
+
+def _in_folder(folder: str, without: Path | None) -> list[str]:
+    files = list(_walked(folder, None if without is None else os.path.realpath(without)))
+    if not files:
+        suffixes = ", ".join(_IN_FOLDERS)
+        raise ArgumentError(
+            f"the folder {folder} holds no file to read ({suffixes}; also .gz and .zst of the last five)",
+            hint="pass files by name or by a pattern if they have other suffixes; they are then read as text",
+        )
+    return files
+
+
+def _walked(folder: str, without: str | None) -> Iterator[str]:
+    if without is not None and os.path.realpath(folder) == without:
+        return
+    if (listed := _hugging_face_files(folder)) is not None:
+        yield from listed
+        return
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if name.startswith("."):
+            continue
+        if os.path.isdir(path):
+            yield from _walked(path, without)
+        elif _kind_of(path, _IN_FOLDERS) is not None:
+            yield path
+
+
+def _hugging_face_files(folder: str) -> list[str] | None:
+    """Return the data files of a folder that `Dataset.save_to_disk` wrote, or None if it is another one.
+
+    Beside them may lie the caches of transformed copies, with the same suffix.
+    """
+    splits = _json_at(os.path.join(folder, "dataset_dict.json"))
+    if isinstance(splits, dict) and isinstance(splits.get("splits"), list):
+        names = ", ".join(map(str, splits["splits"]))
+        raise ArgumentError(
+            f"{folder} is a Hugging Face dataset with the splits {names}",
+            hint=f"pass the folder of one: {os.path.join(folder, str(splits['splits'][0]))}",
+        )
+    state = _json_at(os.path.join(folder, "state.json"))
+    if not isinstance(state, dict) or not isinstance(state.get("_data_files"), list):
+        return None
+    if state.get("_indices_data_files"):
+        raise ArgumentError(
+            f"{folder} is a Hugging Face dataset whose order is in a separate file",
+            hint="save it with `dataset.flatten_indices().save_to_disk(...)`",
+        )
+    return [os.path.join(folder, str(entry["filename"])) for entry in state["_data_files"]]
+
+
+def _json_at(path: str) -> Any:
+    try:
+        with open(path, "rb") as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return None
+
+
+def _kind_of(path: str, kinds: Mapping[str, Kind]) -> Kind | None:
+    inner = Path(path)
+    if compression_of(inner) is not None:
+        kind = kinds.get(inner.with_suffix("").suffix.lower())
+        return kind if kind in ("json", "text") else None
+    return kinds.get(inner.suffix.lower())
+
+
+def _input(path: str, kinds: Mapping[str, Kind]) -> Input:
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ArgumentError(
+            f"{path} is not a regular file", hint="pipes and devices cannot be split; copy the data to a file first"
+        )
+    kind = _kind_of(path, kinds) or "text"
+    compression = compression_of(Path(path)) if kind in ("json", "text") else None
+    if compression is not None:
+        require_library(compression)
+    return Input(path=path, kind=kind, compression=compression, num_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+
+
+def _natural(path: str) -> tuple[list[str | int], str]:
+    """Return what sorts `part-9` before `part-10`: text and numbers take turns, so that like is compared with like."""
+    return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"(\d+)", path))], path

@@ -1,0 +1,227 @@
+"""Preparations that lose workers, disk space, their user's patience or their life: what is finished is kept."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker import prepare
+from stoker.errors import ArgumentError, DataError, WorkerDied
+from stoker.prepare.documents import documents
+from tests.prepare.corpora import contents, decoded, write_jsonl, write_parquet
+
+TEXTS = [f"document {number} " + "na ja, " * (number * 37 % 11) for number in range(200)]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", TEXTS[:100])
+    write_jsonl(folder / "b.jsonl", TEXTS[100:])
+    return folder
+
+
+def made(inputs: Path, out: Path, **options: Any) -> prepare.Report:
+    return prepare.tokens(inputs, out=out, **{"tokenizer": "bytes", "workers": 2, "piece_bytes": 2000, **options})
+
+
+# ---------------------------------------------------------------- workers
+
+
+def test_killed_workers_leave_no_trace_in_the_store(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made(corpus, tmp_path / "whole")
+
+    def deadly(piece: Any, *arguments: Any) -> Iterator[Any]:
+        for batch in documents(piece, *arguments):
+            yield batch
+            mark = tmp_path / f"{piece.key}.mark"
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr("stoker.prepare.encoding.documents", deadly)
+    with caplog.at_level(logging.WARNING, "stoker"):
+        made(corpus, tmp_path / "out")
+    assert "has ended (SIGKILL) and is replaced" in caplog.text
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_piece_that_kills_every_worker_is_named_and_the_others_are_kept(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deadly(piece: Any, *arguments: Any) -> Iterator[Any]:
+        if piece.start == 0 and piece.inputs[0].path.endswith("b.jsonl"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return documents(piece, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stoker.prepare.encoding.documents", deadly)
+        with pytest.raises(WorkerDied, match=r"the piece .*b\.jsonl, bytes 0 to \d+ ended 3 worker processes"):
+            made(corpus, tmp_path / "out", workers=1)
+    report = made(corpus, tmp_path / "out")
+    assert report.num_reused > 0
+    assert decoded(tmp_path / "out") == TEXTS
+
+
+# ---------------------------------------------------------------- input
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_broken_input_stops_with_its_name_and_leaves_no_half_store(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "corpus").mkdir()
+    path = write_parquet(tmp_path / "corpus" / "a.parquet", TEXTS, row_group_size=20)
+    path.write_bytes(path.read_bytes()[:-30])
+    (tmp_path / "corpus" / "b.txt").write_bytes(b"not \xff text")
+    with pytest.raises(DataError, match=r"(a\.parquet|b\.txt) cannot be used"):
+        made(tmp_path / "corpus", tmp_path / "out", workers=workers)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    write_jsonl(tmp_path / "corpus" / "c.jsonl", ["fine"])
+    report = made(tmp_path / "corpus", tmp_path / "out", workers=workers, on_error="skip")
+    assert decoded(tmp_path / "out") == ["fine"]
+    assert report.reasons == {"not UTF-8": 1, "unreadable": 1}
+
+
+# ---------------------------------------------------------------- space
+
+
+@contextmanager
+def small_disk(path: Path, size: str) -> Iterator[None]:
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="needs to mount a file system")
+def test_a_full_disk_stops_cleanly_and_more_space_lets_it_go_on(corpus: Path, tmp_path: Path) -> None:
+    made(corpus, tmp_path / "whole")
+    disk = tmp_path / "disk"
+    with small_disk(disk, "700k"):
+        with pytest.raises(OSError, match="No space left on device") as raised:
+            made(corpus, disk / "out")
+        assert raised.value.errno == errno.ENOSPC
+        assert "what was finished is kept" in raised.value.__notes__
+        assert any("run the same command again" in note for note in raised.value.__notes__)
+        assert not (disk / "out" / "manifest.json").exists()
+        subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
+        report = made(corpus, disk / "out")
+        assert report.num_reused > 0
+        assert contents(disk / "out") == contents(tmp_path / "whole")
+
+
+# ---------------------------------------------------------------- the end
+
+WAITING = """
+import os, sys
+from stoker.prepare import encoding
+
+def waiting(piece, *arguments):
+    for batch in documents(piece, *arguments):
+        yield batch
+        os.write(1, b"working\\n")  # both workers write to one pipe: whole lines, at once
+        open(os.environ["GATE"]).read()  # nobody ever opens the other end
+
+documents, encoding.documents = encoding.documents, waiting
+from stoker.cli import main
+main()
+"""
+
+
+class Running:
+    """The command, stopped in the middle of its first pieces."""
+
+    def __init__(self, corpus: Path, out: Path, gate: Path) -> None:
+        os.mkfifo(gate)
+        arguments = ["prepare", "tokens", corpus, "--tokenizer", "bytes", "--out", out, "--workers", "2"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WAITING, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"GATE": str(gate)},
+        )
+
+    def __enter__(self) -> Running:
+        assert self.process.stdout is not None
+        told = [self.process.stdout.readline() for _ in range(2)]
+        if told != ["working\n"] * 2:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            pytest.fail(f"it said {told} {self.process.communicate()}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def family(self) -> list[int]:
+        """Return the processes of its group that are there."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError, ValueError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[2]) == self.process.pid and fields[0] != "Z":
+                    found.append(int(entry.name))
+        return found
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> Path:
+    """Two pieces, without a word about their size: folders of files give no less."""
+    folder = tmp_path / "big"
+    folder.mkdir()
+    for name in "ab":
+        write_jsonl(folder / f"{name}.jsonl", TEXTS)
+    return folder
+
+
+def test_ctrl_c_ends_everything_at_once_and_says_how_to_go_on(big: Path, tmp_path: Path) -> None:
+    with Running(big, tmp_path / "out", tmp_path / "gate") as running:
+        assert len(running.family()) == 3
+        os.killpg(running.process.pid, signal.SIGINT)
+        _, errors = running.process.communicate(timeout=30)
+        assert running.process.returncode == 130
+        assert "run the same command again to go on" in errors
+        assert "Traceback" not in errors
+        assert running.family() == []
+    assert not list((tmp_path / "out").rglob("*.safetensors*"))
+    made(big, tmp_path / "out")
+    assert decoded(tmp_path / "out") == TEXTS * 2
+
+
+def test_workers_do_not_outlive_a_killed_command(big: Path, tmp_path: Path) -> None:
+    with Running(big, tmp_path / "out", tmp_path / "gate") as running:
+        family = [os.pidfd_open(pid) for pid in running.family()]
+        assert len(family) == 3
+        running.process.kill()
+        for process in family:
+            assert select.select([process], [], [], 30)[0], "a worker goes on without its command"
+            os.close(process)
+    made(big, tmp_path / "out")
+
+
+def test_a_folder_in_which_another_command_is_at_work_is_refused(big: Path, tmp_path: Path) -> None:
+    running = Running(big, tmp_path / "out", tmp_path / "gate")
+    with running, pytest.raises(ArgumentError, match="another process is preparing"):
+        made(big, tmp_path / "out")
+    made(big, tmp_path / "out")
