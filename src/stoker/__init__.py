@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from stoker.loader import DataLoader
     from stoker.plan import Plan, Sequential, Shuffle, Window
     from stoker.source import Lines
+    from stoker.source.opening import open  # noqa: A004  # stoker.open, as in zarr or xarray
+    from stoker.store import Store
 
 # Every name and where it lives. Nothing is imported before it is used: `import stoker` stays quick and without torch.
 _HOMES = {
@@ -29,11 +31,13 @@ _HOMES = {
     "Sequential": "stoker.plan",
     "Shuffle": "stoker.plan",
     "Skipped": "stoker.engine.ledger",
+    "Store": "stoker.store",
     "Window": "stoker.plan",
+    "open": "stoker.source.opening",
     "rng": "stoker.engine.randomness",
     "sample_context": "stoker.engine.randomness",
 }
-_ROOMS = ("batch", "deliver", "engine", "errors", "loader", "plan", "source")
+_ROOMS = ("batch", "deliver", "engine", "errors", "loader", "plan", "prepare", "source", "store", "transform")
 
 __all__ = [
     "DataLoader",
@@ -45,8 +49,10 @@ __all__ = [
     "Sequential",
     "Shuffle",
     "Skipped",
+    "Store",
     "Window",
     "__version__",
+    "open",
     "rng",
     "sample_context",
 ]

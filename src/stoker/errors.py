@@ -143,7 +143,7 @@ class DamagedBlock(DamagedFile):
             path,
             what=f"is damaged in block {block} (of {', '.join(columns) or 'no column'}): "
             f"its checksum is {found:016x} and should be {expected:016x}",
-            hint=f"`stoker verify {Path(path).parent}` lists every damaged block; copy the file again, or prepare it anew",
+            hint=f"`stoker verify {Path(path).parent}` lists all damage; copy the file again, or prepare it anew",
         )
         self.block, self.columns = block, tuple(columns)
 
@@ -169,7 +169,7 @@ class StoreMismatch(DataError):
         )
         super().__init__(
             f"{path} is not the store that was expected; what differs:{lines}\n"
-            "hint: prepare it anew with the settings that are expected, or expect what it has (`stoker inspect` shows it)"
+            "hint: prepare it anew with the settings that are expected, or expect what `stoker inspect` shows"
         )
         self.path, self.differences = str(path), dict(differences)
 

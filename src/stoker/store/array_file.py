@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from stoker.errors import ArgumentError, DamagedFile
 from stoker.store.column import SAFETENSORS_NAMES
-from stoker.store.header import num_bytes_of, packed, unpacked
+from stoker.store.header import Extent, num_bytes_of, packed, unpacked
 from stoker.store.manifest import sync_folder
 
 NAME = "array"
@@ -69,6 +69,16 @@ def open_array(path: str | os.PathLike[str], *, writable: bool = False) -> NDArr
     Any safetensors file with a single array will do. With `writable`, what is written goes to the file.
     """
     target = Path(path)
+    extent = array_extent(target)
+    dtype = np.dtype(extent.dtype).newbyteorder("<")
+    if not extent.num_bytes:
+        return np.empty(extent.shape, dtype)
+    mode: Any = "r+" if writable else "r"
+    return np.memmap(target, dtype, mode, offset=extent.begin, shape=extent.shape).view(np.ndarray)
+
+
+def array_extent(target: Path) -> Extent:
+    """Return where the array of a file lies in it."""
     with open(target, "rb") as file:
         header = unpacked(file, target, os.fstat(file.fileno()).st_size)
     if len(header.arrays) != 1:
@@ -78,8 +88,4 @@ def open_array(path: str | os.PathLike[str], *, writable: bool = False) -> NDArr
             hint="open a store by its folder, and other safetensors files with the safetensors library",
         )
     [extent] = header.arrays.values()
-    dtype = np.dtype(extent.dtype).newbyteorder("<")
-    if not extent.num_bytes:
-        return np.empty(extent.shape, dtype)
-    mode: Any = "r+" if writable else "r"
-    return np.memmap(target, dtype, mode, offset=extent.begin, shape=extent.shape).view(np.ndarray)
+    return extent

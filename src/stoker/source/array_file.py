@@ -1,0 +1,218 @@
+"""The rows of one array in a file as samples: `.npy`, or raw values of a given dtype and shape, memory-mapped."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsIndex, final
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from stoker.errors import ArgumentError, DamagedFile
+from stoker.source.addressing import position_in, positions_in
+from stoker.source.flat_values import ValueFile
+from stoker.source.known_file import KnownFile, fingerprint_of, known_file, named
+from stoker.source.mapped_files import MappedFiles
+from stoker.source.npy_header import Layout, check_size, read_npy_header
+
+if TYPE_CHECKING:
+    from stoker.store.crops import Crops
+
+# The dtypes that torch has as well, by NumPy's letters.
+_TORCH_LETTERS = "?bBhHiIlLqQefdFD"
+
+
+def is_array_file(path: Path) -> bool:
+    """Whether a file is, by its first bytes, one of `stoker.store.save_array`, or another safetensors file."""
+    with open(path, "rb") as file:
+        return file.read(10)[8:] == b'{"'
+
+
+def _own_layout(file: KnownFile) -> Layout:
+    from stoker.store.array_file import array_extent
+
+    extent = array_extent(file.path)
+    return Layout(np.dtype(extent.dtype).newbyteorder("<"), extent.shape, False, extent.begin)
+
+
+@final
+class ArrayFile:
+    """The rows of an array in a file, memory-mapped: the sample at a position is what `array[position]` would be.
+
+    `path` is a `.npy` file or one of `stoker.store.save_array`; or, with `dtype` and `shape`, a file of raw values as
+    `np.memmap` and `tofile` write them, after `offset_bytes` of anything. One size in `shape` may be -1, and follows
+    from the size of the file.
+
+    A sample is an array of its own, writable, in the machine's byte order; a NumPy scalar where the array has one
+    dimension; a dict by field where it is structured. Arrays of Python objects are refused: they are pickles.
+
+    Opening reads the header alone. A size that does not fit dtype and shape is `DamagedFile`; a file that changed
+    since, in this process or in one that this was sent to, is `StaleSource`. For any number of threads; pickles as
+    its path; works after a fork and in spawned processes.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dtype: DTypeLike | None = None,
+        shape: Sequence[int] | int | None = None,
+        offset_bytes: int = 0,
+    ) -> None:
+        file = known_file(path)
+        if dtype is None and shape is None:
+            if offset_bytes:
+                raise ArgumentError("offset_bytes is for raw values", hint="pass dtype= and shape= as well")
+            layout = _own_layout(file) if is_array_file(file.path) else read_npy_header(file)
+        elif dtype is None or shape is None:
+            raise ArgumentError(
+                "raw values need both dtype and shape",
+                hint="e.g. dtype='float32', shape=(-1, 3, 32, 32); a .npy file knows both by itself",
+            )
+        else:
+            layout = _raw_layout(file, np.dtype(dtype), shape, offset_bytes)
+        if not layout.shape:
+            raise ArgumentError(f"{file.path} holds a single value and no rows", hint="np.load reads it")
+        self._set(file, layout)
+
+    def _set(self, file: KnownFile, layout: Layout) -> None:
+        self._file, self._layout = file, layout
+        self._native = layout.dtype.newbyteorder("=")
+        self._row_bytes = layout.dtype.itemsize * math.prod(layout.shape[1:])
+        self._files = MappedFiles([file])
+        self._array: NDArray[Any] | None = None
+
+    def __getstate__(self) -> tuple[KnownFile, Layout]:
+        return self._file, self._layout
+
+    def __setstate__(self, state: tuple[KnownFile, Layout]) -> None:
+        self._set(*state)
+
+    def __repr__(self) -> str:
+        return named("ArrayFile", [self._file])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the samples."""
+        return self._native
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole array; the first size is the number of samples."""
+        return self._layout.shape
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that changes when the file does, judged by its name, size and ends."""
+        return fingerprint_of([self._file], repr(self._layout))
+
+    def __len__(self) -> int:
+        return self._layout.shape[0]
+
+    def __getitem__(self, position: SupportsIndex, /) -> Any:
+        """Return the row at `position`; negative positions count from the end."""
+        return _sample(self._mapped(), position_in(position, len(self), self))
+
+    def __getitems__(self, positions: Sequence[SupportsIndex], /) -> list[Any]:
+        """Return the rows at `positions`, in that order; they are rows of one array, gathered in one call."""
+        wanted = positions_in(positions, len(self), self)
+        if self._native.names is not None:
+            array = self._mapped()
+            return [_sample(array, position) for position in wanted.tolist()]
+        rows = np.empty((len(wanted), *self.shape[1:]), self._native)
+        self._gather(wanted, rows)
+        return list(rows)
+
+    def __getbatch__(
+        self, positions: NDArray[np.int64], empty: Callable[[tuple[int, ...], DTypeLike], NDArray[Any]], /
+    ) -> Any:
+        """Return the rows at `positions` as one array, gathered straight into what `empty` returns."""
+        if self._native.char not in _TORCH_LETTERS:
+            return NotImplemented
+        wanted = positions_in(positions, len(self), self)
+        batch = empty((len(wanted), *self.shape[1:]), self._native)
+        self._gather(wanted, batch)
+        return batch
+
+    def describe(self, position: SupportsIndex) -> str:
+        """Return where the sample at `position` comes from: the path, and the row counted from 0."""
+        return f"{self._file.path}, row {position_in(position, len(self), self)}"
+
+    def tokens(self, length: int = 2048, **options: Any) -> Crops:
+        """Return crops of `length` tokens, where the array is one row of integers; see `stoker.store.Crops`."""
+        from stoker.source.raw_tokens import RawTokens
+        from stoker.store.crops import Crops
+
+        if len(self.shape) != 1 or self._native.kind not in "iu":
+            raise ArgumentError(
+                f"{self!r} holds {self._native} {self.shape}, which are not tokens one after the other",
+                hint="tokens are integers in an array of one dimension",
+            )
+        layout = self._layout
+        stretch = RawTokens.of([ValueFile(self._file, layout.offset_bytes, len(self))], layout.dtype)
+        return Crops(stretch, length=length, **options)
+
+    def _mapped(self) -> NDArray[Any]:
+        """Return the whole array, after checking that the file is as long as it was."""
+        content = self._files[0].content
+        if self._array is None:
+            layout = self._layout
+            data = content[layout.offset_bytes :] if layout.num_bytes else b""
+            self._array = np.ndarray(layout.shape, layout.dtype, buffer=data, order="F" if layout.is_fortran else "C")
+        return self._array
+
+    def _gather(self, positions: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Copy the rows at `positions`, which are known to be there, into `out`."""
+        if not out.size:
+            return
+        if self._layout.is_fortran or not out.flags.c_contiguous:
+            out[...] = self._mapped()[positions]
+            return
+        # As bytes: `take` would first copy a whole array that is not aligned. "clip", because with "raise" it
+        # would gather into a copy of `out`; the positions are checked.
+        begin = self._layout.offset_bytes
+        rows = self._files[0].content[begin : begin + self._layout.num_bytes].reshape(len(self), self._row_bytes)
+        into = out.reshape(-1).view(np.uint8).reshape(len(positions), self._row_bytes)
+        np.take(rows, positions, axis=0, out=into, mode="clip")
+        if not self._layout.dtype.isnative:
+            out.byteswap(inplace=True)
+
+
+def _sample(array: NDArray[Any], position: int) -> Any:
+    if array.dtype.names is not None:
+        return {name: _sample(array[name], position) for name in array.dtype.names}
+    row = array[position]
+    # an array is a view of read-only memory until it is copied
+    return np.array(row, dtype=row.dtype.newbyteorder("="), order="C") if isinstance(row, np.ndarray) else row
+
+
+def _raw_layout(file: KnownFile, dtype: np.dtype[Any], shape: Sequence[int] | int, offset_bytes: int) -> Layout:
+    if dtype.hasobject or dtype.itemsize == 0 or dtype.subdtype is not None:
+        raise ArgumentError(f"dtype={dtype} has no values of a fixed size in a file", hint="pass e.g. dtype='uint16'")
+    if not 0 <= operator.index(offset_bytes) <= file.size_bytes:
+        raise ArgumentError(
+            f"offset_bytes={offset_bytes} is not in {file.path}, which has {file.size_bytes} bytes",
+            hint="it is the number of bytes before the first value",
+        )
+    sizes = (shape,) if isinstance(shape, int) else tuple(operator.index(size) for size in shape)
+    if any(size < -1 for size in sizes) or sizes.count(-1) > 1:
+        raise ArgumentError(
+            f"shape={shape} is no shape", hint="sizes are at least 0, and one of them may be -1, for whatever is there"
+        )
+    if -1 in sizes:
+        known = Layout(dtype, tuple(size for size in sizes if size != -1), False, 0).num_bytes
+        data_bytes = file.size_bytes - offset_bytes
+        if not known or data_bytes % known:
+            raise DamagedFile(
+                file.path,
+                what=f"has {data_bytes} bytes of data, which are no whole number of {dtype} {sizes}",
+                hint="check dtype, shape and offset_bytes; if they are right, the file is cut short",
+            )
+        sizes = tuple(data_bytes // known if size == -1 else size for size in sizes)
+    layout = Layout(dtype, sizes, False, offset_bytes)
+    check_size(file, layout)
+    return layout

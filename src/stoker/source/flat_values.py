@@ -1,0 +1,126 @@
+"""Values of one dtype, one after the other, in one file or several; memory-mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.source.known_file import KnownFile
+from stoker.source.mapped_files import MappedFiles
+
+# From so many values on, a row that goes straight to its place costs less than one gathered on the way there.
+_LONG = 128
+
+
+class ValueFile(NamedTuple):
+    """A file, and where its values are."""
+
+    file: KnownFile
+    offset_bytes: int
+    num_values: int
+
+
+class FlatValues:
+    """The values of some files as if they were one array. Threads, forks and pickling: as `MappedFiles`."""
+
+    def __init__(self, parts: Sequence[ValueFile], dtype: np.dtype[Any]) -> None:
+        self.parts, self._stored = tuple(parts), dtype
+        self.dtype = dtype.newbyteorder("=")
+        """The dtype of what is read, in the machine's byte order."""
+        self.ends = np.array(list(accumulate(part.num_values for part in parts)), dtype=np.int64)
+        """Where each file ends, counted in values."""
+        self._sizes = np.array([part.num_values for part in parts], dtype=np.int64)
+        self._begins = self.ends - self._sizes
+        self.num_values = int(self.ends[-1])
+        self._files = MappedFiles([part.file for part in parts])
+
+    def __getstate__(self) -> tuple[tuple[ValueFile, ...], np.dtype[Any]]:
+        return self.parts, self._stored
+
+    def __setstate__(self, state: tuple[tuple[ValueFile, ...], np.dtype[Any]]) -> None:
+        FlatValues.__init__(self, *state)
+
+    def place_of(self, value: int) -> tuple[int, int]:
+        """Return the number of the file that holds a value, and the value's number there."""
+        number = int(np.searchsorted(self.ends, value, side="right"))
+        return number, value - (int(self.ends[number - 1]) if number else 0)
+
+    def read(self, begin: int, end: int) -> NDArray[Any]:
+        """Return the values from `begin` to before `end`, which are there, as an array of its own."""
+        out = np.empty(end - begin, self.dtype)
+        self._copy(begin, out)
+        return out
+
+    def take(self, places: NDArray[np.int64]) -> NDArray[Any]:
+        """Return single values."""
+        return self.windows(places, 1).reshape(-1)
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
+        """Return `length` values from each of `starts` on, which are there, as rows of an array of its own."""
+        if not length or not len(starts):
+            return np.empty((len(starts), length), self.dtype)
+        if len(self.parts) == 1:
+            rows: NDArray[Any] = self._windows_of(0, length)[starts]
+            return rows if self._stored.isnative else rows.astype(self.dtype)
+        out = np.empty((len(starts), length), self.dtype)
+        first = np.searchsorted(self.ends, starts, side="right")
+        local = starts - self._begins[first]
+        is_inside = local + length <= self._sizes[first]
+        if not is_inside.all():
+            for row in np.flatnonzero(~is_inside).tolist():
+                self._copy(int(starts[row]), out[row])
+        if length >= _LONG:
+            self._fill_rows(out, first, local, is_inside)
+        else:
+            self._fill_groups(out, first, local, is_inside)
+        return out
+
+    def _fill_rows(
+        self, out: NDArray[Any], first: NDArray[np.int64], local: NDArray[np.int64], is_inside: NDArray[np.bool_]
+    ) -> None:
+        """Copy rows that are each inside one file, one by one."""
+        length = out.shape[1]
+        values = {number: self._values_of(number) for number in set(first.tolist())}
+        for row, number, begin, is_whole in zip(out, first.tolist(), local.tolist(), is_inside.tolist()):
+            if is_whole:
+                row[:] = values[number][begin : begin + length]
+
+    def _fill_groups(
+        self, out: NDArray[Any], first: NDArray[np.int64], local: NDArray[np.int64], is_inside: NDArray[np.bool_]
+    ) -> None:
+        """Gather the rows that are each inside one file, file by file."""
+        order = np.argsort(first, kind="stable")
+        order = order[is_inside[order]]
+        in_order = first[order]
+        cuts = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
+        for together in np.split(order, cuts) if len(order) else ():
+            out[together] = self._windows_of(int(first[together[0]]), out.shape[1])[local[together]]
+
+    def _copy(self, begin: int, out: NDArray[Any]) -> None:
+        """Fill `out` with the values from `begin` on, over the borders of files."""
+        number, local = self.place_of(begin)
+        done = 0
+        while done < len(out):
+            part = self._values_of(number)[local : local + len(out) - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+            number, local = number + 1, 0
+
+    def _values_of(self, number: int) -> NDArray[Any]:
+        return self._view(number, (self.parts[number].num_values,), (self._stored.itemsize,))
+
+    def _windows_of(self, number: int, length: int) -> NDArray[Any]:
+        """Return every window of one file as a row, all of them over the same memory."""
+        itemsize = self._stored.itemsize
+        return self._view(number, (self.parts[number].num_values - length + 1, length), (itemsize, itemsize))
+
+    def _view(self, number: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[Any]:
+        if not self.parts[number].num_values:
+            return np.empty(shape, self._stored)
+        # Not `as_strided`, which takes ten times as long and does not see whether the shape fits the memory.
+        content = self._files[number].content
+        return np.ndarray(shape, self._stored, content, self.parts[number].offset_bytes, strides)

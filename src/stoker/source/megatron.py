@@ -1,0 +1,239 @@
+"""Megatron-LM's indexed datasets: tokens in a `.bin` file, and in an `.idx` file where sequences and documents begin.
+
+The `.idx` file, little-endian and packed: magic (9 bytes), version (uint64, 1), code of the dtype (uint8), number of
+sequences S and number of document borders D (uint64 each); then the lengths of the sequences (int32, S of them),
+where they begin in the `.bin` file, in bytes (int64, S), and the first sequence of each document and one past the last
+(int64, D). Data of several kinds has a mode for each sequence (int8, S) behind that.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ArgumentError, DamagedFile
+from stoker.source.addressing import position_in, positions_in
+from stoker.source.flat_values import FlatValues, ValueFile
+from stoker.source.known_file import KnownFile, fingerprint_of, known_file
+from stoker.source.mapped_files import MappedFiles
+
+if TYPE_CHECKING:
+    from stoker.store.crops import Crops
+
+MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+
+
+class _Index(NamedTuple):
+    """What the head of an `.idx` file says, checked against the sizes of both files."""
+
+    file: KnownFile
+    num_sequences: int
+    num_borders: int
+
+
+@final
+class Megatron:
+    """The sequences of a Megatron-LM dataset as samples, memory-mapped: each an array of tokens, of its own length.
+
+    `path` is the `.bin` file, the `.idx` file, or their common prefix. `tokens(length)` gives crops of all tokens, over
+    the borders of documents or within them, to train on.
+
+    Opening reads the head of the `.idx` file and a few numbers of it; what it says of a sequence is checked when that
+    is read, so that an index that lies is `DamagedFile` and never reads beyond the data. A file that changed since it
+    was opened is `StaleSource`. For any number of threads; pickles as its paths; works after a fork and in spawned
+    processes.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        data_path, index_path = pair_of(path)
+        data, file = known_file(data_path), known_file(index_path)
+        index, dtype = _read_head(file)
+        if data.size_bytes % dtype.itemsize:
+            raise DamagedFile(data.path, what=f"has {data.size_bytes} bytes, no whole number of {dtype} tokens")
+        self._set(index, FlatValues([ValueFile(data, 0, data.size_bytes // dtype.itemsize)], dtype))
+        self._check_ends()
+
+    def _set(self, index: _Index, values: FlatValues) -> None:
+        self._index, self._values = index, values
+        self._files = MappedFiles([index.file])
+
+    def __getstate__(self) -> tuple[_Index, FlatValues]:
+        return self._index, self._values
+
+    def __setstate__(self, state: tuple[_Index, FlatValues]) -> None:
+        self._set(*state)
+
+    def __repr__(self) -> str:
+        return f"Megatron({str(self._data.path)!r})"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the tokens."""
+        return self._values.dtype
+
+    @property
+    def num_values(self) -> int:
+        """The number of tokens."""
+        return self._values.num_values
+
+    @property
+    def num_documents(self) -> int:
+        """The number of documents, each of one sequence or several."""
+        return max(0, self._index.num_borders - 1)
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that changes when the files do, judged by their names, sizes and ends."""
+        return fingerprint_of([self._data, self._index.file])
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
+        """Return `length` tokens from each of `starts` on, as rows of an array of its own. All must be there."""
+        return self._values.windows(starts, length)
+
+    def borders(self, first: int, last: int) -> NDArray[np.int64]:
+        """Return where the documents `first` to `last` begin, in tokens; the one past the last, where all end."""
+        if not 0 <= first <= last <= self.num_documents:
+            raise ArgumentError(
+                f"documents {first} to {last} are not in {self!r}, which has {self.num_documents}",
+                hint="borders are numbered from 0 to the number of documents",
+            )
+        if not self.num_documents:
+            return np.zeros(1, dtype=np.int64)
+        sequences = self._documents()[first : last + 1].astype(np.int64)
+        if sequences.min() < 0 or sequences.max() > self._index.num_sequences or np.any(np.diff(sequences) < 0):
+            raise self._lie(f"documents {first} to {last} begin at sequences that are out of order or not there")
+        borders = np.full(len(sequences), self.num_values, dtype=np.int64)
+        is_inside = sequences < self._index.num_sequences
+        begins, _ = self._places(sequences[is_inside])
+        borders[is_inside] = begins
+        if np.any(np.diff(borders) < 0):
+            raise self._lie(f"the sequences of documents {first} to {last} do not lie one after the other")
+        return borders
+
+    def tokens(self, length: int = 2048, **options: Any) -> Crops:
+        """Return crops of `length` tokens as samples; the options are those of `stoker.store.Crops`."""
+        from stoker.store.crops import Crops
+
+        return Crops(self, length=length, **options)
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return self._index.num_sequences
+
+    def __getitem__(self, position: SupportsIndex, /) -> NDArray[Any]:
+        """Return the tokens of the sequence at `position`; negative positions count from the end."""
+        return self.__getitems__([position_in(position, len(self), self)])[0]
+
+    def __getitems__(self, positions: Sequence[SupportsIndex], /) -> list[NDArray[Any]]:
+        """Return the tokens of the sequences at `positions`, in that order."""
+        begins, lengths = self._places(positions_in(positions, len(self), self))
+        return [self._values.read(begin, end) for begin, end in zip(begins.tolist(), (begins + lengths).tolist())]
+
+    def describe(self, position: SupportsIndex) -> str:
+        """Return where the sample at `position` comes from: the path, sequence and document, counted from 0."""
+        sequence = position_in(position, len(self), self)
+        where = f"{self._data.path}, sequence {sequence}"
+        if self.num_documents:
+            where += f", document {bisect_right(self._documents(), sequence) - 1}"
+        return where
+
+    @property
+    def _data(self) -> KnownFile:
+        return self._values.parts[0].file
+
+    def _array(self, begin: int, count: int, dtype: str) -> NDArray[Any]:
+        # not aligned, as the head has 34 bytes: to be indexed, which copies what is asked for, and nothing else
+        return np.ndarray((count,), dtype, self._files[0].content, begin)
+
+    def _lengths(self) -> NDArray[np.int32]:
+        return self._array(_HEADER.size, self._index.num_sequences, "<i4")
+
+    def _pointers(self) -> NDArray[np.int64]:
+        return self._array(_HEADER.size + 4 * self._index.num_sequences, self._index.num_sequences, "<i8")
+
+    def _documents(self) -> NDArray[np.int64]:
+        return self._array(_HEADER.size + 12 * self._index.num_sequences, self._index.num_borders, "<i8")
+
+    def _places(self, sequences: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where sequences begin and how long they are, in tokens, checked to be in the data."""
+        lengths = self._lengths()[sequences].astype(np.int64)
+        begins, rest = np.divmod(self._pointers()[sequences].astype(np.int64), self.dtype.itemsize)
+        # in this order: with the lengths known to be small, the difference cannot overflow
+        is_bad = (rest != 0) | (begins < 0) | (lengths < 0) | (begins > self.num_values - lengths)
+        if is_bad.any():
+            at = int(np.flatnonzero(is_bad)[0])
+            raise self._lie(
+                f"sequence {int(sequences[at])} should have {int(lengths[at])} tokens from byte "
+                f"{int(self._pointers()[sequences[at]])} on, and there are {self._data.size_bytes} bytes"
+            )
+        return begins, lengths
+
+    def _check_ends(self) -> None:
+        """Raise `DamagedFile` unless the first and the last number of each kind are what they must be."""
+        num_sequences, num_borders = self._index.num_sequences, self._index.num_borders
+        if num_borders > 1 or (num_borders and not num_sequences):
+            first, last = int(self._documents()[0]), int(self._documents()[-1])
+            if (first, last) != (0, num_sequences):
+                raise self._lie(f"its documents span sequences {first} to {last}, and there are {num_sequences}")
+        end = 0
+        if num_sequences:
+            begins, lengths = self._places(np.array([0, num_sequences - 1]))
+            end = int(begins[1] + lengths[1])
+            if begins[0]:
+                raise self._lie(f"its first sequence begins at token {int(begins[0])}")
+        if end != self.num_values:
+            raise self._lie(f"its sequences end at token {end}, and {self._data.path.name} has {self.num_values}")
+
+    def _lie(self, what: str) -> DamagedFile:
+        return DamagedFile(
+            self._index.file.path,
+            what=f"does not fit its .bin file, or is damaged: {what}",
+            hint="the two files belong together: copy both again, from one place",
+        )
+
+
+def pair_of(path: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Return the `.bin` and the `.idx` file that one of them, or their prefix, stands for."""
+    given = os.path.abspath(path)
+    prefix = given[:-4] if given.endswith((".bin", ".idx")) else given
+    return Path(prefix + ".bin"), Path(prefix + ".idx")
+
+
+def _read_head(file: KnownFile) -> tuple[_Index, np.dtype[Any]]:
+    head = file.head(_HEADER.size)
+    if not head.startswith(MAGIC):
+        found = f"its first bytes are {head[:9].hex(' ')}" if head else "it is empty"
+        raise DamagedFile(
+            file.path,
+            what=f"is not an index of Megatron-LM: {found}",
+            hint="an index of the older kind ('TNTIDX') has to be converted with Megatron-LM's own tools",
+        )
+    if len(head) < _HEADER.size:
+        raise DamagedFile(file.path, what=f"is cut short: its head takes {_HEADER.size} bytes, and it has {len(head)}")
+    _, version, code, num_sequences, num_borders = _HEADER.unpack(head)
+    if version != 1:
+        raise DamagedFile(file.path, what=f"is an index of version {version}, and only 1 is known")
+    if code in (6, 7):
+        raise ArgumentError(
+            f"{file.path} holds floating-point values (code {code}), which are not tokens",
+            hint="save them as .npy, which stoker.open reads",
+        )
+    if code not in _DTYPES:
+        raise DamagedFile(file.path, what=f"has an unknown code for its dtype: {code}")
+    wanted = _HEADER.size + 12 * num_sequences + 8 * num_borders
+    if file.size_bytes not in (wanted, wanted + num_sequences):  # with a mode for each sequence
+        raise DamagedFile(
+            file.path,
+            what=f"should have {wanted} bytes for {num_sequences} sequences and {num_borders} document borders, and "
+            f"has {file.size_bytes}",
+        )
+    return _Index(file, num_sequences, num_borders), np.dtype(_DTYPES[code])

@@ -1,0 +1,208 @@
+"""The rows of Parquet files as samples, read by row group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, SupportsIndex, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ArgumentError, DamagedFile
+from stoker.source.addressing import position_in, positions_in
+from stoker.source.arrow_rows import arrow_library, chosen_columns, picked, refusals, samples_in
+from stoker.source.known_file import KnownFile, Paths, fingerprint_of, known_files, named
+from stoker.source.recent import Recent
+
+MAGIC = b"PAR1"
+
+# A footer of a hundred row groups is some hundred kilobytes.
+_FOOTERS_BYTES = 8 << 20
+
+
+class _Groups(NamedTuple):
+    """The row groups of all files, one after the other."""
+
+    ends: NDArray[np.int64]
+    """How many rows there are up to the end of each."""
+    file: NDArray[np.int32]
+    first: NDArray[np.int64]
+    """For each file, the number of its first row group among all."""
+
+
+@final
+class Parquet:
+    """The rows of Parquet files, addressed by position. Opening reads the footers alone.
+
+    `paths` is a file, a pattern, a folder of `.parquet` files, or several of these; rows follow one another in that
+    order. `columns` are those to read, by default all.
+
+    A sample is a dict by column. Numbers, strings, bytes and booleans are Python's; what is missing is None. A list of
+    numbers is a NumPy array of its own, writable; so is a list of lists where those are of one length. A struct is a
+    dict, and any other list a list.
+
+    Parquet is decoded by whole row groups. The latest are kept, up to `cache_bytes` of them in each process, and one
+    call reads each row group once. Rows in order, or shuffled within windows, are read quickly so; rows from
+    everywhere decode a row group each, and are better served by a store (`stoker prepare`).
+
+    A damaged file is `DamagedFile`, one that changed since it was opened is `StaleSource`. For any number of threads;
+    pickles as its paths and the number of rows in each row group; no descriptor stays open; works after a fork and in
+    spawned processes.
+    """
+
+    def __init__(
+        self, paths: Paths, *, columns: Sequence[str] | str | None = None, cache_bytes: int = 128 << 20
+    ) -> None:
+        arrow_library("reading Parquet files")
+        files = known_files(paths, suffixes=(".parquet", ".pq"))
+        if cache_bytes < 0:
+            raise ArgumentError(f"cache_bytes={cache_bytes} is negative", hint="0 keeps the latest row group alone")
+        counts: list[int] = []
+        owners: list[int] = []
+        firsts: list[int] = []
+        schema: Any = None
+        names: list[str] = []
+        for number, file in enumerate(files):
+            footer = _footer(file)
+            found = _schema(file, footer)
+            if schema is None:
+                schema, names = found, chosen_columns(found.names, columns, file.path)
+            _check_columns(files[0], schema, file, found, names)
+            firsts.append(len(counts))
+            counts.extend(_row_counts(file, footer))
+            owners.extend([number] * (len(counts) - firsts[-1]))
+        groups = _Groups(np.cumsum(counts, dtype=np.int64), np.array(owners, np.int32), np.array(firsts, np.int64))
+        self._set(files, groups, names, cache_bytes)
+
+    def _set(self, files: tuple[KnownFile, ...], groups: _Groups, columns: list[str], cache_bytes: int) -> None:
+        self._files, self._groups, self._columns, self._cache_bytes = files, groups, columns, cache_bytes
+        self._num_rows = int(groups.ends[-1]) if len(groups.ends) else 0
+        self._tables: Recent[int, Any] = Recent(cache_bytes)
+        self._footers: Recent[int, Any] = Recent(_FOOTERS_BYTES)
+
+    def __getstate__(self) -> tuple[tuple[KnownFile, ...], _Groups, list[str], int]:
+        return self._files, self._groups, self._columns, self._cache_bytes
+
+    def __setstate__(self, state: tuple[tuple[KnownFile, ...], _Groups, list[str], int]) -> None:
+        self._set(*state)
+
+    def __repr__(self) -> str:
+        return named("Parquet", self._files)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns that are read."""
+        return list(self._columns)
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that changes when the files do, judged by their names, sizes and ends."""
+        return fingerprint_of(self._files, *self._columns)
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getitem__(self, position: SupportsIndex, /) -> dict[str, Any]:
+        """Return the row at `position`; negative positions count from the end."""
+        return self.__getitems__([position_in(position, len(self), self)])[0]
+
+    def __getitems__(self, positions: Sequence[SupportsIndex], /) -> list[dict[str, Any]]:
+        """Return the rows at `positions`, in that order; each row group that they are in is read once."""
+        wanted = positions_in(positions, len(self), self)
+        samples: list[Any] = [None] * len(wanted)
+        groups = np.searchsorted(self._groups.ends, wanted, side="right")
+        for group in np.unique(groups).tolist():
+            slots = np.flatnonzero(groups == group)
+            for slot, sample in zip(slots.tolist(), self._read(group, wanted[slots])):
+                samples[slot] = sample
+        return samples
+
+    def describe(self, position: SupportsIndex) -> str:
+        """Return where the sample at `position` comes from: the path, and the row counted from 0."""
+        place = position_in(position, len(self), self)
+        group = int(np.searchsorted(self._groups.ends, place, side="right"))
+        number = int(self._groups.file[group])
+        row = place - self._begin(int(self._groups.first[number]))
+        return f"{self._files[number].path}, row {row}"
+
+    def _begin(self, group: int) -> int:
+        """Return the position of the first row of a row group."""
+        return int(self._groups.ends[group - 1]) if group else 0
+
+    def _read(self, group: int, positions: NDArray[np.int64]) -> list[dict[str, Any]]:
+        table = self._tables.get(group, lambda: self._decoded(group))
+        with self._refusals(group):
+            return samples_in([picked(table, positions - self._begin(group))])
+
+    def _decoded(self, group: int) -> tuple[Any, int]:
+        """Return the table of a row group and its size in memory."""
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        number = int(self._groups.file[group])
+        file = self._files[number]
+        footer = self._footers.get(number, lambda: _sized_footer(file))
+        file.check_now()
+        with self._refusals(group):
+            # Opened for this one read: a reader is not for several threads, and holds a descriptor. In one thread, as
+            # the loader's workers are many already. Checksums are verified where the writer has made them.
+            with pyarrow.parquet.ParquetFile(file.path, metadata=footer, page_checksum_verification=True) as reader:
+                table = reader.read_row_group(
+                    group - int(self._groups.first[number]), columns=self._columns, use_threads=False
+                )
+            table = table.select(self._columns)  # in the order asked for, and without those of like names
+            table.validate()
+            rows = int(self._groups.ends[group]) - self._begin(group)
+            if table.num_rows != rows:
+                raise pa.ArrowInvalid(f"it should have {rows} rows and has {table.num_rows}")
+        return table, table.nbytes
+
+    def _refusals(self, group: int) -> AbstractContextManager[None]:
+        number = int(self._groups.file[group])
+        return refusals(self._files[number], f"in row group {group - int(self._groups.first[number])}")
+
+
+def _footer(file: KnownFile) -> Any:
+    """Return the metadata of a file."""
+    import pyarrow.parquet
+
+    head = file.head(len(MAGIC))
+    if head == b"PARE":
+        raise ArgumentError(f"{file.path} is encrypted", hint="write it again without encryption")
+    if head != MAGIC:
+        found = f"its first bytes are {head.hex(' ')}" if head else "it is empty"
+        raise DamagedFile(file.path, what=f"is not a Parquet file: {found}")
+    with refusals(file, "as Parquet"):
+        return pyarrow.parquet.read_metadata(file.path)
+
+
+def _sized_footer(file: KnownFile) -> tuple[Any, int]:
+    footer = _footer(file)
+    return footer, footer.serialized_size
+
+
+def _schema(file: KnownFile, footer: Any) -> Any:
+    with refusals(file, "in its schema"):
+        schema = footer.schema.to_arrow_schema()
+        _ = schema.names  # not decoded before they are asked for
+        return schema
+
+
+def _row_counts(file: KnownFile, footer: Any) -> list[int]:
+    counts = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+    if any(count < 0 for count in counts) or sum(counts) != footer.num_rows:
+        raise DamagedFile(
+            file.path, what=f"has row groups of {sum(counts)} rows together, and its footer says {footer.num_rows}"
+        )
+    return counts
+
+
+def _check_columns(first: KnownFile, schema: Any, file: KnownFile, found: Any, names: Sequence[str]) -> None:
+    for name in names:
+        theirs = found.field(name).type if name in found.names else "nothing"
+        if theirs != schema.field(name).type:
+            raise ArgumentError(
+                f"column {name!r} is {schema.field(name).type} in {first.path} and {theirs} in {file.path}",
+                hint="open them apart, or pass columns= with those that agree",
+            )
