@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from stoker.cli.app import app
 from stoker.cli.demo.checks import Claim, training_claims
 from stoker.cli.demo.machine import Others
+from stoker.cli.demo.tokens import STOKER, TORCH, Pace, _speed_claim
 from stoker.cli.demo.training import Run
 
 
@@ -34,13 +35,15 @@ def test_the_quick_demo_keeps_its_claims(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for text in ("resume in mid-epoch is exact", "2 ranks serve the stream of 1", "workers share a stream", "images/s"):
         assert text in done.stdout
+    for text in ("prepared tokens are the text", "a single bit is noticed", "stoker over the store", "decoded"):
+        assert text in done.stdout
     assert "✗" not in done.stdout
-    assert done.stdout.count("✓") == 8
+    assert done.stdout.count("✓") == 12
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "state.json").read_text())["kind"] == "plan"
 
 
-@pytest.mark.parametrize("library", ["PIL", "matplotlib"])
+@pytest.mark.parametrize("library", ["PIL", "matplotlib", "tokenizers"])
 def test_a_missing_library_is_named_with_its_extra(
     library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -81,6 +84,9 @@ def test_a_claim_that_does_not_hold_is_the_exit_code(monkeypatch: pytest.MonkeyP
     run = run_of("inline", wait=0.05, compute=0.1)
     monkeypatch.setattr("stoker.cli.demo._written", lambda *_: (None, None))
     monkeypatch.setattr("stoker.cli.demo._trained", lambda *_: (run, run))
+    monkeypatch.setattr("stoker.cli.demo._tokens", lambda *_: (None, [], []))
+    monkeypatch.setattr("stoker.cli.demo._paces_table", lambda *_: "")
+    monkeypatch.setattr("stoker.cli.demo._print_sample", lambda *_: None)
     monkeypatch.setattr("stoker.cli.demo._drawn", lambda *_: tmp_path / "demo.png")
     for holds, exit_code, mark in ((True, 0, "✓"), (None, 0, "-"), (False, 1, "✗")):
         claim = Claim("it is so", "seen", holds)
@@ -88,6 +94,22 @@ def test_a_claim_that_does_not_hold_is_the_exit_code(monkeypatch: pytest.MonkeyP
         result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
         assert result.exit_code == exit_code
         assert f"{mark}   it is so" in result.output
+
+
+@pytest.mark.parametrize(("ours", "others_cores", "holds"), [(900, 0.0, True), (300, 0.0, False), (300, 0.9, None)])
+def test_tokens_must_load_faster_with_workers_as_well(
+    ours: float, others_cores: float, holds: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.cli.demo.tokens.usable_cores", lambda: {0, 1})
+    speeds = {(TORCH, 0): 1000.0, (STOKER, 0): 5000.0, (TORCH, 2): 400.0, (STOKER, 2): ours}
+    paces = [
+        Pace(name=name, num_workers=num_workers, rounds=np.array([speed]))
+        for (name, num_workers), speed in speeds.items()
+    ]
+    claim = _speed_claim(paces, others_cores, is_quick=False)
+    assert claim.holds is holds
+    assert "inline 1,000 to 5,000 batches/s (5.0x)" in claim.evidence
+    assert _speed_claim(paces, others_cores, is_quick=True).holds is None
 
 
 def test_what_others_use_is_told_as_a_number_of_cores() -> None:

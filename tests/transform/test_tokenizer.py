@@ -607,7 +607,7 @@ def test_a_missing_library_is_named(
     files: Files, monkeypatch: pytest.MonkeyPatch, library: str, kind: str, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingExtra, match=rf"needs {library}, (?s:.*)stoker\[tokenizers\]"):
+    with pytest.raises(MissingExtra, match=rf"needs {library}, (?s:.*)stoker\[tokens\]"):
         files.open(kind)
     if kind == "huggingface":
         with pytest.raises(MissingExtra, match="training a tokenizer needs tokenizers"):

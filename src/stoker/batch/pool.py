@@ -21,6 +21,14 @@ POOLED_BYTES = 64 << 10
 _ALIGNMENT = 64
 
 
+def _num_holders(blocks: list[NDArray[np.uint8]], at: int) -> int:
+    return sys.getrefcount(blocks[at])
+
+
+_NOBODY_ELSE = _num_holders([np.empty(1, np.uint8)], 0)
+"""How many hold a block that only the list holds: how many the call itself counts for differs among Pythons."""
+
+
 class Pool:
     """Blocks of memory. One is free when no array or tensor views it, which its count of references tells."""
 
@@ -46,10 +54,9 @@ class Pool:
 
     def _free(self, num_bytes: int) -> NDArray[np.uint8]:
         wanted = num_bytes + _ALIGNMENT
-        for at, block in enumerate(self._blocks):
-            # held by the list, by this loop, and by the call: nobody else
-            if sys.getrefcount(block) == 3 and wanted <= len(block) <= 2 * wanted:
-                del self._blocks[at]
+        for at in range(len(self._blocks)):
+            if _num_holders(self._blocks, at) == _NOBODY_ELSE and wanted <= len(self._blocks[at]) <= 2 * wanted:
+                block = self._blocks.pop(at)
                 self._blocks.append(block)
                 return block
         block = np.empty(wanted, np.uint8)

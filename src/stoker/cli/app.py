@@ -12,8 +12,11 @@ from typer.core import TyperGroup
 from stoker._version import __version__
 from stoker.cli.about import about
 from stoker.cli.demo import demo
+from stoker.cli.inspect import inspect
 from stoker.cli.lines import lines
 from stoker.cli.plan import plan_app
+from stoker.cli.prepare import prepare_app
+from stoker.cli.verify import verify
 from stoker.errors import StokerError
 
 INTERRUPTED = 130
@@ -86,5 +89,8 @@ def stoker(
 
 app.command()(demo)
 app.add_typer(plan_app, name="plan")
+app.add_typer(prepare_app, name="prepare")
 app.command()(lines)
+app.command()(inspect)
+app.command()(verify)
 app.command()(about)

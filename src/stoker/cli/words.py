@@ -18,3 +18,8 @@ def seconds_told(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: `1 block`, `2,000 blocks`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -140,9 +140,10 @@ class Column:
 
 def checked_name(name: Any) -> str:
     """Return a column's name, if it can be one."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith(RESERVED) or name.endswith(OFFSETS):
+    is_ours = isinstance(name, str) and (name.startswith((RESERVED, "__")) or name.endswith(OFFSETS))
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or is_ours:
         raise ArgumentError(
             f"{name!r} cannot be the name of a column",
-            hint=f"use letters, digits, _ - . /, not beginning with {RESERVED!r} and not ending in {OFFSETS!r}",
+            hint=f"use letters, digits, _ - . /, not beginning with {RESERVED!r} or '__' and not ending in {OFFSETS!r}",
         )
     return name

@@ -23,24 +23,31 @@ def check_expectations(path: Path, manifest: Manifest, expect: Mapping[str, Any]
     """
     differences: dict[str, tuple[Any, Any]] = {}
     for key, expected in expect.items():
-        _compare(key, expected, _found(manifest, key), differences)
+        found: list[dict[str, tuple[Any, Any]]] = []
+        for candidate in _found(manifest, key):
+            found.append({})
+            _compare(key, expected, candidate, found[-1])
+        if all(found):
+            differences |= found[0]
     if differences:
         raise StoreMismatch(path, differences)
 
 
-def _found(manifest: Manifest, key: str) -> Any:
+def _found(manifest: Manifest, key: str) -> list[Any]:
+    """Return what may be meant: `end_of_document` is whether there is one among the settings, and which one it is."""
     if key == "num_samples":
-        return manifest.num_samples
+        return [manifest.num_samples]
     if key == "columns":
-        return {name: column.described() for name, column in manifest.columns.items()}
+        return [{name: column.described() for name, column in manifest.columns.items()}]
     meta = manifest.meta
+    candidates = []
     for table in (meta, meta.get("settings"), meta.get("tokenizer")):
         found: Any = table
         for name in key.split("."):
             found = found.get(name, _MISSING) if isinstance(found, Mapping) else _MISSING
         if found is not _MISSING:
-            return found
-    return _MISSING
+            candidates.append(found)
+    return candidates or [_MISSING]
 
 
 def _compare(key: str, expected: Any, found: Any, differences: dict[str, tuple[Any, Any]]) -> None:
@@ -49,7 +56,7 @@ def _compare(key: str, expected: Any, found: Any, differences: dict[str, tuple[A
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         for name, value in expected.items():
             _compare(f"{key}.{name}", value, found.get(name, _MISSING), differences)
-    elif _plain(expected) != _plain(found):
+    elif _plain(expected) != _plain(found) or isinstance(expected, bool) != isinstance(found, bool):
         differences[key] = (expected, found)
 
 

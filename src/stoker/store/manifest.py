@@ -71,12 +71,30 @@ class Manifest:
         """Return it as text, a line for each shard."""
         columns = {name: column.to_json() for name, column in self.columns.items()}
         shards = ",\n".join("  " + _line(shard.to_json()) for shard in self.shards)
-        return (
-            f'{{"format": "{FORMAT}", "version": {VERSION}, "num_samples": {self.num_samples},\n'
-            f'"columns": {_line(columns)},\n'
-            f'"meta": {_line(self.meta)},\n'
-            f'"shards": [\n{shards}\n]}}\n'
-        ).encode()
+        return signed(
+            (
+                f'{{"format": "{FORMAT}", "version": {VERSION}, "num_samples": {self.num_samples},\n'
+                f'"columns": {_line(columns)},\n'
+                f'"meta": {_line(self.meta)},\n'
+                f'"shards": [\n{shards}\n],\n'
+            ).encode()
+        )
+
+
+_CHECKSUM = b'"checksum": "'
+
+
+def signed(text: bytes) -> bytes:
+    """Return the text of a manifest with its last line: the checksum of all before it."""
+    return text + _CHECKSUM + f'{checksum(text):016x}"}}\n'.encode()
+
+
+def _check_is_signed(text: bytes) -> None:
+    content, mark, last = text.rpartition(_CHECKSUM)
+    if not mark or len(last) > 32:
+        raise ValueError("it does not end with its checksum")
+    if last != f'{checksum(content):016x}"}}\n'.encode():
+        raise ValueError("its checksum is not that of its text, so it was changed since it was written")
 
 
 def _line(value: Any) -> str:
@@ -127,6 +145,7 @@ def parsed(text: bytes, path: Path) -> Manifest:
             raise ValueError("a file occurs twice")
         if table["num_samples"] != manifest.num_samples:
             raise ValueError(f"it tells of {table['num_samples']!r} samples, its shards of {manifest.num_samples}")
+        _check_is_signed(text)  # last: whatever else is wrong with it tells more
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, ArgumentError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise _damaged(path, f"cannot be read as a manifest: {what}") from error

@@ -481,6 +481,8 @@ class Stretch:
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
         """Return `length` values from each of `starts` on, a row for each: a fresh array. All must be in range."""
         files, column, value_starts = self._files, self._column, self._value_starts
+        if starts.size and (int(starts.min()) < 0 or int(starts.max()) + length > self.num_values):
+            raise ArgumentError(f"not all windows are within {self.num_values} values", hint="check the starts")
         if len(value_starts) == 2:
             return files.gathered(column, starts + files.element_of(column, np.zeros(1, np.int64)), length)
         shards = value_starts.searchsorted(starts, "right") - 1

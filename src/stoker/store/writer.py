@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +24,7 @@ from stoker.errors import ArgumentError, DataError
 from stoker.store.checksums import RunningChecksums, checksum, num_checksums_for
 from stoker.store.column import OFFSETS, Column, checked_name
 from stoker.store.header import num_bytes_of
-from stoker.store.manifest import FILE, Manifest, Shard, parsed, read_manifest, sync_folder, write_safely
+from stoker.store.manifest import FILE, FORMAT, Manifest, Shard, parsed, read_manifest, sync_folder, write_safely
 from stoker.store.reader import Store, open_store
 from stoker.store.shard import arrays_of, header_of
 
@@ -180,10 +181,14 @@ class Build:
 
 def _check_is_free(path: Path) -> None:
     """Refuse a folder that holds what is not ours."""
-    if not path.exists() or (path / FILE).exists() or (path / UNFINISHED).exists():
+    if not path.exists() or (path / UNFINISHED).exists():
         return
-    if not path.is_dir() or any(path.iterdir()):
-        raise ArgumentError(f"{path} is there already, and is not a store", hint="choose a new or an empty folder")
+    if path.is_dir() and (not any(path.iterdir()) or (path / UNFINISHED).exists()):  # others may be beginning just now
+        return
+    with suppress(OSError), open(path / FILE, "rb") as file:
+        if FORMAT.encode() in file.read(4096):  # other programs have a file of that name too
+            return
+    raise ArgumentError(f"{path} is there already, and is not a store", hint="choose a new or an empty folder")
 
 
 def _packed(manifest: Manifest) -> bytes:
@@ -212,6 +217,8 @@ class PieceWriter:
         self.notes: dict[str, Any] = {}
         """Kept with the piece: anything that JSON can hold."""
         self._shards: list[Shard] = []
+        self._beside: list[Path] = []
+        """Where the shards are until the piece is complete."""
         self._filling = _Filling(build.columns, build.shard_bytes, self._put)
         self._is_over = False
 
@@ -243,6 +250,8 @@ class PieceWriter:
             return
         self._filling.finish()
         self._is_over = True
+        for beside, shard in zip(self._beside, self._shards, strict=True):
+            os.replace(beside, self._build.path / shard.file)
         record = {
             "columns": _listed(self._build.columns),
             "shard_bytes": self._build.shard_bytes,
@@ -256,16 +265,18 @@ class PieceWriter:
         """Remove what was written of the piece."""
         self._is_over = True
         (self._build.unfinished / f"{self._key}.json").unlink(missing_ok=True)  # first: it tells of the shards
-        for shard in self._shards:
-            (self._build.path / shard.file).unlink(missing_ok=True)
+        for beside in self._beside:
+            beside.unlink(missing_ok=True)
+        if self._build._finished_records().get(self._key) is None:  # a store that is there may have them, too
+            for shard in self._shards:
+                (self._build.path / shard.file).unlink(missing_ok=True)
 
     def _put(self, sheet: _Sheet) -> None:
         """Write a shard."""
         name = f"{self._key}-{len(self._shards):03d}.safetensors"
         beside = self._build.unfinished / f"{name}.{os.getpid()}"
-        shard = sheet.written(beside, name, piece=self._key)
-        os.replace(beside, self._build.path / name)
-        self._shards.append(shard)
+        self._shards.append(sheet.written(beside, name, piece=self._key))
+        self._beside.append(beside)
 
     def __enter__(self) -> Self:
         return self
@@ -445,6 +456,8 @@ class _Rows:
                         f"{name!r} has {len(array)} values, but its lengths add up to {starts[-1]}",
                         hint="pass (values, lengths) with one length for each sample",
                     )
+                if column.kind == "text":
+                    _check_is_text(array, starts, name)
                 self.starts[name] = starts
                 counts[name] = len(lengths)
             else:
@@ -470,6 +483,20 @@ class _Rows:
     def num_bytes(self, at: int, stop: int) -> int:
         """Return how much room samples take."""
         return int(self._sizes[stop] - self._sizes[at])
+
+
+def _check_is_text(values: NDArray[np.uint8], starts: NDArray[np.int64], name: str) -> None:
+    """Refuse what could not be read again: bytes that are not UTF-8, and samples that begin within a character."""
+    begins = starts[:-1][starts[:-1] < starts[1:]]
+    try:
+        str(values.data, "utf-8")
+        is_cut = bool(((values[begins] & 0xC0) == 0x80).any())
+    except UnicodeDecodeError as error:
+        raise ArgumentError(
+            f"{name!r} is a column of text, and not all is UTF-8: {error}", hint="keep it as Column.blob()"
+        ) from error
+    if is_cut:
+        raise ArgumentError(f"a length of {name!r} ends within a character", hint="lengths of text count bytes")
 
 
 def _converted(values: Any, column: Column, name: str) -> NDArray[Any]:
@@ -614,6 +641,7 @@ class Writer:
     ) -> None:
         self.path, self._meta, self._shard_bytes = Path(path), dict(meta or {}), shard_bytes
         _check_is_free(self.path)
+        _packed(Manifest({}, (), self._meta))  # now, and not after everything was written
         self._generation = 0
         """Part of the shards' names, so that a new store's are not those of the one it replaces."""
         if (self.path / FILE).exists():

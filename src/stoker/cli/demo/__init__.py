@@ -1,4 +1,4 @@
-"""`stoker demo`: load, train, stop, resume: the main job end to end, on data it makes itself."""
+"""`stoker demo`: load, train, stop, resume, prepare: the main jobs end to end, on data it makes itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from stoker.cli.demo.checks import Claim
     from stoker.cli.demo.data import Shapes
+    from stoker.cli.demo.tokens import Pace, Prepared
     from stoker.cli.demo.training import Run
+    from stoker.prepare import Progress as Preparing
     from stoker.source import Lines
 
 
@@ -24,20 +26,26 @@ class Scale(NamedTuple):
     num_pictures: int
     num_lines: int
     num_steps: int
+    num_documents: int
+    num_rounds: int
+    round_seconds: float
 
 
-FULL = Scale(num_pictures=3_000, num_lines=100_000, num_steps=150)
-QUICK = Scale(num_pictures=400, num_lines=5_000, num_steps=16)
+FULL = Scale(
+    num_pictures=3_000, num_lines=100_000, num_steps=150, num_documents=12_000, num_rounds=5, round_seconds=0.3
+)
+QUICK = Scale(num_pictures=400, num_lines=5_000, num_steps=16, num_documents=2_000, num_rounds=1, round_seconds=0.05)
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="The folder for data, state and plot.")] = Path("out/demo"),
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the data, in some ten seconds.")] = False,
 ) -> None:
-    """Load, train, stop and resume, end to end, on data it makes itself, in about a minute.
+    """Load, train, stop, resume and prepare, end to end, on data it makes itself, in about a minute.
 
-    Writes pictures and a text corpus, trains a small model with loading inline and overlapped, resumes in mid-epoch,
-    compares one rank with two, and says of each claim whether it held. The exit code is 1 if one did not.
+    Writes pictures and text, trains a small model with loading inline and overlapped, resumes in mid-epoch, compares
+    one rank with two, turns text into a store of tokens and loads it beside a memory map, and says of each claim
+    whether it held. The exit code is 1 if one did not.
 
     Example: [bold cyan]stoker demo --out out/demo --quick[/]
     """
@@ -49,11 +57,14 @@ def demo(
     pictures, corpus = _written(out, scale, console)
     inline, overlapped = _trained(pictures, scale, console)
     claims = _checked(inline, overlapped, pictures, corpus, out, console)
-    plot = _drawn(out, inline, overlapped, pictures)
+    done, paces, token_claims = _tokens(out, scale, console)
+    plot = _drawn(out, inline, overlapped, pictures, done, paces)
     console.print(_runs_table(inline, overlapped))
-    console.print(_claims_table(claims))
-    console.print(f"plot   {plot}\nstate  {out / 'state.json'}", soft_wrap=True)
-    if any(claim.holds is False for claim in claims):
+    console.print(_paces_table(paces))
+    console.print(_claims_table(claims + token_claims))
+    _print_sample(done, console)
+    console.print(f"plot   {plot}\nstate  {out / 'state.json'}\nstore  {out / 'store'}", soft_wrap=True)
+    if any(claim.holds is False for claim in claims + token_claims):
         console.print("[bold red]a claim did not hold[/]")
         raise typer.Exit(1)
 
@@ -63,7 +74,7 @@ def _require_extras() -> None:
 
     from stoker.errors import MissingExtra
 
-    for library, package in (("pillow", "PIL"), ("matplotlib", "matplotlib")):
+    for library, package in (("pillow", "PIL"), ("matplotlib", "matplotlib"), ("tokenizers", "tokenizers")):
         if find_spec(package) is None:
             raise MissingExtra(library, extra="demo", need="the demo")
 
@@ -119,7 +130,40 @@ def _checked(inline: Run, overlapped: Run, pictures: Shapes, corpus: Lines, out:
     return claims
 
 
-def _drawn(out: Path, inline: Run, overlapped: Run, pictures: Shapes) -> Path:
+def _tokens(out: Path, scale: Scale, console: Console) -> tuple[Prepared, list[Pace], list[Claim]]:
+    """Turn text into a store of tokens, and load it beside a memory map."""
+    from stoker.cli.demo.data import write_texts
+    from stoker.cli.demo.tokens import NUM_WORKERS, measured, prepared, token_claims
+    from stoker.cli.demo.training import one_compute_thread
+
+    names = {"training": "training a tokenizer", "hashing": "hashing the texts", "tokenizing": "tokenizing the texts"}
+    # bars without threads from here on: worker processes are forked
+    with _progress(console, has_thread=False) as progress:
+        task = progress.add_task("writing texts (JSONL)", total=scale.num_documents)
+        texts = write_texts(
+            out / "texts", num_documents=scale.num_documents, num_files=4, advance=lambda: progress.advance(task)
+        )
+        tasks = {stage: progress.add_task(name, total=None, visible=False) for stage, name in names.items()}
+
+        def watch(how_far: Preparing) -> None:
+            done, total = (how_far.num_read >> 10, how_far.num_bytes >> 10)
+            progress.update(tasks[how_far.stage], completed=done, total=total, visible=True, refresh=True)
+
+        done = prepared(texts, out=out / "store", watch=watch)
+        progress.refresh()
+    with _progress(console, has_thread=False) as progress, one_compute_thread():
+        task = progress.add_task(f"loading, 0 and {NUM_WORKERS} workers", total=4 * scale.num_rounds)
+
+        def advance() -> None:
+            progress.update(task, advance=1, refresh=True)
+
+        paces, others_cores = measured(
+            done, num_rounds=scale.num_rounds, round_seconds=scale.round_seconds, advance=advance
+        )
+    return done, paces, token_claims(done, paces, others_cores, is_quick=scale is QUICK)
+
+
+def _drawn(out: Path, inline: Run, overlapped: Run, pictures: Shapes, done: Prepared, paces: list[Pace]) -> Path:
     from stoker.cli.demo.data import CLASSES
     from stoker.cli.demo.drawing import draw
     from stoker.loader import DataLoader
@@ -127,15 +171,17 @@ def _drawn(out: Path, inline: Run, overlapped: Run, pictures: Shapes) -> Path:
     images, labels = next(iter(DataLoader(pictures, batch_size=16, shuffle=True, seed=1)))
     plot = out / "demo.png"
     names = [CLASSES[label] for label in labels.tolist()]
-    draw(plot, inline=inline, overlapped=overlapped, images=images.numpy(), labels=names)
+    ids = done.store.tokens(length=256)[0]["tokens"]
+    words = [done.tokenizer.decode(ids[at : at + 1]) for at in range(len(ids))]
+    draw(plot, inline=inline, overlapped=overlapped, images=images.numpy(), labels=names, paces=paces, words=words)
     return plot
 
 
-def _progress(console: Console) -> Progress:
+def _progress(console: Console, *, has_thread: bool = True) -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
+    return Progress(*columns, console=console, auto_refresh=has_thread)
 
 
 def _runs_table(inline: Run, overlapped: Run) -> Table:
@@ -148,6 +194,32 @@ def _runs_table(inline: Run, overlapped: Run) -> Table:
     for (name, first), (_, second) in zip(_told(inline), _told(overlapped)):
         table.add_row(name, first, second)
     return table
+
+
+def _paces_table(paces: list[Pace]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    from stoker.cli.demo.tokens import BATCH_SIZE, LENGTH, NUM_WORKERS, STOKER, TORCH
+
+    title = f"batches/s of {BATCH_SIZE} x {LENGTH:,} tokens with labels, shuffled"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
+    for column in ("", "inline", f"{NUM_WORKERS} workers"):
+        table.add_column(column, justify="right" if column else "left")
+    speeds = {(pace.name, pace.num_workers): pace.batches_per_second for pace in paces}
+    for name in (TORCH, STOKER):
+        table.add_row(name, *(f"{speeds[name, workers]:,.0f}" for workers in (0, NUM_WORKERS)))
+    return table
+
+
+def _print_sample(done: Prepared, console: Console) -> None:
+    from rich.markup import escape
+
+    from stoker.cli.samples import shortened
+
+    position = len(done.store) // 2
+    text = done.tokenizer.decode(done.store[position]["tokens"])
+    console.print(f"[bold]document {position:,} of the store, decoded[/]\n  {escape(shortened(text))}\n")
 
 
 def _told(run: Run) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What the demo loads: pictures of shapes as JPEG files, and a corpus of sentences as JSON lines. All made here."""
+"""What the demo loads: pictures of shapes as JPEG files, sentences and documents as JSON lines. All made here."""
 
 from __future__ import annotations
 
@@ -88,6 +88,24 @@ def write_corpus(path: Path, *, num_lines: int, advance: Advance) -> Path:
             file.write(json.dumps({"id": number, "text": f"{sentence}."}) + "\n")
             advance()
     return path
+
+
+def write_texts(folder: Path, *, num_documents: int, num_files: int, advance: Advance) -> Path:
+    """Write documents of many sentences as JSON lines; their lengths are log-normal, as those of real ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(13)
+    parts = (_SUBJECTS, _VERBS, _OBJECTS, _TIMES)
+    lengths = (1 + np.exp(random.normal(2.2, 0.8, size=num_documents))).astype(int)
+    choices = np.stack([random.integers(0, len(words), lengths.sum()) for words in parts], axis=1).tolist()
+    sentences = [" ".join(words[at] for words, at in zip(parts, chosen)) + "." for chosen in choices]
+    stops = np.cumsum(lengths)
+    for number in range(num_files):
+        with (folder / f"part-{number}.jsonl").open("w") as file:
+            for document in range(number * num_documents // num_files, (number + 1) * num_documents // num_files):
+                text = " ".join(sentences[stops[document] - lengths[document] : stops[document]])
+                file.write(json.dumps({"text": text}) + "\n")
+                advance()
+    return folder
 
 
 def _picture(name: str, noise: NDArray[np.float32], random: Generator) -> Image.Image:

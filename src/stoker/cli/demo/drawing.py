@@ -1,4 +1,6 @@
-"""The demo's picture: where the time of each step went, how the loss fell, and what a batch looks like."""
+"""The demo's picture: where the time of each step went, how the loss fell, what a batch looks like, and how fast
+tokens load.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,41 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from stoker.cli.demo.machine import MAX_OTHERS
+from stoker.cli.demo.tokens import BATCH_SIZE as ROWS
+from stoker.cli.demo.tokens import LENGTH, STOKER, Pace
 from stoker.cli.demo.training import BATCH_SIZE, Run
 
 COMPUTE, WAIT, INK, FAINT = "#3b6fa0", "#e8833a", "#22262b", "#6b737c"
 INLINE, OVERLAPPED = "#9a6fb0", "#2a9d6f"
+TOKEN_COLOURS = ("#e4eef7", "#fbe9dc")
+WORDS_WIDE, WORDS_HIGH = 78, 9
+"""Characters and lines of the document that is shown."""
 NUM_SHOWN = 12
 """Images of the batch that are shown."""
 
 
-def draw(path: Path, *, inline: Run, overlapped: Run, images: NDArray[np.float32], labels: list[str]) -> None:
-    """Save the picture. `images` is a batch as the model sees it: (image, channel, row, column), from 0 to 1."""
-    figure = Figure(figsize=(12, 9), dpi=130, facecolor="white")
+def draw(
+    path: Path,
+    *,
+    inline: Run,
+    overlapped: Run,
+    images: NDArray[np.float32],
+    labels: list[str],
+    paces: list[Pace],
+    words: list[str],
+) -> None:
+    """Save the picture.
+
+    `images` is a batch as the model sees it: (image, channel, row, column), from 0 to 1; `words` the beginning of the
+    store, token by token.
+    """
+    figure = Figure(figsize=(12, 11.6), dpi=130, facecolor="white")
     rows = figure.add_gridspec(
-        3, 1, height_ratios=(1.0, 0.95, 0.42), left=0.07, right=0.97, top=0.835, bottom=0.04, hspace=0.5
+        4, 1, height_ratios=(1.0, 0.95, 0.42, 0.72), left=0.07, right=0.97, top=0.87, bottom=0.03, hspace=0.45
     )
     _head(figure, inline, overlapped)
 
@@ -52,12 +73,16 @@ def draw(path: Path, *, inline: Run, overlapped: Run, images: NDArray[np.float32
             axes.set_title(
                 f"{NUM_SHOWN} images of a batch, cropped and flipped with stoker.rng()", loc="left", fontsize=11
             )
+
+    last = rows[3].subgridspec(1, 2, wspace=0.08, width_ratios=(1.0, 1.0))
+    _draw_paces(figure.add_subplot(last[0]), paces)
+    _draw_words(figure.add_subplot(last[1]), words)
     figure.savefig(path)
 
 
 def _head(figure: Figure, inline: Run, overlapped: Run) -> None:
     ratio = overlapped.images_per_second / inline.images_per_second
-    figure.text(0.07, 0.955, "Loading behind computing", fontsize=19, fontweight="bold", color=INK)
+    figure.text(0.07, 0.965, "Loading behind computing", fontsize=19, fontweight="bold", color=INK)
     told = (
         f"{len(inline.losses)} steps of {BATCH_SIZE} images, the same batches in both runs, one core computing: "
         f"{inline.images_per_second:,.0f} images/s inline, "
@@ -66,10 +91,10 @@ def _head(figure: Figure, inline: Run, overlapped: Run) -> None:
     others = max(run.others_cores or 0.0 for run in (inline, overlapped))
     if others > MAX_OTHERS:
         note = f"other programs used {others:.1f} cores meanwhile"
-        figure.text(0.95, 0.893, note, fontsize=11.5, color=FAINT, ha="right")
-    figure.text(0.07, 0.925, told, fontsize=11.5, color=FAINT)
+        figure.text(0.95, 0.915, note, fontsize=11.5, color=FAINT, ha="right")
+    figure.text(0.07, 0.941, told, fontsize=11.5, color=FAINT)
     for x, colour, word in ((0.07, COMPUTE, "computing"), (0.185, WAIT, "waiting for data")):
-        figure.text(x, 0.893, f"\N{BLACK SQUARE} {word}", fontsize=11.5, fontweight="bold", color=colour)
+        figure.text(x, 0.915, f"\N{BLACK SQUARE} {word}", fontsize=11.5, fontweight="bold", color=colour)
 
 
 def _draw_steps(axes: Axes, run: Run) -> None:
@@ -114,6 +139,43 @@ def _draw_losses(axes: Axes, inline: Run, overlapped: Run) -> None:
     axes.set_xlabel("seconds of training", color=INK)
     axes.set_ylabel("cross entropy", color=INK)
     _plain(axes)
+
+
+def _draw_paces(axes: Axes, paces: list[Pace]) -> None:
+    axes.set_title(f"batches/s of {ROWS} x {LENGTH:,} tokens with labels, shuffled", loc="left", fontsize=11)
+    highest = max(pace.batches_per_second for pace in paces)
+    for at, pace in enumerate(paces):
+        colour = OVERLAPPED if pace.name == STOKER else "#b9c0c7"
+        axes.barh(at + pace.num_workers / 4, pace.batches_per_second, height=0.78, color=colour)
+        how = f"{pace.num_workers} workers" if pace.num_workers else "inline"
+        axes.text(
+            pace.batches_per_second + 0.015 * highest,
+            at + pace.num_workers / 4,
+            f"{pace.batches_per_second:,.0f}  {pace.name}, {how}",
+            va="center",
+            fontsize=9.5,
+            color=INK,
+        )
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.75 * highest)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+
+
+def _draw_words(axes: Axes, words: list[str]) -> None:
+    """Write what is in the store, token by token."""
+    axes.set_title("the first documents in the store, token by token", loc="left", fontsize=11)
+    axes.set(xlim=(0, WORDS_WIDE), ylim=(WORDS_HIGH, 0), xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    x, y = 0.0, 0
+    for number, word in enumerate(words):
+        if x + len(word) > WORDS_WIDE:
+            x, y = 0.0, y + 1
+        if y == WORDS_HIGH:
+            break
+        axes.add_patch(Rectangle((x, y + 0.08), len(word), 0.84, color=TOKEN_COLOURS[number % 2], linewidth=0))
+        axes.text(x, y + 0.52, word, va="center", fontsize=8.3, family="monospace", color=INK, parse_math=False)
+        x += len(word)
 
 
 def _name_lines(

@@ -89,7 +89,7 @@ def _library() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise MissingExtra("tokenizers", extra="tokenizers", need="a tokenizer.json") from error
+        raise MissingExtra("tokenizers", extra="tokens", need="a tokenizer.json") from error
     return tokenizers
 
 

@@ -28,6 +28,8 @@ class Identity:
     """One more than the largest id."""
     end_of_document: int | None
     """The id that goes between documents; None where the tokenizer has none by convention and none was chosen."""
+    file_digest: str = ""
+    """SHA-256 of the file alone."""
     specials: dict[str, int] = field(default_factory=dict, hash=False)
     """Tokens that no text turns into, by their text."""
 
@@ -42,6 +44,7 @@ class Identity:
             "kind": self.kind,
             "name": self.name,
             "digest": self.digest,
+            "file_digest": self.file_digest,
             "vocab_size": self.vocab_size,
             "end_of_document": self.end_of_document,
             "specials": dict(self.specials),
@@ -64,7 +67,15 @@ class Identity:
         ):
             raise _not_an_identity("specials must be ids by text")
         kind, name, digest = texts
-        return cls(kind=kind, name=name, digest=digest, vocab_size=size, end_of_document=end, specials=dict(specials))
+        return cls(
+            kind=kind,
+            name=name,
+            digest=digest,
+            file_digest=str(meta.get("file_digest", "")),
+            vocab_size=size,
+            end_of_document=end,
+            specials=dict(specials),
+        )
 
 
 def digest_of(data: bytes, options: Mapping[str, Any]) -> str:

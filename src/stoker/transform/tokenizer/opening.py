@@ -102,6 +102,7 @@ def _opened(choices: _Choices) -> _Opened:
     identity = _identity(
         library, choices, kind=file.kind, name=file.path.name, digest=digest_of(file.data, options), path=file.path
     )
+    identity = replace(identity, file_digest=digest_of(file.data, {}))
     return _Opened(replace(choices, spec=str(file.path)), library, identity, file)
 
 

@@ -76,5 +76,5 @@ def _library() -> Any:
     try:
         import sentencepiece
     except ImportError as error:
-        raise MissingExtra("sentencepiece", extra="tokenizers", need="a SentencePiece model") from error
+        raise MissingExtra("sentencepiece", extra="tokens", need="a SentencePiece model") from error
     return sentencepiece

@@ -168,7 +168,7 @@ def _library() -> Any:
     try:
         import tiktoken
     except ImportError as error:
-        raise MissingExtra("tiktoken", extra="tokenizers", need="a tiktoken file") from error
+        raise MissingExtra("tiktoken", extra="tokens", need="a tiktoken file") from error
     return tiktoken
 
 

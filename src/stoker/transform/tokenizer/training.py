@@ -64,7 +64,7 @@ def _trained(
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError as error:
-        raise MissingExtra("tokenizers", extra="tokenizers", need="training a tokenizer") from error
+        raise MissingExtra("tokenizers", extra="tokens", need="training a tokenizer") from error
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

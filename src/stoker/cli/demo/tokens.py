@@ -1,0 +1,256 @@
+"""Text into tokens, and tokens into batches: prepared, checked, and loaded beside a memory map."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
+
+import stoker
+from stoker import prepare
+from stoker.cli.demo.checks import Claim
+from stoker.cli.demo.machine import MAX_OTHERS, Others, usable_cores
+from stoker.cli.words import seconds_told
+from stoker.loader import DataLoader
+from stoker.store import Store, verify
+from stoker.transform.tokenizer import Tokenizer, open_tokenizer
+
+if TYPE_CHECKING:
+    from stoker.prepare.report import Report, Watch
+
+BATCH_SIZE, LENGTH, STRIDE = 32, 1024, 16
+VOCAB_SIZE = 512
+
+TORCH, STOKER = "torch over a memory map", "stoker over the store"
+NUM_WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A store of tokens, and how it came about."""
+
+    store: Store
+    tokenizer: Tokenizer
+    first: Report
+    again: Report
+    """Of the same command, run a second time."""
+    changed: Report
+    """Of the same command, after one of the files had changed."""
+    texts: list[str]
+    """The first documents, as they were written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How quick a loader was, in rounds that took turns with those of the other."""
+
+    name: str
+    num_workers: int
+    rounds: NDArray[np.float64]
+    """Batches per second of each."""
+
+    @property
+    def batches_per_second(self) -> float:
+        """The median of the rounds."""
+        return float(np.median(self.rounds))
+
+
+class Crops(Dataset[dict[str, torch.Tensor]]):
+    """Rows out of a memory map of token ids, as one would write it for torch's loader."""
+
+    def __init__(self, path: Path) -> None:
+        self.tokens: NDArray[np.uint16] = np.memmap(path, np.uint16, mode="r")
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1 - LENGTH) // STRIDE + 1
+
+    def __getitem__(self, position: int) -> dict[str, torch.Tensor]:
+        row = torch.from_numpy(self.tokens[position * STRIDE : position * STRIDE + LENGTH + 1].astype(np.int64))
+        return {"tokens": row[:-1], "labels": row[1:]}
+
+
+def prepared(folder: Path, *, out: Path, watch: Watch) -> Prepared:
+    """Train a tokenizer on the texts in `folder`, make a store of them, and make it again."""
+    shutil.rmtree(out, ignore_errors=True)  # or there would be nothing to see
+    file = out.with_name("tokenizer.json")
+    prepare.tokenizer(folder, vocab_size=VOCAB_SIZE, out=file, watch=watch)
+    paths = sorted(folder.iterdir())
+    texts = [json.loads(line)["text"] for line in islice(paths[0].open(), 100)]
+    first = prepare.tokens(folder, tokenizer=file, out=out, watch=watch)
+    again = prepare.tokens(folder, tokenizer=file, out=out)
+    with paths[-1].open("a") as last:
+        last.write(json.dumps({"text": "the stoker has one more thing to say."}) + "\n")
+    changed = prepare.tokens(folder, tokenizer=file, out=out)
+    store: Store = stoker.open(out, expect={"tokenizer": file})
+    return Prepared(
+        store=store,
+        tokenizer=open_tokenizer(file, backend="reference"),
+        first=first,
+        again=again,
+        changed=changed,
+        texts=texts,
+    )
+
+
+def measured(
+    done: Prepared, *, num_rounds: int, round_seconds: float, advance: Callable[[], None]
+) -> tuple[list[Pace], float | None]:
+    """Return how quick both loaders are, inline and with workers; and how many cores others used meanwhile."""
+    crops = Crops(_memory_map(done.store))
+    rows = done.store.tokens(length=LENGTH, stride=STRIDE)
+    paces: list[Pace] = []
+    others_cores = None
+    for num_workers in (0, NUM_WORKERS):
+        rounds: dict[str, list[float]] = {TORCH: [], STOKER: []}
+        others = Others()
+        for number in range(num_rounds):
+            loaders: dict[str, Any] = {
+                TORCH: TorchDataLoader(crops, batch_size=BATCH_SIZE, shuffle=True, num_workers=num_workers),
+                STOKER: DataLoader(rows, batch_size=BATCH_SIZE, shuffle=True, num_workers=num_workers, seed=number),
+            }
+            for name in (TORCH, STOKER) if number % 2 else (STOKER, TORCH):
+                rounds[name].append(_batches_per_second(loaders[name], round_seconds))
+                advance()
+        if not num_workers:  # what workers use is not told from what others use
+            others_cores = others.num_cores()
+        paces += [Pace(name=name, num_workers=num_workers, rounds=np.array(rounds[name])) for name in rounds]
+    return paces, others_cores
+
+
+def _memory_map(store: Store) -> Path:
+    """Write all tokens to a plain file, as nanoGPT does."""
+    path = store.path.with_name("tokens.bin")
+    with path.open("wb") as file:
+        for start in range(0, len(store), 4096):
+            values, _ = store.read_ragged("tokens", range(start, min(start + 4096, len(store))))
+            values.tofile(file)
+    return path
+
+
+def _batches_per_second(loader: Any, seconds: float) -> float:
+    """Return the speed of a loader once it runs: its start is left out."""
+    batches = _endless(loader)
+    with closing(batches):
+        for _ in islice(batches, 8):
+            pass
+        count, begin = 0, perf_counter()
+        while (now := perf_counter()) < begin + seconds:
+            next(batches)
+            count += 1
+        return count / (now - begin)
+
+
+def _endless(loader: Any) -> Generator[Any, None, None]:
+    while True:
+        batches = iter(loader)
+        try:
+            yield from batches
+        finally:
+            if hasattr(batches, "close"):
+                batches.close()
+            del batches  # torch's workers end with their iterator
+
+
+def token_claims(done: Prepared, paces: list[Pace], others_cores: float | None, *, is_quick: bool) -> list[Claim]:
+    """Return what preparing and loading tokens has shown."""
+    return [
+        _text_claim(done),
+        _again_claim(done),
+        _damage_claim(done.store),
+        _rows_claim(done.store),
+        _speed_claim(paces, others_cores, is_quick=is_quick),
+    ]
+
+
+def _text_claim(done: Prepared) -> Claim:
+    report, end = done.first, done.tokenizer.identity.end_of_document
+    speed = report.made_bytes / 1e6 / report.seconds
+    found = [sample["tokens"] for sample in done.store.__getitems__(range(len(done.texts)))]
+    holds = all(int(ids[-1]) == end for ids in found)
+    holds = holds and [done.tokenizer.decode(ids[:-1]) for ids in found] == done.texts
+    return Claim(
+        "prepared tokens are the text",
+        f"{report.documents:,} documents, {report.tokens:,} tokens in {seconds_told(report.seconds)} "
+        f"({speed:.0f} MB/s, by {report.backend}); {len(found)} decoded and compared",
+        holds,
+    )
+
+
+def _again_claim(done: Prepared) -> Claim:
+    again, changed = done.again, done.changed
+    return Claim(
+        "a second run makes what changed",
+        f"nothing to do: {seconds_told(again.seconds)}; a line added to one file: {changed.num_made} of "
+        f"{changed.num_pieces} pieces made, {seconds_told(changed.seconds)}",
+        again.is_up_to_date and changed.num_made == 1 and changed.documents == done.first.documents + 1,
+    )
+
+
+def _damage_claim(store: Store) -> Claim:
+    """Change one bit in a copy, and see whether it is found."""
+    sound = verify(store.path)
+    copy = store.path.with_name("damaged")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(store.path, copy)
+    shard = store.manifest.shards[-1]
+    with open(copy / shard.file, "r+b") as file:
+        file.seek(shard.num_bytes - 1)
+        [last] = file.read(1)
+        file.seek(shard.num_bytes - 1)
+        file.write(bytes([last ^ 1]))
+    damages = verify(copy).damages
+    shutil.rmtree(copy)
+    named = ", ".join(f"block {damage.block}" for damage in damages) or "nothing"
+    return Claim(
+        "a single bit is noticed",
+        f"{sound.num_blocks} blocks of 64 KiB are sound; of a copy with one bit changed, {named} is damaged",
+        sound.is_sound and [damage.file for damage in damages] == [shard.file],
+    )
+
+
+def _rows_claim(store: Store) -> Claim:
+    crops = Crops(store.path.with_name("tokens.bin"))
+    rows = store.tokens(length=LENGTH, stride=STRIDE)
+    positions = np.linspace(0, len(rows) - 1, 64).astype(int).tolist()
+    pairs = [(rows[position], crops[position]) for position in positions]
+    holds = len(rows) == len(crops) and all(
+        np.array_equal(ours[name], theirs[name]) for ours, theirs in pairs for name in ("tokens", "labels")
+    )
+    return Claim(
+        "the same rows as from a memory map", f"{len(rows):,} rows of {LENGTH:,}, {len(pairs)} of them compared", holds
+    )
+
+
+def _speed_claim(paces: list[Pace], others_cores: float | None, *, is_quick: bool) -> Claim:
+    """Compare the two loaders. Whether that is judged is decided by the circumstances, never by the outcome."""
+    told, ratios = [], []
+    for num_workers in (0, NUM_WORKERS):
+        theirs, ours = (pace.batches_per_second for pace in paces if pace.num_workers == num_workers)
+        ratios.append(ours / theirs)
+        where = f"{num_workers} workers" if num_workers else "inline"
+        told.append(f"{where} {theirs:,.0f} to {ours:,.0f} batches/s ({ratios[-1]:.1f}x)")
+    doubt = None
+    if len(usable_cores()) < 2:
+        doubt = "there is only one core"
+    elif is_quick:
+        doubt = "the rounds are too short"
+    elif (others_cores or 0.0) > MAX_OTHERS:
+        doubt = f"other programs kept {others_cores:.1f} cores busy"
+    seen = "; ".join(told)
+    return Claim(
+        "batches faster than over a memory map",
+        f"{seen}; not judged: {doubt}" if doubt else seen,
+        None if doubt else min(ratios) > 1,
+    )

@@ -1,0 +1,396 @@
+"""`stoker inspect`: what is in a store, or in anything else that can be opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from stoker.store import Store
+    from stoker.transform.tokenizer import Tokenizer
+
+NUM_RUNS, RUN_LENGTH = 16, 1024
+"""Where a store is too long to look at all lengths: so many runs of so many neighbours, spread over it. Neighbours
+because their offsets lie in one block, so that it costs some megabytes of reading however long the store is.
+"""
+
+QUANTILES = {"min": 0.0, "p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
+MAX_INPUTS = 5
+
+TOKENS = "tokens"
+"""The column that holds ids of the tokenizer."""
+
+
+def inspect(
+    path: Annotated[str, typer.Argument(help="A store, or whatever else stoker.open opens.")],
+    samples: Annotated[int, typer.Option(min=0, help="How many samples to show, spread over the data.")] = 3,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Decode tokens with this; by default with the one the store was made with.")
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option(help="How a .tiktoken file of an unknown name splits text, as for stoker prepare.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Show what is in a store: columns, counts, sizes, tokenizer, where it came from, and a few samples.
+
+    Other data that stoker.open opens is shown as far as it tells about itself.
+
+    Example: [bold cyan]stoker inspect data/corpus --samples 5[/]
+    """
+    from json import dumps
+
+    from rich.console import Console
+
+    from stoker.store import Store
+
+    source = _opened(path)
+    store = source if isinstance(source, Store) else None
+    used, remark = _tokenizer(store, tokenizer, pattern)
+    facts = _of_store(store) if store is not None else _of_other(path, source)
+    if remark:
+        facts["tokenizer_remark"] = remark
+    if json:
+        facts["samples"] = [_sample(source, position, used) for position in _spread(len(source), samples)]
+        print(dumps(facts, indent=2, ensure_ascii=False, default=str))
+        return
+    console = Console(highlight=False)
+    if store is not None:
+        console.print(_store_table(facts))
+    else:
+        console.print(_other_table(facts))
+    _print_columns(facts, console)
+    _print_samples(source, samples, used, console)
+
+
+def _opened(path: str) -> Any:
+    import stoker
+    from stoker.store import open_store
+
+    folder = Path(path)
+    if (folder / ".build").is_dir():  # a store, or what may become one: then the error says so
+        return open_store(folder)
+    return stoker.open(path)
+
+
+# -------------------------------------------------------------------- what is known
+
+
+def _of_store(store: Store) -> dict[str, Any]:
+    shards = store.manifest.shards
+    num_bytes = sum(shard.num_bytes for shard in shards)
+    facts: dict[str, Any] = {
+        "path": str(store.path),
+        "kind": "store",
+        "num_samples": len(store),
+        "num_bytes": num_bytes,
+        "bytes_per_sample": num_bytes / len(store) if len(store) else 0.0,
+        "num_shards": len(shards),
+        "num_pieces": len({shard.piece for shard in shards}),
+        "fingerprint": store.fingerprint,
+        "columns": {},
+        "meta": store.meta,
+    }
+    for name, column in store.columns.items():
+        entry: dict[str, Any] = {"type": column.described(), **column.to_json()}
+        if column.is_ragged:
+            entry["num_values"] = sum(shard.values[name] for shard in shards)
+            entry["per_sample"] = _lengths(store, name)
+        facts["columns"][name] = entry
+    return facts
+
+
+def _lengths(store: Store, column: str) -> dict[str, Any]:
+    """Return how many values samples have, from all of them or from some of all parts of the store."""
+    import numpy as np
+
+    from stoker.errors import DataError
+
+    if len(store) <= NUM_RUNS * RUN_LENGTH:
+        positions = np.arange(len(store))
+    else:
+        starts = np.linspace(0, len(store) - RUN_LENGTH, NUM_RUNS).astype(np.int64)
+        positions = (starts[:, None] + np.arange(RUN_LENGTH)).ravel()
+    if not len(positions):
+        return {}
+    try:
+        lengths = store.lengths(column, positions)
+    except DataError as error:  # what can be told is told nevertheless
+        return {"error": str(error).splitlines()[0]}
+    found = np.quantile(lengths, list(QUANTILES.values()), method="lower").tolist()
+    return {"num_looked_at": len(lengths), "mean": float(lengths.mean()), **dict(zip(QUANTILES, found))}
+
+
+def _of_other(path: str, source: Any) -> dict[str, Any]:
+    from stoker.cli.samples import described, listed
+
+    columns = {name: {"type": described(value)} for name, value in listed(source[0])} if len(source) else {}
+    facts: dict[str, Any] = {"path": path, "kind": type(source).__name__, "num_samples": len(source)}
+    for name in ("num_values", "num_documents", "fingerprint"):
+        value = getattr(source, name, None)
+        if isinstance(value, int | str):
+            facts[name] = value
+    return {**facts, "columns": columns}
+
+
+def _tokenizer(store: Store | None, wanted: str | None, pattern: str | None) -> tuple[Tokenizer | None, str | None]:
+    """Return the tokenizer to decode with, if there is one, and what is to be said about it."""
+    from stoker.errors import StokerError
+    from stoker.transform.tokenizer import open_tokenizer
+
+    known = store.meta.get("tokenizer") if store is not None else None
+    if not isinstance(known, dict):
+        known = None
+    if wanted is not None:
+        tokenizer = open_tokenizer(wanted, backend="reference", pattern=pattern)
+        is_other = known is not None and tokenizer.identity.digest != known.get("digest")
+        return tokenizer, "decoded with another tokenizer than it was made with" if is_other else None
+    if store is None or known is None:
+        return None, None
+    reason = f"{known.get('name')} is neither in the store, nor beside it, nor here; pass --tokenizer PATH"
+    for spec in _places(known, store):
+        try:
+            tokenizer = open_tokenizer(spec, backend="reference", pattern=pattern)
+        except (StokerError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            continue
+        if tokenizer.identity.digest == known.get("digest"):
+            return tokenizer, None
+        reason = f"{spec} is another tokenizer by now: its digest is {tokenizer.identity.digest[:16]}..."
+    return None, f"ids are not decoded: {reason}"
+
+
+def _places(known: Mapping[str, Any], store: Store) -> Iterator[str]:
+    """Yield where the tokenizer of a store may be."""
+    if known.get("kind") == "bytes":
+        yield "bytes"
+        return
+    name = known.get("name")
+    if isinstance(name, str) and Path(name).name == name:
+        for folder in (store.path, store.path.parent, Path()):
+            if (folder / name).is_file():
+                yield str(folder / name)
+
+
+def _spread(length: int, number: int) -> list[int]:
+    """Return positions from the first to the last."""
+    number = min(number, length)
+    return [at * (length - 1) // max(1, number - 1) for at in range(number)]
+
+
+def _values(source: Any, position: int) -> dict[str, Any]:
+    """Return a sample by names. Where each token is a sample, it is the tokens from there on."""
+    import numpy as np
+
+    from stoker.cli.samples import MAX_VALUES, listed
+
+    if hasattr(source, "windows") and source.num_values == len(source):
+        length = min(MAX_VALUES, source.num_values)
+        start = min(position, source.num_values - length)
+        return {TOKENS: source.windows(np.array([start]), length)[0]}
+    return dict(listed(source[position]))
+
+
+def _text_of(name: str, value: Any, tokenizer: Tokenizer | None) -> str | None:
+    import numpy as np
+
+    from stoker.cli.samples import decoded
+
+    is_tokens = name in (TOKENS, "") and isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu"
+    return decoded(value, tokenizer) if is_tokens else None
+
+
+def _sample(source: Any, position: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    from stoker.cli.samples import as_json
+
+    values = _values(source, position)
+    told: dict[str, Any] = {
+        "position": position,
+        "where": _where(source, position),
+        "values": {name: as_json(value) for name, value in values.items()},
+    }
+    texts = {name: _text_of(name, value, tokenizer) for name, value in values.items()}
+    told["decoded"] = {name: text for name, text in texts.items() if text is not None}
+    return told
+
+
+def _where(source: Any, position: int) -> str | None:
+    if not hasattr(source, "describe"):
+        return None
+    where = str(source.describe(position))
+    return where.removeprefix(f"{source.path}/") if hasattr(source, "path") else where
+
+
+# -------------------------------------------------------------------- what is printed
+
+
+def _store_table(facts: Mapping[str, Any]) -> Table:
+    from stoker.cli.words import bytes_told, counted
+
+    table = _grid()
+    table.add_row("store", _escaped(facts["path"]))
+    table.add_row("samples", f"{facts['num_samples']:,}")
+    size = f"{bytes_told(facts['num_bytes'])} in {counted(facts['num_shards'], 'shard')}"
+    if facts["num_samples"]:
+        size += f", {_bytes_each(facts['bytes_per_sample'])} per sample"
+    table.add_row("size", size)
+    for name, row in _meta_rows(facts):
+        table.add_row(name, row)
+    table.add_row("fingerprint", facts["fingerprint"])
+    return table
+
+
+def _bytes_each(num_bytes: float) -> str:
+    from stoker.cli.words import bytes_told
+
+    return f"{num_bytes:.1f} bytes" if num_bytes < 1024 else bytes_told(round(num_bytes))
+
+
+def _meta_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what whoever made the store had to say: what is known by name in words, the rest as it is."""
+    from stoker.cli.samples import shortened
+
+    for name, value in facts["meta"].items():
+        if name == "tokenizer" and isinstance(value, dict):
+            yield name, _tokenizer_told(value, facts.get("tokenizer_remark"))
+        elif name == "origin" and isinstance(value, dict):
+            yield name, _origin_told(value)
+        elif isinstance(value, dict):
+            is_count = name == "counts"
+            parts = {key: _plain(part, is_count=is_count) for key, part in value.items() if part not in ({}, [])}
+            yield _escaped(name), _escaped(", ".join(f"{key} {part}" for key, part in parts.items()))
+        else:
+            yield _escaped(name), _escaped(shortened(_plain(value)))
+
+
+def _plain(value: Any, *, is_count: bool = False) -> str:
+    from json import dumps
+
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if is_count and isinstance(value, int) else dumps(value)
+
+
+def _tokenizer_told(known: Mapping[str, Any], remark: str | None) -> str:
+    kind, digest = known.get("kind"), str(known.get("digest", ""))[:16]
+    name = "" if known.get("name") == kind else f"{known.get('name')} "
+    told = f"{name}({kind}, sha256 {digest}...)"
+    if isinstance(known.get("vocab_size"), int):
+        told += f", {known['vocab_size']:,} ids"
+    end = known.get("end_of_document")
+    specials = known.get("specials")
+    names = {number: text for text, number in specials.items()} if isinstance(specials, dict) else {}
+    told += ", no end of document" if end is None else f", end of document {end} {names.get(end, '')}".rstrip()
+    if remark:
+        told += f"\n{remark}"
+    return _escaped(told)
+
+
+def _origin_told(origin: Mapping[str, Any]) -> str:
+    from stoker.cli.words import bytes_told, counted
+
+    inputs = [entry for entry in origin.get("inputs") or () if isinstance(entry, dict)]
+    total = sum(int(entry.get("num_bytes", 0)) for entry in inputs)
+    lines = [f"{counted(len(inputs), 'file')}, {bytes_told(total)}"]
+    rest = {name: value for name, value in origin.items() if name != "inputs"}
+    if rest:
+        lines[0] += f" ({', '.join(f'{name} {_plain(value)}' for name, value in rest.items())})"
+    lines += [f"{entry.get('path')} ({bytes_told(int(entry.get('num_bytes', 0)))})" for entry in inputs[:MAX_INPUTS]]
+    if len(inputs) > MAX_INPUTS:
+        lines.append(f"... {len(inputs) - MAX_INPUTS:,} more")
+    return _escaped("\n".join(lines))
+
+
+def _other_table(facts: Mapping[str, Any]) -> Table:
+    table = _grid()
+    table.add_row("path", _escaped(facts["path"]))
+    table.add_row("opened as", facts["kind"])
+    table.add_row("samples", f"{facts['num_samples']:,}")
+    if "" in facts["columns"]:
+        table.add_row("type", _escaped(facts["columns"][""]["type"]))
+    if facts.get("num_values") is not None:
+        table.add_row("tokens", f"{facts['num_values']:,}")
+    if facts.get("num_documents"):
+        table.add_row("documents", f"{facts['num_documents']:,}")
+    if facts.get("fingerprint"):
+        table.add_row("fingerprint", facts["fingerprint"])
+    return table
+
+
+def _print_columns(facts: Mapping[str, Any], console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+
+    columns = facts["columns"]
+    if not any(columns):
+        return
+    has_ragged = any("num_values" in entry for entry in columns.values())
+    lengths = {name: entry.get("per_sample", {}) for name, entry in columns.items()}
+    table = Table(box=box.SIMPLE)
+    table.add_column("column", style="bold")
+    table.add_column("type", no_wrap=True)
+    if has_ragged:
+        table.add_column("values", justify="right", no_wrap=True)
+        for quantile in ("mean", *QUANTILES):
+            table.add_column(quantile, justify="right")
+    for name, entry in columns.items():
+        row = [_escaped(name), _escaped(entry["type"])]
+        if "num_values" in entry:
+            found = lengths[name]
+            row += [f"{entry['num_values']:,}", f"{found['mean']:,.1f}" if "mean" in found else "-"]
+            row += [f"{found[quantile]:,}" if quantile in found else "-" for quantile in QUANTILES]
+        table.add_row(*row)
+    looked_at = max((part.get("num_looked_at", 0) for part in lengths.values()), default=0)
+    if looked_at:
+        of = "" if looked_at == facts["num_samples"] else f", of {looked_at:,} samples from all parts of the store"
+        table.caption, table.caption_justify = f"mean to max: values per sample{of}", "left"
+    console.print(table)
+    for part in lengths.values():
+        if "error" in part:
+            console.print(f"  [bold red]{_escaped(part['error'])}[/]", soft_wrap=True)
+
+
+def _print_samples(source: Any, num_shown: int, tokenizer: Tokenizer | None, console: Console) -> None:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    from stoker.cli.samples import shortened, shown
+
+    for position in _spread(len(source), num_shown):
+        values = _values(source, position)
+        where = _where(source, position) or ""
+        console.print(f"[bold]{position:,}[/] [dim]{_escaped(where)}[/]", soft_wrap=True)
+        table = Table.grid(padding=(0, 2))
+        for _ in range(1 + any(values)):
+            table.add_column(overflow="fold")
+        for name, value in values.items():
+            text = _text_of(name, value, tokenizer)
+            cells = [Text(name, style="bold")] if name else []
+            table.add_row(*cells, Text(shown(value), style="" if text is None else "dim"))
+            if text is not None:
+                table.add_row(*([""] if name else []), Text(shortened(text)))
+        console.print(Padding(table, (0, 0, 0, 4)))
+
+
+def _grid() -> Table:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    return table
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from stoker.cli.app import app
+from stoker.store import Column, Store, Writer, open_store
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["verify", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    columns = {"tokens": Column.ragged("uint16"), "label": Column.fixed("int64")}
+    with Writer(tmp_path / "store", columns, shard_bytes=300_000) as writer:
+        for number in range(2000):
+            writer.append({"tokens": np.arange(number % 500), "label": number})
+    return open_store(tmp_path / "store")
+
+
+def damage(store: Store, shard: int, block: int, byte: int = 7) -> Path:
+    path = store.path / store.manifest.shards[shard].file
+    data = bytearray(path.read_bytes())
+    data[store.manifest.shards[shard].body + (block << 16) + byte] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def test_a_sound_store_is_said_to_be_sound(store: Store) -> None:
+    result = run(store.path)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("sound ")
+    assert f"in {len(store.manifest.shards)} shards" in result.output
+    assert "verifying" not in result.output  # no bar where nobody looks
+
+
+def test_each_damaged_block_is_named(store: Store) -> None:
+    first, other = damage(store, 0, 2), damage(store, 2, 0)
+    damage(store, 2, 1)
+    result = run(store.path)
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    begin = store.manifest.shards[0].body + 2 * 65536
+    assert lines[0].startswith(f"damaged {first.name} block 2, bytes {begin:,} to {begin + 65536:,}, of tokens: ")
+    assert lines[1].startswith(f"damaged {other.name} block 0, ")
+    assert lines[2].startswith(f"damaged {other.name} block 1, ")
+    assert lines[3].startswith(f"damaged 3 blocks, in 2 of {len(store.manifest.shards)} shards")
+    assert lines[4].startswith("hint: ")
+
+
+def test_files_that_are_gone_or_cut_off_are_named(store: Store) -> None:
+    gone, cut = (store.path / shard.file for shard in store.manifest.shards[:2])
+    gone.unlink()
+    cut.write_bytes(cut.read_bytes()[:-1])
+    damage(store, 2, 0)
+    result = run(store.path)
+    assert result.exit_code == 1
+    assert f"damaged {gone.name}: is missing" in result.output
+    assert f"damaged {cut.name}: is cut off" in result.output
+    assert "damaged 1 block and 2 files as a whole, in 3 of " in result.output
+
+
+def test_what_is_no_store_is_an_error(tmp_path: Path, store: Store) -> None:
+    assert "is not a store" in run(tmp_path).stderr
+    assert run(tmp_path / "none").exit_code == 1
+    manifest = store.path / "manifest.json"
+    table = json.loads(manifest.read_text())
+    del table["shards"]
+    manifest.write_text(json.dumps(table))
+    result = run(store.path)
+    assert result.exit_code == 1
+    assert "'shards' is missing" in result.stderr
+
+
+def test_an_empty_store_is_sound(tmp_path: Path) -> None:
+    Writer(tmp_path / "empty", {"label": Column.fixed("int64")}).close()
+    result = run(tmp_path / "empty")
+    assert result.exit_code == 0, result.output
+    assert "sound 0 blocks in 0 shards" in result.output
