@@ -35,6 +35,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["lines", "--help"],
         ["about", "--help"],
         ["demo", "--help"],
+        ["prepare", "tokens", "--help"],
+        ["prepare", "tokenizer", "--help"],
+        ["inspect", "--help"],
+        ["verify", "--help"],
     ],
     ids=" ".join,
 )
@@ -53,7 +57,20 @@ def test_the_version_is_told_in_well_under_a_second() -> None:
     assert min(seconds() for _ in range(3)) < 1.0
 
 
-@pytest.mark.parametrize("verb", [["plan", "show"], ["plan", "find"], ["lines"], ["about"], ["demo"]], ids=" ".join)
+VERBS = [
+    ["plan", "show"],
+    ["plan", "find"],
+    ["lines"],
+    ["about"],
+    ["demo"],
+    ["prepare", "tokens"],
+    ["prepare", "tokenizer"],
+    ["inspect"],
+    ["verify"],
+]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_the_help_of_every_verb_has_an_example(verb: list[str]) -> None:
     result = CliRunner().invoke(app, [*verb, "--help"])
     assert result.exit_code == 0

@@ -87,5 +87,6 @@ def _summary(verdict: Verdict, seconds: float) -> str:
     return (
         f"[bold red]damaged[/] {' and '.join(parts)}, in {files} of {counted(verdict.num_shards, 'shard')} "
         f"({counted(verdict.num_blocks, 'block')} compared in {seconds_told(seconds)})\n"
-        "[bold cyan]hint:[/] copy these files again from where they are sound, or prepare the store anew"
+        "[bold cyan]hint:[/] copy these files again from where they are sound, or delete them and run the same "
+        "`stoker prepare` again: it makes what is missing"
     )
