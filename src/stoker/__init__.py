@@ -11,6 +11,16 @@ from typing import TYPE_CHECKING, Any
 from stoker._version import __version__
 
 if TYPE_CHECKING:
+    from stoker import batch as batch
+    from stoker import deliver as deliver
+    from stoker import engine as engine
+    from stoker import errors as errors
+    from stoker import loader as loader
+    from stoker import plan as plan
+    from stoker import prepare as prepare
+    from stoker import source as source
+    from stoker import store as store
+    from stoker import transform as transform
     from stoker.deliver import Normalize
     from stoker.engine.ledger import Ledger, Policy, Skipped
     from stoker.engine.randomness import rng, sample_context
@@ -58,18 +68,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
+if not TYPE_CHECKING:  # or type checkers would take any name for one of ours
 
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-    elif name in _ROOMS:
-        value = import_module(f"stoker.{name}")
-    else:
-        raise AttributeError(f"module 'stoker' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
+
+        if name in _HOMES:
+            value = getattr(import_module(_HOMES[name]), name)
+        elif name in _ROOMS:
+            value = import_module(f"stoker.{name}")
+        else:
+            raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_ROOMS})
+    return sorted({*__all__, *_ROOMS})

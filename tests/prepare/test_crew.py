@@ -9,7 +9,7 @@ import pytest
 
 from stoker.errors import WorkerDied
 from stoker.prepare.crew import Cell, Crew
-from stoker.prepare.lock import locked
+from stoker.store.lock import locked
 
 
 def described(job: Any) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
 from pathlib import Path
 
 import pyarrow as pa
@@ -205,6 +206,21 @@ def test_a_file_too_large_for_one_document_says_what_to_do(tmp_path: Path, monke
         texts_in(tmp_path, documents="paragraph")
 
 
+def test_a_text_too_large_for_one_document_is_left_out_of_every_kind_of_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("documents", "line_documents"):
+        monkeypatch.setattr(f"stoker.prepare.{module}.MAX_DOCUMENT_BYTES", 10)
+    texts = ["short", "longer than ten bytes", "0123456789"]
+    (tmp_path / "a.txt").write_text("\n".join(texts))
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    write_parquet(tmp_path / "a.parquet", texts)
+    for name in ("a.txt", "a.jsonl", "a.parquet"):
+        left, [noted] = read(tmp_path / name, documents="line", on_error="skip")
+        assert left == ["short", "0123456789"]
+        assert noted["reasons"] == {"too large": 1}
+
+
 def test_the_ledger_of_a_piece_is_bounded_and_its_counts_are_exact(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n' * (MAX_ENTRIES + 50))
     [noted] = read(tmp_path, on_error="skip")[1]
@@ -222,3 +238,54 @@ def test_a_file_that_changes_after_it_was_hashed_is_noticed(tmp_path: Path, name
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(StaleSource):
         list(documents(piece, settings, Skips(piece.inputs, raises=False)))
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 2, 3, 4])
+def test_a_blank_line_behind_a_byte_order_mark_costs_no_paragraph(tmp_path: Path, piece_bytes: int) -> None:
+    (tmp_path / "a.txt").write_text("\ufeff\none\n\ntwo\n")
+    assert texts_in(tmp_path, documents="paragraph", piece_bytes=piece_bytes) == ["one", "two"]
+
+
+def test_a_stream_that_is_cut_off_between_two_record_batches_is_not_taken_for_whole(tmp_path: Path) -> None:
+    path = write_arrow(tmp_path / "a.arrow", ["a", "b", "c", "d"], batch_rows=2)
+    with pa.memory_map(str(path)) as file:
+        pa.ipc.open_stream(file).read_next_batch()
+        end = file.tell()
+    path.write_bytes(path.read_bytes()[:end])
+    with pytest.raises(DataError, match="as if the file had been cut off"):
+        texts_in(path)
+    texts, [noted] = read(path, on_error="skip")
+    assert (texts, noted["reasons"]) == ([], {"unreadable": 1})
+
+
+@pytest.mark.parametrize("is_dictionary", [False, True])
+@pytest.mark.parametrize(
+    "lie", [(0, 4, 2_000_000_000, 12, 16), (0, 4, 8, 12, 2_000_000_000), (-2_000_000_000, 4, 8, 12, 16)]
+)
+def test_offsets_that_lead_out_of_the_data_are_not_followed(
+    tmp_path: Path, lie: tuple[int, ...], is_dictionary: bool
+) -> None:
+    texts = pa.array(["one ", "two ", "tree", "four"])
+    table = pa.table({"text": texts.dictionary_encode() if is_dictionary else texts})
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    offsets, lies = (struct.pack("<5i", *places) for places in ((0, 4, 8, 12, 16), lie))
+    content = (tmp_path / "a.arrow").read_bytes()
+    assert content.count(offsets) == 1
+    (tmp_path / "a.arrow").write_bytes(content.replace(offsets, lies))
+    with pytest.raises(DataError, match="cannot be used"):
+        texts_in(tmp_path)
+
+
+def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="it has 2 columns 'text'"):
+        texts_in(tmp_path)
+
+
+def test_a_column_whose_name_is_not_utf8_makes_a_file_unreadable(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", ["x"], column="textual")
+    path.write_bytes(path.read_bytes().replace(b"textual", b"text\xff\xffl"))
+    with pytest.raises(DataError, match="UTF-8|cannot be used"):
+        texts_in(path)

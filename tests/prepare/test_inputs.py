@@ -113,3 +113,17 @@ def test_a_name_that_is_no_text_can_be_kept(tmp_path: Path) -> None:
         file.write("x")
     [entry] = found(tmp_path)
     assert entry.to_meta()["path"].endswith("\\xff.txt")
+
+
+def test_the_folder_that_is_filled_is_left_out_however_it_is_given(tmp_path: Path) -> None:
+    touch(tmp_path, "a.txt", "out/skipped.jsonl", "out/manifest.json", "out2/b.txt")
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    for given in (tmp_path / "*", tmp_path / "**", [tmp_path / "a.txt", tmp_path / "out", tmp_path / "out2"]):
+        assert names(given, without=tmp_path / "out") == ["a.txt", "b.txt"]
+
+
+def test_links_that_lead_round_are_followed_once(tmp_path: Path) -> None:
+    touch(tmp_path, "a/b.txt")
+    for name, place in (("a/up", ".."), ("a/here", "."), ("here", "."), ("z", "a")):
+        (tmp_path / name).symlink_to(place)
+    assert [entry.path for entry in found(tmp_path)] == [str(tmp_path / "a" / "b.txt")]

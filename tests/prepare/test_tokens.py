@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 
 import stoker
 from stoker import prepare
-from stoker.errors import ArgumentError, BadLine, DataError
+from stoker.errors import ArgumentError, BadLine, DataError, StaleSource
 from stoker.prepare import Progress, Report
+from stoker.prepare.documents import documents
 from stoker.prepare.encoding import with_ends
-from stoker.store import Column, Writer, open_store
-from tests.prepare.corpora import END, contents, decoded, write_jsonl, write_parquet
+from stoker.store import Build, Column, Writer, open_store
+from stoker.store.manifest import write_safely
+from tests.prepare.corpora import END, contents, decoded, write_gzip, write_jsonl, write_parquet
 
 TEXTS = [f"document {number} " + "na ja, " * (number * 37 % 11) for number in range(200)]
 
@@ -294,3 +297,131 @@ def test_gigatoken_makes_the_same_store(corpus: Path, tmp_path: Path) -> None:
     assert made(corpus, tmp_path / "one", backend="gigatoken", **options).backend == "gigatoken"
     made(corpus, tmp_path / "two", backend="reference", **options)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+# ---------------------------------------------------------------- what is there is not lost, and never mixed up
+
+
+def test_the_same_pattern_works_again_where_the_store_lies_among_its_matches(corpus: Path) -> None:
+    first = made(corpus / "*", corpus / "out")
+    again = made(corpus / "*", corpus / "out")
+    assert again.is_up_to_date
+    assert again.documents == first.documents
+
+
+class _Killed(BaseException):
+    pass
+
+
+def test_a_run_that_was_stopped_before_its_manifest_does_not_mix_with_the_store_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree")
+    made(tmp_path / "a.txt", tmp_path / "out", documents="line", on_error="skip")
+    before = contents(tmp_path / "out")
+
+    def stopped(path: Path, text: bytes) -> None:
+        if path.name == "manifest.json":
+            raise _Killed
+        write_safely(path, text)
+
+    monkeypatch.setattr(f"{Build.__module__}.write_safely", stopped)
+    with pytest.raises(_Killed):
+        made(tmp_path / "a.txt", tmp_path / "out", documents="paragraph", on_error="skip")
+    monkeypatch.undo()
+    made(tmp_path / "a.txt", tmp_path / "out", documents="line", on_error="skip")
+    assert decoded(tmp_path / "out") == ["one", "two", "three"]
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_run_with_another_tokenizer_that_was_stopped_does_not_leave_its_copy(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, vocab_size in (("a", 260), ("b", 270)):
+        (tmp_path / name).mkdir()
+        prepare.tokenizer(corpus, vocab_size=vocab_size, out=tmp_path / name)
+    made(corpus, tmp_path / "out", tokenizer=tmp_path / "a")
+    before = contents(tmp_path / "out")
+
+    def stopped(path: Path, text: bytes) -> None:
+        if path.name == "pieces.json":
+            raise _Killed
+        write_safely(path, text)
+
+    monkeypatch.setattr(f"{Build.__module__}.write_safely", stopped)
+    with pytest.raises(_Killed):
+        made(corpus, tmp_path / "out", tokenizer=tmp_path / "b")
+    monkeypatch.undo()
+    made(corpus, tmp_path / "out", tokenizer=tmp_path / "a")
+    assert contents(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"a": 1}'])
+def test_a_store_without_its_table_of_pieces_is_made_whole_again(
+    corpus: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    made(corpus, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    (tmp_path / "out" / ".build").mkdir()
+    (tmp_path / "out" / "pieces.json").unlink()
+    if content is not None:
+        (tmp_path / "out" / "pieces.json").write_bytes(content)
+    made(corpus, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+
+
+def test_an_error_over_what_was_skipped_before_leaves_the_store_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("preparation", "target"):
+        monkeypatch.setattr(f"stoker.prepare.{module}.Build", partial(Build, shard_bytes=1 << 20))
+    texts: list[Any] = ["x" * 400_000] * 8
+    lines = write_jsonl(tmp_path / "a.jsonl", [*texts, None])
+    packed = write_gzip(tmp_path / "a.jsonl.gz", lines.read_text())
+    made(packed, tmp_path / "out", on_error="skip")
+    with pytest.raises(BadLine):
+        made(packed, tmp_path / "out")
+    assert decoded(tmp_path / "out") == texts
+
+
+def test_a_tokenizer_that_has_changed_is_loaded_again(corpus: Path, tmp_path: Path) -> None:
+    for vocab_size in (260, 270):
+        prepare.tokenizer(corpus, vocab_size=vocab_size, out=tmp_path / "tokenizer.json")
+        made(corpus, tmp_path / "out", tokenizer=tmp_path / "tokenizer.json")
+        assert open_store(tmp_path / "out").meta["tokenizer"]["vocab_size"] == vocab_size
+
+
+def test_a_text_that_the_tokenizer_refuses_is_named_with_its_file(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made_of = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="none"))
+    made_of.save(str(tmp_path / "words.json"))
+    for name, text in (("1", "a"), ("2", "c"), ("3", "b")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    options = {"tokenizer": tmp_path / "words.json", "end_of_document": False}
+    with pytest.raises(DataError, match=r"2\.txt cannot be used"):
+        made(tmp_path / "*.txt", tmp_path / "out", **options, piece_bytes=1 << 20)
+    report = made(tmp_path / "*.txt", tmp_path / "out", **options, piece_bytes=1 << 20, on_error="skip")
+    assert (report.documents, report.text_bytes, report.skipped) == (2, 2, 1)
+    [entry] = map(json.loads, (tmp_path / "out" / "skipped.jsonl").read_text().splitlines())
+    assert entry["file"] == str(tmp_path / "2.txt")
+
+
+def test_a_file_that_changes_while_it_is_read_is_noticed(corpus: Path, tmp_path: Path) -> None:
+    def change(progress: Progress) -> None:
+        if progress.stage == "tokenizing" and not progress.pieces_done:
+            os.utime(corpus / "c.jsonl", ns=(7, 7))
+
+    with pytest.raises(StaleSource, match="c.jsonl"):
+        made(corpus, tmp_path / "out", watch=change)
+
+
+def test_a_file_that_changes_after_its_last_byte_was_read_is_noticed(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_change(*given: Any) -> Any:
+        yield from documents(*given)
+        os.utime(corpus / "a.jsonl", ns=(7, 7))
+
+    monkeypatch.setattr("stoker.prepare.encoding.documents", with_change)
+    with pytest.raises(StaleSource, match="a.jsonl"):
+        made(corpus / "a.jsonl", tmp_path / "out", piece_bytes=1 << 20)

@@ -109,8 +109,9 @@ def test_a_row_outside_is_told(store: Store) -> None:
     for position in (3, -4, 2**64 - 1):
         with pytest.raises(PositionError, match=f"position {position} is outside the rows, which has 3 samples"):
             crops[position]
+    wrong: Any
     for wrong in (1.5, "1", True):
-        with pytest.raises(ArgumentError, match="positions are a list of whole numbers"):
+        with pytest.raises(ArgumentError, match="a sample has one whole number as its position"):
             crops[wrong]
 
 

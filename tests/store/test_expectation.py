@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Store:
         {"settings.end_of_document": True, "tokenizer.vocab_size": 100},
         {"end_of_document": True, "vocab_size": 100, "sizes": (1, 2)},
         {"tokenizer": {"specials": {"<|end|>": 99}}},
-        {"tokenizer": "tokenizer.json"},
+        {"tokenizer": {"name": "tokenizer.json"}},
         {"columns": {"tokens": "uint16[*]"}, "num_samples": 1},
     ],
 )
@@ -55,7 +55,7 @@ def test_what_holds_is_accepted(store: Store, expected: dict[str, Any]) -> None:
         ({"settings": {"shuffle": 5, "new": 1}}, "settings.new: expected 1, the store has 'nothing of the kind'"),
         ({"color": "red"}, "color: expected 'red', the store has 'nothing of the kind'"),
         ({"tokenizer": {"vocab_size": 50257}}, "tokenizer.vocab_size: expected 50257, the store has 100"),
-        ({"tokenizer": "other.json"}, "tokenizer: expected 'other.json', the store has 'tokenizer.json'"),
+        ({"tokenizer": "bytes"}, "tokenizer: expected 'bytes', the store has 'tokenizer.json'"),
         ({"columns": {"tokens": "uint32[*]"}}, "columns.tokens: expected 'uint32\\[\\*\\]', the store has 'uint16"),
         ({"columns": {"labels": "uint8"}}, "columns.labels: expected 'uint8', the store has 'nothing of the kind'"),
         ({"num_samples": 2}, "num_samples: expected 2, the store has 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 BATCH_BYTES = 1 << 20
@@ -11,6 +12,7 @@ MAX_DOCUMENT_BYTES = 256 << 20
 """The largest text that may be one document: tokenizers take a hundred times the memory of what they get at once."""
 
 EMPTY = "empty document"
+NOT_ENCODABLE = "not encodable"
 NOT_UTF8 = "not UTF-8"
 TOO_LARGE = "too large"
 
@@ -23,6 +25,8 @@ class Batch(NamedTuple):
     """Of the texts, in UTF-8."""
     num_read: int
     """How much of the piece's `num_bytes` is read by now, for whoever watches."""
+    inputs: Sequence[int] = ()
+    """The number of the input that each text is of, where a piece has several."""
 
 
 class Gathered:
@@ -31,17 +35,19 @@ class Gathered:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.num_bytes = 0
+        self.inputs: list[int] = []
 
-    def add(self, document: tuple[str, int] | None) -> None:
-        """Add a text with its size, or nothing."""
+    def add(self, document: tuple[str, int] | None, number: int = 0) -> None:
+        """Add a text with its size, from input `number`; or nothing."""
         if document is not None:
             self.texts.append(document[0])
             self.num_bytes += document[1]
+            self.inputs.append(number)
 
     def taken(self, num_read: int) -> Batch:
         """Return what was gathered, and begin anew."""
-        batch = Batch(self.texts, self.num_bytes, num_read)
-        self.texts, self.num_bytes = [], 0
+        batch = Batch(self.texts, self.num_bytes, num_read, self.inputs if any(self.inputs) else ())
+        self.texts, self.num_bytes, self.inputs = [], 0, []
         return batch
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from stoker.errors import MissingExtra
@@ -41,7 +41,8 @@ class ArrowFile:
 
     def path_of(self, text_column: str) -> list[str]:
         """Return the names that lead to the column: one, or several for a field of a nested column."""
-        return _located(self._file.schema, text_column)
+        path: list[str] = _guarded(lambda: _located(self._file.schema, text_column))
+        return path
 
     def texts(self, part: int, path: list[str]) -> Iterator[Any]:
         """Yield the column of a part in arrays of about a MiB of strings."""
@@ -49,7 +50,8 @@ class ArrowFile:
 
     def num_bytes(self, part: int, path: list[str]) -> int:
         """Return about how many bytes of text a part has."""
-        return self._file.num_bytes(part, path)
+        num_bytes: int = _guarded(lambda: self._file.num_bytes(part, path))
+        return num_bytes
 
 
 def column_bytes(file: ArrowFile, part: int, text_column: str) -> int:
@@ -101,7 +103,7 @@ class _Arrow:
             else:
                 self._map.seek(0)
                 reader = pa.ipc.open_stream(self._map)
-                self._batches = list(reader)  # views of the map: nothing is read yet
+                self._batches = _streamed(reader, self._map)
             self.schema = reader.schema
         except BaseException:
             self._map.close()
@@ -112,7 +114,9 @@ class _Arrow:
         return sum(batch.num_rows for batch in self._batches[:part])
 
     def num_bytes(self, part: int, path: list[str]) -> int:
-        return int(_field(self._batches[part], path).nbytes)
+        column = _field(self._batches[part], path)
+        column.validate()  # what counts the bytes believes the offsets
+        return int(column.nbytes)
 
     def arrays(self, part: int, path: list[str]) -> Iterator[Any]:
         batch = self._batches[part]
@@ -120,12 +124,47 @@ class _Arrow:
         step = max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES * num_rows // max(1, self.num_bytes(part, path))))
         for start in range(0, batch.num_rows, step):
             piece = batch.slice(start, step)
-            _field(piece, path).validate()  # offsets that point outside are an error, not a crash
+            _check_offsets(_field(piece, path))
             yield _strings(piece, path)
 
     def close(self) -> None:
         self._batches.clear()
         self._map.close()
+
+
+def _streamed(reader: Any, file: Any) -> list[Any]:
+    """Return the record batches of a stream, as views of the map: nothing of them is read yet.
+
+    Arrow takes a stream that was cut off between two batches for a whole one; its end mark tells.
+    """
+    import pyarrow as pa
+
+    batches = []
+    while True:
+        end = file.tell()
+        try:
+            batches.append(reader.read_next_batch())
+        except StopIteration:
+            break
+    file.seek(end)
+    if not file.read(8).startswith((b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")):  # since Arrow 0.15, and before
+        raise pa.ArrowInvalid("the data ends without an end mark, as if the file had been cut off")
+    return batches
+
+
+def _check_offsets(column: Any) -> None:
+    """Raise an error of Arrow's where offsets lead out of the data, which it would follow otherwise.
+
+    As bytes: whether each text is UTF-8 is seen later, text by text.
+    """
+    import pyarrow as pa
+
+    column.validate()
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = column.view(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
+    column.validate(full=True)
 
 
 def _field(batch: Any, path: list[str]) -> Any:
@@ -156,6 +195,8 @@ def _located(schema: Any, text_column: str) -> list[str]:
         if name not in names:
             inside = f" in {'.'.join(path[:number])!r}" if number else ""
             raise Unreadable(f"it has no column {text_column!r}: there are {', '.join(map(repr, names))}{inside}")
+        if names.count(name) > 1:
+            raise Unreadable(f"it has {names.count(name)} columns {name!r}, and which of them is meant is not known")
         kind = fields[names.index(name)].type
         fields = [kind.field(at) for at in range(kind.num_fields)] if pa.types.is_struct(kind) else []
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -165,12 +206,12 @@ def _located(schema: Any, text_column: str) -> list[str]:
     return path
 
 
-def _guarded(open_file: Any) -> Any:
+def _guarded(look: Callable[[], Any]) -> Any:
     import pyarrow as pa
 
     try:
-        return open_file()
-    except (pa.ArrowException, OSError) as error:
+        return look()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(error) from error
 
 
@@ -182,7 +223,7 @@ def _steps(arrays: Iterator[Any]) -> Iterator[Any]:
             array = next(arrays)
         except StopIteration:
             return
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise _unreadable(error) from error
         yield array
 
@@ -191,6 +232,8 @@ def _unreadable(error: Exception) -> Exception:
     """Return what an error of the library means: damaged data, or a disk that fails, which is nobody's bad input."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
+    if isinstance(error, UnicodeDecodeError):
+        return Unreadable("the name of a column is not UTF-8")
     return Unreadable(" ".join(str(error).split()))
 
 

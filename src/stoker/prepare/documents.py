@@ -53,7 +53,7 @@ def documents(piece: Piece, settings: Settings, skips: Skips) -> Iterator[Batch]
 def _from_files(piece: Piece, skips: Skips) -> Iterator[Batch]:
     batch, num_read = Gathered(), 0
     for number, entry in enumerate(piece.inputs):
-        batch.add(_whole(entry, number, skips))
+        batch.add(_whole(entry, number, skips), number)
         num_read += entry.num_bytes
         if batch.num_bytes >= BATCH_BYTES:
             yield batch.taken(num_read)
@@ -128,14 +128,20 @@ def _column_texts(array: Any, row: int, skips: Skips) -> tuple[list[str], int]:
         except UnicodeDecodeError:
             texts = [""]
         if "" not in texts:
-            return texts, int(pc.sum(pc.binary_length(array.cast(pa.large_string()))).as_py() or 0)
+            num_bytes = int(pc.sum(pc.binary_length(array.cast(pa.large_string()))).as_py() or 0)
+            if num_bytes <= MAX_DOCUMENT_BYTES:
+                return texts, num_bytes
     texts, num_bytes = [], 0
     for value in array:
         try:
             text = value.as_py()
             if text:
-                texts.append(text)
-                num_bytes += len(text.encode())
+                size = len(text.encode())
+                if size > MAX_DOCUMENT_BYTES:
+                    skips.note(TOO_LARGE, too_large("the text"), row=row)
+                else:
+                    texts.append(text)
+                    num_bytes += size
             elif text is None:
                 skips.note("null", "the text is missing (null)", row=row)
             else:

@@ -22,8 +22,8 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 # What is taken from a folder. A file that is named itself may have any suffix, and is text unless listed here.
 _IN_FOLDERS: dict[str, Kind] = {
-    ".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".ndjson": "json", ".txt": "text", ".text": "text",
-    ".md": "text",
+    ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".jsonl": "json", ".ndjson": "json", ".txt": "text",
+    ".text": "text", ".md": "text",
 }  # fmt: skip
 _NAMED: dict[str, Kind] = _IN_FOLDERS | {".json": "json"}
 
@@ -68,14 +68,18 @@ def found(paths: Paths, *, without: Path | None = None) -> tuple[Input, ...]:
     """Return the files at `paths`: files, patterns (`**` reaches into folders) and folders with all below them.
 
     In natural order of their paths (`part-9` before `part-10`), each once, however they were given. Folders give the
-    files whose suffix tells what they are; what begins with a dot and what is in `without` is left out.
+    files whose suffix tells what they are; what begins with a dot is left out. So is what is in `without`, however it
+    was given: the folder that is filled may lie among the inputs, and the same command must work again.
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     by_place: dict[str, Input] = {}
+    barred = None if without is None else os.path.realpath(without)
     for given in paths:
         for path in _matches(os.fspath(given)):
-            files = _in_folder(path, without) if os.path.isdir(path) else [path]
+            if barred is not None and f"{os.path.realpath(path)}/".startswith(f"{barred}/"):
+                continue
+            files = _in_folder(path, barred) if os.path.isdir(path) else [path]
             kinds = _IN_FOLDERS if os.path.isdir(path) else _NAMED
             for file in files:
                 by_place.setdefault(os.path.realpath(file), _input(file, kinds))
@@ -102,34 +106,44 @@ def identified(
 
 
 def _digests(inputs: Sequence[Input], tell: Callable[[int], None] | None) -> list[str]:
-    reading = _Reading()
+    reading = _Reading(inputs)
     num_threads = min(_MAX_HASHING_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(num_threads, thread_name_prefix="stoker-hash") as threads:
         try:
-            results = [threads.submit(reading.digest, entry) for entry in inputs]
-            pending = set(results)
+            # a task for each thread and not for each file: of those there may be millions, looked through at every tick
+            pending = {threads.submit(reading.run) for _ in range(num_threads)}
             while pending:
-                _, pending = wait(pending, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+                done, pending = wait(pending, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
                 if tell is not None:
                     tell(reading.num_bytes)
-                if any(result.done() and result.exception() for result in results):
-                    break
-            return [result.result() for result in results]
+                for result in done:
+                    result.result()
         except BaseException:
             reading.is_over = True  # Ctrl-C does not wait for the end of a large file
-            threads.shutdown(cancel_futures=True)
             raise
+    return reading.digests
 
 
 class _Reading:
     """Files on their way through the hash, in several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Sequence[Input]) -> None:
+        self.digests = [""] * len(inputs)
         self.num_bytes = 0
         self.is_over = False
+        self._waiting = iter(enumerate(inputs))
         self._lock = threading.Lock()
 
-    def digest(self, entry: Input) -> str:
+    def run(self) -> None:
+        """Take one file after the other, until there are none left."""
+        while not self.is_over:
+            with self._lock:
+                number, entry = next(self._waiting, (-1, None))
+            if entry is None:
+                break
+            self.digests[number] = self._digest(entry)
+
+    def _digest(self, entry: Input) -> str:
         """Return the digest of a file that has not changed since it was found."""
         import xxhash
 
@@ -156,8 +170,8 @@ def _matches(given: str) -> list[str]:
     return matches
 
 
-def _in_folder(folder: str, without: Path | None) -> list[str]:
-    files = list(_walked(folder, None if without is None else os.path.realpath(without)))
+def _in_folder(folder: str, without: str | None) -> list[str]:
+    files = list(_walked(folder, without))
     if not files:
         suffixes = ", ".join(_IN_FOLDERS)
         raise ArgumentError(
@@ -167,18 +181,19 @@ def _in_folder(folder: str, without: Path | None) -> list[str]:
     return files
 
 
-def _walked(folder: str, without: str | None) -> Iterator[str]:
-    if without is not None and os.path.realpath(folder) == without:
+def _walked(folder: str, without: str | None, above: tuple[str, ...] = ()) -> Iterator[str]:
+    place = os.path.realpath(folder)
+    if place == without or place in above:  # a link to a folder above would lead round and round
         return
     if (listed := _hugging_face_files(folder)) is not None:
         yield from listed
         return
-    for name in os.listdir(folder):
+    for name in sorted(os.listdir(folder)):  # of two links to a file, the same one is taken everywhere
         path = os.path.join(folder, name)
         if name.startswith("."):
             continue
         if os.path.isdir(path):
-            yield from _walked(path, without)
+            yield from _walked(path, without, (*above, place))
         elif _kind_of(path, _IN_FOLDERS) is not None:
             yield path
 

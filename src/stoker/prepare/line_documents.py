@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stoker.prepare.batch import BATCH_BYTES, EMPTY, NOT_UTF8, Batch, not_utf8
+from stoker.prepare.batch import (
+    BATCH_BYTES,
+    EMPTY,
+    MAX_DOCUMENT_BYTES,
+    NOT_UTF8,
+    TOO_LARGE,
+    Batch,
+    not_utf8,
+    too_large,
+)
 from stoker.prepare.inputs import Input
 from stoker.prepare.lines import Lines, lines_of, opened
 from stoker.prepare.pieces import Piece
@@ -50,7 +59,7 @@ class _BadLines:
 
 def _at_once(raw: bytes) -> tuple[list[str], int] | None:
     """Return all lines, if each of them is a document: the way that nearly all text takes."""
-    if b"\r" in raw:
+    if b"\r" in raw or len(raw) > MAX_DOCUMENT_BYTES:
         return None
     try:
         texts = raw.removesuffix(b"\n").decode().split("\n")
@@ -62,6 +71,9 @@ def _at_once(raw: bytes) -> tuple[list[str], int] | None:
 def _one_by_one(lines: Lines, bad: _BadLines) -> tuple[list[str], int]:
     texts, num_bytes = [], 0
     for raw, byte, line in lines.each():
+        if len(raw) > MAX_DOCUMENT_BYTES:
+            bad.note(TOO_LARGE, too_large("the line"), line=line, byte=byte)
+            continue
         try:
             text = raw.decode()
         except UnicodeDecodeError as error:
@@ -93,11 +105,14 @@ class _Field:
                     raise _Unusable("not text", f"its field {name!r} is {_named(text)}, not text")
                 if not text:
                     raise _Unusable(EMPTY, f"its field {name!r} is empty")
-                num_bytes += len(text) if text.isascii() else len(text.encode())
+                size = len(text) if text.isascii() else len(text.encode())
+                if size > MAX_DOCUMENT_BYTES:
+                    raise _Unusable(TOO_LARGE, too_large(f"its field {name!r}"))
             except ValueError as error:
                 bad.note(*_told(error), line=line, byte=byte)
                 continue
             texts.append(text)
+            num_bytes += size
         return texts, num_bytes
 
     def _nested(self, value: Any) -> Any:

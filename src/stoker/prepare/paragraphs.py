@@ -38,7 +38,9 @@ def from_paragraphs(piece: Piece, skips: Skips) -> Iterator[Batch]:
                 parts.append(raw[at : blank.start()])
                 batch.add(_paragraph(parts, begin, skips))
             parts, size, at = [], 0, blank.end()
-            begin, is_ours = lines.byte + at, stop is None or lines.byte + blank.start() < stop
+            # the file's first line begins at 0, also where a byte order mark was taken off it
+            begin, place = lines.byte + at, lines.byte + blank.start() if blank.start() or lines.line != 1 else 0
+            is_ours = stop is None or place < stop
             if not is_ours:
                 yield batch.taken(piece.num_bytes)
                 return

@@ -16,14 +16,14 @@ from stoker.prepare.choice import Backend, Choice, Findings, inspected, settled
 from stoker.prepare.crew import NUM_COUNTS, Cell, Crew
 from stoker.prepare.encoding import COLUMN, Encoding
 from stoker.prepare.inputs import Input, Paths, found, identified
-from stoker.prepare.lock import Lock, locked
-from stoker.prepare.pieces import Piece, planned
+from stoker.prepare.pieces import Piece, key_of, planned
 from stoker.prepare.report import Progress, Report, Stage, Watch
 from stoker.prepare.settings import CODE, Documents, OnError, Settings, fitting_piece_bytes
 from stoker.prepare.shuffling import Share, Shuffling, shares
 from stoker.prepare.skips import ledger
 from stoker.prepare.target import Target
 from stoker.store import Build, Column
+from stoker.store.lock import Lock, locked
 
 J = TypeVar("J", Piece, Share)
 
@@ -97,9 +97,11 @@ def tokens(
     preparation = _Preparation(target, settings, choice, findings, num_workers=num_workers, watch=watch)
     with locked(target.unfinished) as lock:
         target.clear_up()
-        if target.is_fresh(meta, is_settled=False):  # it was stopped between its last two steps
-            target.finish_again()
-            return target.report(seconds=time.perf_counter() - begin, findings=findings)
+        # it may have been stopped between its last two steps
+        if target.is_fresh(meta, is_settled=False):
+            target.keep_tokenizer(choice.spec, findings.identity)  # a run with another may have left its own here
+            if target.finish_again():
+                return target.report(seconds=time.perf_counter() - begin, findings=findings)
         try:
             preparation.run(files, lock)
         except OSError as error:
@@ -134,11 +136,11 @@ class _Preparation:
         files = self._identified(files)
         identity = self._findings.identity
         end = identity.end_of_document if settings.end_of_document else None
-        pieces = planned(files, settings, tokenizer=[identity.digest, identity.vocab_size, end])
+        pieces: Sequence[Piece] = planned(files, settings, tokenizer=[identity.digest, identity.vocab_size, end])
         is_shuffled = settings.shuffle is not None
         build = Build(target.unshuffled if is_shuffled else target.path, self._columns)
         self._num_pieces = len(pieces)
-        notes = self._encoded(build, pieces, lock)
+        pieces, notes = self._encoded(build, pieces, lock)
         counts = {name: sum(noted[name] for noted in notes) for name in ("documents", "tokens", "text_bytes")}
         counts["skipped"] = sum(noted["skipped"]["count"] for noted in notes)
         if not counts["documents"]:
@@ -152,6 +154,7 @@ class _Preparation:
             build.finish(keys, meta={})
             build, keys = self._shuffled(keys, counts, lock)
         target.write_ledger(list(entries))
+        target.keep_tokenizer(self._choice.spec, identity)
         reasons: Counter[str] = Counter()
         for noted in notes:
             reasons.update(noted["skipped"]["reasons"])
@@ -179,14 +182,20 @@ class _Preparation:
         self._target.keep_inputs(done)
         return done
 
-    def _encoded(self, build: Build, pieces: Sequence[Piece], lock: Lock) -> list[dict[str, Any]]:
-        """Return the notes of all pieces, when all are there."""
+    def _encoded(self, build: Build, planned: Sequence[Piece], lock: Lock) -> tuple[list[Piece], list[dict[str, Any]]]:
+        """Return the pieces and the notes of each, when all are there."""
         notes: dict[str, dict[str, Any]] = {}
-        for piece in pieces:
+        pieces: list[Piece] = []
+        for piece in planned:
             record = build.record(piece.key)
-            # a piece from which something was left out is of no use where nothing may be
-            if record is not None and not (self._settings.on_error == "raise" and record["notes"]["skipped"]["count"]):
+            if record is not None and self._settings.on_error == "raise" and record["notes"]["skipped"]["count"]:
+                # A piece from which something was left out is of no use where nothing may be. It is made again to meet
+                # that, and under another name: the store that is there keeps its shards when this fails.
+                piece = replace(piece, key=key_of(piece.key, "nothing left out"))
+                record = build.record(piece.key)
+            if record is not None:
                 notes[piece.key] = record["notes"]
+            pieces.append(piece)
         missing = [piece for piece in pieces if piece.key not in notes]
         if missing:
             is_away = self._num_workers > 0
@@ -198,7 +207,7 @@ class _Preparation:
                 self._made_bytes += noted["text_bytes"]
 
             self._make(missing, work, note, stage="tokenizing", lock=lock, described=Piece.described)
-        return [notes[piece.key] for piece in pieces]
+        return pieces, [notes[piece.key] for piece in pieces]
 
     def _shuffled(self, keys: Sequence[str], counts: dict[str, int], lock: Lock) -> tuple[Build, list[str]]:
         settings, target = self._settings, self._target

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +18,9 @@ from stoker.prepare.inputs import Input
 from stoker.prepare.report import Report
 from stoker.prepare.skips import LEDGER
 from stoker.store import Build, open_store
+from stoker.store.build import PIECES, UNFINISHED
 from stoker.store.manifest import FILE, Manifest, write_safely
-from stoker.store.writer import PIECES, UNFINISHED
+from stoker.transform.tokenizer import Identity
 
 _INPUTS = "inputs.json"
 
@@ -84,11 +87,31 @@ class Target:
                 if path.is_file():
                     path.unlink(missing_ok=True)
 
-    def finish_again(self) -> None:
-        """Do what is left to do after the manifest is written: remove what it does not name."""
+    def finish_again(self) -> bool:
+        """Do what is left to do after the manifest is written: remove what it does not name.
+
+        Return whether all that lies beside the manifest belongs to it. It does not where another run was stopped just
+        before it could write its own.
+        """
         manifest = self._manifest
-        keys = list(json.loads((self.path / PIECES).read_bytes()))
-        Build(self.path, manifest.columns).finish(keys, meta=manifest.meta)
+        num_shards = Counter(shard.piece for shard in manifest.shards)  # in the order of the pieces
+        build = Build(self.path, manifest.columns)
+        try:
+            pieces = json.loads((self.path / PIECES).read_bytes())
+            noted = {key: entry["num_shards"] for key, entry in pieces.items() if entry["num_shards"]}
+            num_skipped = sum(json.loads(line).get("more", 1) for line in self._ledger_lines())
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return False
+        if list(noted.items()) != list(num_shards.items()) or num_skipped != manifest.meta["counts"]["skipped"]:
+            return False
+        if any(build.record(key) is None for key in pieces):
+            return False
+        build.finish(list(pieces), meta=manifest.meta)
+        return True
+
+    def _ledger_lines(self) -> list[bytes]:
+        path = self.path / LEDGER
+        return path.read_bytes().splitlines() if path.exists() else []
 
     def known_inputs(self) -> list[dict[str, Any]]:
         """Return what is known of inputs from earlier runs, finished or not."""
@@ -102,6 +125,16 @@ class Target:
     def keep_inputs(self, inputs: Iterable[Input]) -> None:
         """Keep the digests for a run that goes on after this one was stopped."""
         write_safely(self.unfinished / _INPUTS, json.dumps([entry.to_meta() for entry in inputs]).encode())
+
+    def keep_tokenizer(self, spec: str, identity: Identity) -> None:
+        """Put a copy of the tokenizer's file into the store, so that its tokens can be decoded wherever it goes."""
+        source = Path(spec)
+        source = source / identity.name if source.is_dir() else source
+        if not identity.file_digest or identity.name in (FILE, PIECES, LEDGER):
+            return
+        data = source.read_bytes()
+        if hashlib.sha256(data).hexdigest() == identity.file_digest:
+            write_safely(self.path / identity.name, data)
 
     def write_ledger(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Write what was skipped, a line each; without entries there is no ledger."""

@@ -128,8 +128,8 @@ def _is_megatron(file: Path) -> bool:
 
 
 def _kind_of_folder(folder: Path) -> tuple[Callable[..., Any] | None, Any]:
-    if (folder / "manifest.json").is_file():
-        return None, folder
+    if (folder / "manifest.json").is_file() or (folder / ".build").is_dir():
+        return None, folder  # also one that is unfinished: it tells so itself
     if is_saved_dataset(folder):
         return ArrowFolder, folder
     suffixes = tuple(suffix for suffixes, _ in _BY_SUFFIX for suffix in suffixes)

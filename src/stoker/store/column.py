@@ -38,6 +38,7 @@ OFFSETS = ".offsets"
 RESERVED = "stoker."
 """Names that begin so are the format's own."""
 
+_DESCRIPTION = re.compile(r"([a-z]+\d*)(?:\[((?:\*|\d+)?(?:,\d+)*)\])?")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,126}")
 
 _MAX_BYTES = 1 << 62
@@ -76,7 +77,8 @@ class Column:
                 hint=f"it can hold {', '.join(SAFETENSORS_NAMES)}; text has Column.text()",
             )
         object.__setattr__(self, "dtype", name)
-        object.__setattr__(self, "shape", tuple(map(int, self.shape)))
+        shape: Any = self.shape
+        object.__setattr__(self, "shape", tuple(map(int, (shape,) if isinstance(shape, int) else shape)))
         if any(size < 0 for size in self.shape):
             raise ArgumentError(f"the shape {self.shape} has a negative size", hint="say Column.ragged for any length")
         if not can_be_array(name, self.shape, num_more=1):
@@ -89,12 +91,12 @@ class Column:
     @classmethod
     def fixed(cls, dtype: Any, shape: tuple[int, ...] = ()) -> Column:
         """Return a column whose samples all have this shape."""
-        return cls(np.dtype(dtype).name, shape)
+        return cls(_named(dtype), shape)
 
     @classmethod
     def ragged(cls, dtype: Any, shape: tuple[int, ...] = ()) -> Column:
         """Return a column whose samples have any number of values, each of this shape."""
-        return cls(np.dtype(dtype).name, shape, is_ragged=True)
+        return cls(_named(dtype), shape, is_ragged=True)
 
     @classmethod
     def text(cls) -> Column:
@@ -128,6 +130,23 @@ class Column:
         return {"dtype": self.dtype, "shape": list(self.shape), "ragged": self.is_ragged, "kind": self.kind}
 
     @classmethod
+    def of(cls, description: Column | str) -> Column:
+        """Return the column that `described` tells of: "uint16[*]", "float32[3, 32]", "int64", "text", "bytes"."""
+        if isinstance(description, Column):
+            return description
+        if description in ("text", "bytes"):
+            return cls.text() if description == "text" else cls.blob()
+        match = _DESCRIPTION.fullmatch(description.replace(" ", "")) if isinstance(description, str) else None
+        if match is None:
+            raise ArgumentError(
+                f"{description!r} does not describe a column",
+                hint="say 'uint16[*]', 'float32[3, 32]', 'int64' or 'text'",
+            )
+        sizes = [size for size in (match[2] or "").split(",") if size]
+        is_ragged = sizes[:1] == ["*"]
+        return cls(match[1], tuple(int(size) for size in sizes[is_ragged:]), is_ragged)
+
+    @classmethod
     def of_sample(cls, value: Any) -> Column:
         """Return the column that a sample's value looks like: text and bytes ragged, all else of this shape."""
         if isinstance(value, str):
@@ -147,3 +166,12 @@ def checked_name(name: Any) -> str:
             hint=f"use letters, digits, _ - . /, not beginning with {RESERVED!r} or '__' and not ending in {OFFSETS!r}",
         )
     return name
+
+
+def _named(dtype: Any) -> str:
+    """Return NumPy's name of a type, given as NumPy or as torch has it."""
+    name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
+    try:
+        return np.dtype(name).name
+    except TypeError:
+        return str(name)  # told by Column, in its words

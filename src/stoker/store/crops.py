@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.errors import ArgumentError, DataError
-from stoker.store.positions import Positions, in_range
+from stoker.store.positions import Positions, in_range, one_position
 
 IGNORED = -100
 """The label that torch's cross-entropy leaves out."""
@@ -136,8 +136,12 @@ class Crops:
     def __len__(self) -> int:
         return self._size
 
+    def __repr__(self) -> str:
+        where = "across documents" if self.across else "within documents"
+        return f"<Crops: {self._size:,} rows of {self.length} tokens ({self.dtype}), {where}>"
+
     def __getitem__(self, position: int) -> dict[str, NDArray[Any]]:
-        batch = self.__getbatch__([position], np.empty)
+        batch = self.__getbatch__([one_position(position)], np.empty)
         return {name: rows[0] for name, rows in batch.items()}
 
     def __getitems__(self, positions: Positions) -> list[dict[str, NDArray[Any]]]:

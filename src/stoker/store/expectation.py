@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import StoreMismatch
+from stoker.errors import ArgumentError, StoreMismatch
 from stoker.store.manifest import Manifest
 
 _MISSING = "nothing of the kind"
@@ -75,4 +75,10 @@ def _tokenizers(expected: str | os.PathLike[str], found: Mapping[str, Any]) -> t
             if digest in (found.get("file_digest"), found.get("digest"))
             else f"{found.get('name')} ({str(found.get('digest'))[:16]}...)"
         )
-    return os.fspath(expected), found.get("name", _MISSING)
+    name = os.fspath(expected)
+    if isinstance(expected, os.PathLike) or "/" in name or path.suffix in (".json", ".model", ".tiktoken"):
+        raise ArgumentError(
+            f"the tokenizer that is expected cannot be looked at: there is no {path.absolute()}",
+            hint="pass the path of the tokenizer's file; of 'bytes', the word",
+        )
+    return name, found.get("name", _MISSING)

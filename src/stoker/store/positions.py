@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,17 @@ def in_range(positions: Positions, num_samples: int, *, what: str) -> NDArray[np
         if is_out.any():
             raise PositionError(int(np.asarray(positions)[is_out][0]), what=what, length=num_samples)
     return numbers
+
+
+def one_position(position: Any) -> int:
+    """Return a single position, if it is one."""
+    if not isinstance(position, bool):
+        with suppress(TypeError):
+            return operator.index(position)
+    raise ArgumentError(
+        f"a sample has one whole number as its position, not {_described(position)}",
+        hint="for many at once: __getitems__([...]), or read(column, [...]) of a store",
+    )
 
 
 def _described(positions: Any) -> str:

@@ -1,11 +1,10 @@
-"""One preparation at a time in a folder."""
+"""One writer at a time in a folder."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from stoker.errors import ArgumentError
@@ -14,20 +13,30 @@ LOCK = "lock"
 
 
 class Lock:
-    """The lock, held by this process. Forked children let go of their copy."""
+    """The lock, held by this process until it is left, or gone. Forked children let go of their copy."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def leave(self) -> None:
         """Close this process's descriptor: the lock is held for as long as any copy of it is open."""
-        with suppress(OSError):
-            os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def __del__(self) -> None:
+        self.leave()
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[Lock]:
-    """Hold the lock in `folder`, which is made; `ArgumentError` if another process holds it. Ends with its holder."""
+def locked(folder: Path) -> Lock:
+    """Hold the lock in `folder`, which is made; `ArgumentError` if another one holds it. Ends with its holder."""
     path = folder / LOCK
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -35,24 +44,20 @@ def locked(folder: Path) -> Iterator[Lock]:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:
             continue  # whoever held it has just finished, and removed the folder
+        lock = Lock(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_still_at(path, descriptor):
-                break
+                return lock
         except BlockingIOError as error:
-            os.close(descriptor)
+            lock.leave()
             raise ArgumentError(
-                f"another process is preparing {folder.parent} right now",
-                hint="wait for its end, or choose another folder",
+                f"somebody else is writing {folder.parent} right now",
+                hint="wait for the end (or close that writer), or choose another folder",
             ) from error
         except BaseException:
-            os.close(descriptor)
+            lock.leave()
             raise
-        os.close(descriptor)
-    lock = Lock(descriptor)
-    try:
-        yield lock
-    finally:
         lock.leave()
 
 
