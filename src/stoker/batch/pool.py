@@ -5,6 +5,7 @@ Fresh memory of a batch's size comes from the system page by page, which takes l
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from typing import Any
@@ -30,10 +31,16 @@ _NOBODY_ELSE = _num_holders([np.empty(1, np.uint8)], 0)
 
 
 class Pool:
-    """Blocks of memory. One is free when no array or tensor views it, which its count of references tells."""
+    """Blocks of memory. One is free when no array or tensor views it, which its count of references tells.
+
+    The first that is free is taken, so that no more of them are in turn, and in the processor's cache, than need be.
+    """
 
     def __init__(self) -> None:
         self._blocks: list[NDArray[np.uint8]] = []
+        self._sizes: list[int] = []
+        self._starts: list[int] = []
+        """Where each block has its first aligned byte."""
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -42,25 +49,23 @@ class Pool:
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Return an array to be filled. Its memory is used again when it, and all views of it, are gone."""
         kind = np.dtype(dtype)
-        num_bytes = kind.itemsize
-        for size in shape:
-            num_bytes *= size
+        num_bytes = math.prod(shape) * kind.itemsize
         if num_bytes < POOLED_BYTES:
             return np.empty(shape, kind)
         with self._lock:
-            block = self._free(num_bytes)
-            address = block.ctypes.data
-            return np.ndarray(shape, kind, block, -address % _ALIGNMENT)
+            at = self._free(num_bytes + _ALIGNMENT)
+            return np.ndarray(shape, kind, self._blocks[at].data, self._starts[at])
 
-    def _free(self, num_bytes: int) -> NDArray[np.uint8]:
-        wanted = num_bytes + _ALIGNMENT
+    def _free(self, wanted: int) -> int:
+        """Return the number of a block that nobody holds, a new one if need be."""
         for at in range(len(self._blocks)):
-            if _num_holders(self._blocks, at) == _NOBODY_ELSE and wanted <= len(self._blocks[at]) <= 2 * wanted:
-                block = self._blocks.pop(at)
-                self._blocks.append(block)
-                return block
+            if wanted <= self._sizes[at] <= 2 * wanted and _num_holders(self._blocks, at) == _NOBODY_ELSE:
+                return at
         block = np.empty(wanted, np.uint8)
+        if len(self._blocks) == MAX_BLOCKS:
+            for of_blocks in (self._blocks, self._sizes, self._starts):
+                del of_blocks[0]
         self._blocks.append(block)
-        if len(self._blocks) > MAX_BLOCKS:
-            del self._blocks[0]
-        return block
+        self._sizes.append(wanted)
+        self._starts.append(-block.ctypes.data % _ALIGNMENT)
+        return len(self._blocks) - 1

@@ -36,10 +36,13 @@ def _placed(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 def tensors(batch: Any) -> Any:
     """Return a batch with its arrays as tensors that share their memory."""
+    if type(batch) is dict:
+        return {
+            key: torch.from_numpy(value) if type(value) is np.ndarray else tensors(value)
+            for key, value in batch.items()
+        }
     if isinstance(batch, np.ndarray):
         return torch.from_numpy(batch)
-    if type(batch) is dict:
-        return {key: tensors(value) for key, value in batch.items()}
     if type(batch) is list or type(batch) is tuple:
         return type(batch)(tensors(value) for value in batch)
     return batch

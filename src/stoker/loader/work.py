@@ -132,9 +132,13 @@ class MapMaker:
         self.gathers = finish.is_batched and finish.collate_fn is None and hasattr(dataset, "__getbatch__")
         """The dataset may make batches whole."""
         self._gather = Gathering(dataset) if self.gathers else None
+        self.is_pure = self.gathers and getattr(dataset, "is_pure", False) is True
+        """Reading draws no random numbers, so that no generator has to be seen to."""
 
     def make(self, recipe: Recipe) -> Made:
         """Return the batch of `recipe`, made here and now, with the process-wide generators seeded from the step."""
+        if self.is_pure:
+            return self._make(recipe)
         return self._loan.run(self._make, recipe, batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank))
 
     def _make(self, recipe: Recipe) -> Made:
@@ -149,8 +153,10 @@ class MapMaker:
     def gathered(self, recipe: Recipe) -> Made | None:
         """Return the batch as the dataset makes it; None if it cannot, or fails and bad samples are to be replaced."""
         assert self._gather is not None
-        positions = _listed_positions(recipe)
-        previous = entered(SampleContext(self.seed, recipe.epoch, positions, iter(positions)))
+        previous = None
+        if not self.is_pure:
+            positions = _listed_positions(recipe)
+            previous = entered(SampleContext(self.seed, recipe.epoch, positions, iter(positions)))
         try:
             batch = self._gather(recipe.positions)
         except Exception as error:
@@ -161,9 +167,10 @@ class MapMaker:
             _noted(error, f"while reading {listed(recipe)}")
             raise
         finally:
-            entered(previous)
+            if not self.is_pure:
+                entered(previous)
         if batch is NotImplemented:
-            self.gathers = False
+            self.gathers = self.is_pure = False
             return None
         return Made(recipe, batch if self.finish.pin is None else self.finish.pin(batch), (), None)
 
@@ -185,7 +192,7 @@ class MapMaker:
             with self.finish.onto(desk):
                 return Made(recipe, self.finish(recipe, samples), skipped, None)
 
-        return posted(self._loan.run(make, recipe, key, gives_back=False))
+        return posted(make(recipe) if self.is_pure else self._loan.run(make, recipe, key, gives_back=False))
 
     def task_away(self, content: Sent, desk: Desk) -> AwayTask:
         """Return the making of a batch in a worker process that has several threads."""

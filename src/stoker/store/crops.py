@@ -61,6 +61,9 @@ class Crops:
     whoever changes one changes the other.
     """
 
+    is_pure = True
+    """Reading draws no random numbers: a loader need not see to any generator."""
+
     def __init__(
         self,
         tokens: Tokens,
@@ -103,6 +106,8 @@ class Crops:
             raise ArgumentError("the borders of these documents are not known", hint="leave out across=False")
         self._tokens, self.length, self.stride = tokens, length, stride or length
         self.across, self.shared, self.pad, self.ignored = across, shared, pad, ignored
+        # A position is in range exactly if its window is.
+        self._is_direct = across and getattr(tokens, "refuses", False)
         self._firsts: NDArray[np.int64] | None = None
         if across:
             self._size = (
@@ -150,6 +155,12 @@ class Crops:
 
     def __getbatch__(self, positions: Positions, empty: Empty) -> dict[str, NDArray[Any]]:
         """Return the rows at `positions` as a batch, in memory from `empty(shape, dtype)`."""
+        if self._is_direct and type(positions) is np.ndarray and positions.dtype == np.int64 and positions.ndim == 1:
+            starts: Any = positions * self.stride
+            try:
+                return self._split(self._tokens.windows(starts, self.length + 1), empty)
+            except ArgumentError:
+                pass  # out of range, or counted from the end
         numbers = in_range(positions, self._size, what="the rows")
         if self.across:
             return self._split(self._tokens.windows(numbers * self.stride, self.length + 1), empty)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, DamagedBlock, DamagedFile, DataError, StaleSource
-from stoker.store.checksums import BLOCK_BYTES, checksum
+from stoker.store.checksums import BLOCK_BYTES, checksum, num_blocks_in
 from stoker.store.column import OFFSETS
 from stoker.store.header import Header
 from stoker.store.manifest import Manifest, Shard, read_manifest
@@ -23,6 +23,8 @@ from stoker.store.space import Space
 
 BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 BOTH_SEEN = 0x0101
+MAX_ITEM_BYTES = 1 << 30
+"""NumPy has no items of 2 GiB or more."""
 
 
 class Places:
@@ -70,6 +72,8 @@ class Files:
         first = arrays_of(manifest.columns, 0, dict.fromkeys(self.value_starts, 0))
         self._elements = {name: np.zeros(len(shards), np.int64) for name in first}
         """Which element of the space each shard's array begins with, known once the shard is mapped."""
+        self._num_unseen = dict.fromkeys(first, len(shards))
+        """How many blocks of each array were not checked yet; a shard that is not mapped yet counts as one."""
         self._dtypes = {name: np.dtype(dtype).newbyteorder("<") for name, (dtype, _) in first.items()}
 
         self._space = _NOWHERE
@@ -153,7 +157,7 @@ class Files:
             elements = self._elements[name][rows.shards] + begins * size
             is_there = counts > 0
             self._see(elements[is_there], counts[is_there], column.numpy.itemsize)
-            whole = self._window(name, 1)[:, 0]
+            whole = self._space.array(column.numpy, (self._space.num_bytes // column.numpy.itemsize,))
             at = 0
             for element, count in zip(elements.tolist(), counts.tolist()):
                 values[at : at + count] = whole[element : element + count]
@@ -164,17 +168,23 @@ class Files:
         """Return so many consecutive elements from each of these on, as a fresh array with a row for each."""
         if not elements.size:  # perhaps nothing is mapped yet
             return np.empty((0, size), self._dtypes[name])
-        self._see(elements, size, self._dtypes[name].itemsize)
-        return self._window(name, size)[elements]
+        if self._num_unseen.get(name) != 0 or self._is_vast:
+            self._see(elements, size, self._dtypes[name].itemsize)
+        if size * self._dtypes[name].itemsize > MAX_ITEM_BYTES:
+            whole = self._space.array(self._dtypes[name], (self._space.num_bytes // self._dtypes[name].itemsize,))
+            return np.stack([whole[element : element + size] for element in elements.tolist()])
+        rows: NDArray[Any] = self._window(name, size)[elements]
+        return rows.view(self._dtypes[name]).reshape(len(elements), size)
 
     def _window(self, name: str, size: int) -> NDArray[Any]:
         """Return the space as an array of all stretches of `size` elements, so that one index gathers any of them."""
         window = self._windows.get((name, size))
         if window is None:
-            dtype = self._dtypes[name]
-            num_elements = self._space.num_bytes // dtype.itemsize
-            shape = (max(0, num_elements - size + 1), size)
-            window = self._space.array(dtype, shape, strides=(dtype.itemsize, dtype.itemsize))
+            item_bytes = self._dtypes[name].itemsize
+            num_elements = self._space.num_bytes // item_bytes
+            # A stretch is one item of that many bytes: what is copied as a whole is copied quickest.
+            dtype = np.dtype((np.void, size * item_bytes))
+            window = self._space.array(dtype, (max(0, num_elements - size + 1),), strides=(item_bytes,))
             self._windows[name, size] = window
         return window
 
@@ -184,6 +194,15 @@ class Files:
         """Return where a column's values begin in shards, which are mapped now."""
         self._map(shards)
         return self._elements[name][shards]
+
+    @property
+    def all_mapped(self) -> bool:
+        """Whether nothing is left to be mapped."""
+        return self._all_mapped
+
+    def elements(self, name: str) -> NDArray[np.int64]:
+        """Return which element of the space each shard's array begins with, once all are mapped."""
+        return self._elements[name]
 
     def _map(self, shards: NDArray[np.int64]) -> None:
         """See to it that shards are mapped."""
@@ -241,6 +260,10 @@ class Files:
         first = (base + sums.begin) // 8
         self._sums[number] = self._space.array("<u8", (self._space.num_bytes // 8,))[first : first + sums.shape[0]]
         self._headers[number] = header
+        for name in self._elements:
+            extent = header.arrays[name]
+            begin, end = extent.begin - shard.body, extent.begin + extent.num_bytes - shard.body
+            self._num_unseen[name] += (num_blocks_in(end) - begin // BLOCK_BYTES if end > begin else 0) - 1
         # Headers have no checksums; that of the next shard is what lies behind the last block of this one.
         self._seen[base >> BLOCK_SHIFT : (base + shard.body) >> BLOCK_SHIFT] = True
         self._seen[int(self._bases[number + 1]) >> BLOCK_SHIFT] = True
@@ -298,7 +321,11 @@ class Files:
         if found != expected:
             names = columns_in(self._headers[number], begin, end)
             raise DamagedBlock(self._path / shard.file, block=within, columns=names, expected=expected, found=found)
-        self._seen[block] = True
+        with self._lock:
+            if not self._seen[block]:
+                self._seen[block] = True
+                for name in columns_in(self._headers[number], begin, end):
+                    self._num_unseen[name] -= 1
 
 
 def _fits(given: Any, taking: np.dtype[Any]) -> bool:

@@ -35,6 +35,9 @@ def open_store(path: str | os.PathLike[str], *, expect: Mapping[str, Any] | None
 class Store:
     """A dataset on disk. Safe to use from threads, after a fork, and in processes it is sent to (as its path)."""
 
+    is_pure = True
+    """Reading draws no random numbers: a loader need not see to any generator."""
+
     def __init__(
         self, path: str | os.PathLike[str], *, expect: Mapping[str, Any] | None = None, check: bool = True
     ) -> None:
@@ -193,8 +196,35 @@ def _presented(values: NDArray[Any], column: Column) -> Any:
     return data if column.kind == "bytes" else data.decode("utf-8", "strict")
 
 
+class _Course:
+    """Where windows of one length are in the space of all shards, once these are mapped.
+
+    Starts are looked up among the borders of the shards and of the starts that do not fit into them any more, in turn:
+    an odd number of borders before a start tells that its window lies in one shard.
+    """
+
+    def __init__(self, value_starts: NDArray[np.int64], elements: NDArray[np.int64], length: int) -> None:
+        first, ends = value_starts[:-1], value_starts[1:]
+        ends = np.maximum(first, ends - length + 1)
+        self._borders = np.stack([first, ends], 1).reshape(-1)
+        self._shifts = np.zeros(2 * len(first) + 1, np.int64)
+        self._shifts[1::2] = elements - first
+
+    def elements(self, starts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return the elements of the space that windows begin with; None if one is not in one shard, or nowhere."""
+        found = self._borders.searchsorted(starts, "right")
+        if not (found & 1).all():
+            return None
+        shifts: NDArray[np.int64] = self._shifts[found]
+        shifts += starts
+        return shifts
+
+
 class Stretch:
     """The values of a ragged column as one stretch over all shards, and the borders of the samples in it."""
+
+    refuses = True
+    """Windows that are out of range are an error, at no cost; callers need not look."""
 
     def __init__(self, store: Store, column: str) -> None:
         self._store, self._column, self._files = store, column, store._files
@@ -204,14 +234,24 @@ class Stretch:
         self.dtype = store.columns[column].numpy
         if store.columns[column].shape:
             raise ArgumentError(f"the values of {column!r} are not single numbers", hint="tokens have no shape")
+        self._courses: dict[int, _Course] = {}
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
         """Return `length` values from each of `starts` on, a row for each: a fresh array. All must be in range."""
+        course = self._courses.get(length)
+        if course is not None:
+            elements = course.elements(starts)
+            if elements is not None:
+                return self._files.gathered(self._column, elements, length)
+        elif self._files.all_mapped:
+            self._courses[length] = _Course(self._value_starts, self._files.elements(self._column), length)
+        return self._looked_up(starts, length)
+
+    def _looked_up(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
+        """Do the same where starts may be out of range, rows cross from shard to shard, or nothing is mapped."""
         files, column, value_starts = self._files, self._column, self._value_starts
         if starts.size and (int(starts.min()) < 0 or int(starts.max()) + length > self.num_values):
             raise ArgumentError(f"not all windows are within {self.num_values} values", hint="check the starts")
-        if len(value_starts) == 2:
-            return files.gathered(column, starts + files.element_of(column, np.zeros(1, np.int64)), length)
         shards = value_starts.searchsorted(starts, "right") - 1
         crosses = starts + length > value_starts[shards + 1]
         elements = files.element_of(column, shards) + (starts - value_starts[shards])
