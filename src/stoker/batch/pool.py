@@ -54,12 +54,12 @@ class Pool:
             return np.empty(shape, kind)
         with self._lock:
             at = self._free(num_bytes + _ALIGNMENT)
-            return np.ndarray(shape, kind, self._blocks[at].data, self._starts[at])
+            return np.ndarray(shape, kind, self._blocks[at], self._starts[at])
 
     def _free(self, wanted: int) -> int:
         """Return the number of a block that nobody holds, a new one if need be."""
         for at in range(len(self._blocks)):
-            if wanted <= self._sizes[at] <= 2 * wanted and _num_holders(self._blocks, at) == _NOBODY_ELSE:
+            if _num_holders(self._blocks, at) == _NOBODY_ELSE and wanted <= self._sizes[at] <= 2 * wanted:
                 return at
         block = np.empty(wanted, np.uint8)
         if len(self._blocks) == MAX_BLOCKS:

@@ -166,15 +166,16 @@ class Files:
 
     def gathered(self, name: str, elements: NDArray[np.int64], size: int) -> NDArray[Any]:
         """Return so many consecutive elements from each of these on, as a fresh array with a row for each."""
-        if not elements.size:  # perhaps nothing is mapped yet
-            return np.empty((0, size), self._dtypes[name])
-        if self._num_unseen.get(name) != 0 or self._is_vast:
-            self._see(elements, size, self._dtypes[name].itemsize)
-        if size * self._dtypes[name].itemsize > MAX_ITEM_BYTES:
-            whole = self._space.array(self._dtypes[name], (self._space.num_bytes // self._dtypes[name].itemsize,))
+        dtype, num_rows = self._dtypes[name], len(elements)
+        if not num_rows:  # perhaps nothing is mapped yet
+            return np.empty((0, size), dtype)
+        if self._num_unseen[name] or self._is_vast:
+            self._see(elements, size, dtype.itemsize)
+        if size * dtype.itemsize > MAX_ITEM_BYTES:
+            whole = self._space.array(dtype, (self._space.num_bytes // dtype.itemsize,))
             return np.stack([whole[element : element + size] for element in elements.tolist()])
         rows: NDArray[Any] = self._window(name, size)[elements]
-        return rows.view(self._dtypes[name]).reshape(len(elements), size)
+        return np.ndarray((num_rows, size), dtype, rows)
 
     def _window(self, name: str, size: int) -> NDArray[Any]:
         """Return the space as an array of all stretches of `size` elements, so that one index gathers any of them."""

@@ -213,7 +213,7 @@ class _Course:
     def elements(self, starts: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Return the elements of the space that windows begin with; None if one is not in one shard, or nowhere."""
         found = self._borders.searchsorted(starts, "right")
-        if not (found & 1).all():
+        if not np.bitwise_and.reduce(found) & 1:
             return None
         shifts: NDArray[np.int64] = self._shifts[found]
         shifts += starts
