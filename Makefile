@@ -6,7 +6,11 @@ STAMP  := $(VENV)/.ready
 BENCH  := $(VENV)/.ready-bench
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test check format bench clean
+PEERS  := .venv-peers
+PEERED := $(PEERS)/.ready
+PEERPIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test check format bench peers clean
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
 
@@ -40,5 +44,16 @@ format: $(STAMP)  ## Format and fix what can be fixed
 bench: $(BENCH)  ## Measure overhead, plan, state, transport, start-up and memory beside their peers
 	$(BIN)/python -m benchmarks
 
-clean:  ## Remove the environment and everything made
-	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+# The list has all that is needed, so that nothing is looked for: what some peers declare would bring CUDA's torch.
+$(PEERED): benchmarks/peers.txt constraints.txt
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@echo "preparing the environment of the peers in $(PEERS) (torch first, then the rest)"
+	@$(PEERPIP) --constraint constraints.txt torch
+	@$(PEERPIP) --no-deps --requirement benchmarks/peers.txt
+	@$(PEERPIP) --no-deps --editable .
+	@touch $@
+
+peers: $(PEERED)  ## Make the environment with many peers, in which the benchmarks tokens and prepare then run
+
+clean:  ## Remove the environments and everything made
+	rm -rf $(VENV) $(PEERS) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,9 +7,11 @@ import os
 import time
 import warnings
 from importlib import import_module
+from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.peers import is_elsewhere, run_there
 from benchmarks.report import OUT, Setting, save, show, write
 
 NAMES = {
@@ -19,8 +21,13 @@ NAMES = {
     "transport": "batches from worker processes, beside torch, torchdata, SPDL and Grain; into a GPU if there is one",
     "startup": "time to the first batch with worker processes and a large dataset, beside torch",
     "memory": "what a large dataset costs in every worker, beside torch",
+    "tokens": "rows of tokens and labels, beside nine other ways to load them and the physical limit",
+    "prepare": "text to tokens, beside the bare tokenizer and other tools",
     "lines": "lines of a text file: at random, in order, and the index",
 }
+
+WITH_PEERS = ("tokens", "prepare")
+"""These run in the environment of the peers, if `make peers` made it."""
 
 
 def main() -> None:
@@ -35,6 +42,7 @@ def main() -> None:
         help="where `transport` delivers to (default: a GPU if there is one)",
     )
     parser.add_argument("--save", action="store_true", help="keep plot, record and findings in benchmarks/results")
+    parser.add_argument("--text", action="append", default=[], metavar="FILE", help="text for `prepare` (repeatable)")
     chosen = parser.parse_args()
     console = Console(width=None if Console().is_terminal else 160)
     if chosen.list:
@@ -49,8 +57,16 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata's, at every construction
     device = _device() if chosen.device == "auto" else None if chosen.device == "none" else chosen.device
     for name in chosen.names or NAMES:
+        if name in WITH_PEERS and is_elsewhere():
+            flags = [f"--{flag}" for flag in ("quick", "save") if getattr(chosen, flag)]
+            status = run_there([name, *flags, *(f"--text={Path(text).absolute()}" for text in chosen.text)])
+            if status:
+                raise SystemExit(status)
+            continue
         begin, load = time.perf_counter(), os.getloadavg()[0]
-        report = import_module(f"benchmarks.{name}").run(Setting(is_quick=chosen.quick, device=device))
+        report = import_module(f"benchmarks.{name}").run(
+            Setting(is_quick=chosen.quick, device=device, texts=tuple(chosen.text))
+        )
         report.load.extend((round(load, 2), round(os.getloadavg()[0], 2)))
         show(report, console)
         write(report, OUT)

@@ -37,6 +37,9 @@ INK = {
 }
 """One colour per contender in all plots."""
 
+PACKAGES = ("torch", "torchdata", "spdl", "grain", "numpy", "stoker")
+"""Whose versions are told, where a benchmark does not say; ours comes last."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -46,6 +49,8 @@ class Setting:
     """Only see that everything works: a few seconds, numbers without meaning."""
     device: str | None = None
     """Where batches are to arrive, for benchmarks that can measure that: "cuda", or None for the host's memory."""
+    texts: tuple[str, ...] = ()
+    """Files of text to prepare, instead of text that is made up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +76,22 @@ class Report:
     columns: Sequence[Column] = ()
     """What the table tells about each record, if not the times."""
     extra: dict[str, Any] = field(default_factory=dict)
+    packages: Sequence[str] = PACKAGES
+    """Whose versions are told."""
     load: list[float] = field(default_factory=list)
     """Runnable processes on the machine before and after, ours among them: how quiet it was."""
 
 
-def machine() -> dict[str, Any]:
-    """Return what kind of machine this is, and nothing that tells which one."""
+def machine(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
+    """Return what kind of machine this is, with the versions of what was compared, and nothing that tells which one."""
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "architecture": platform.machine(),
         "system": platform.system(),
         "python": platform.python_version(),
-        **{name: found for name in PACKAGES if (found := _version(name)) is not None},
+        **{name: found for name in packages if (found := _version(name)) is not None},
         **_accelerator(),
     }
-
-
-PACKAGES = ("torch", "torchdata", "spdl", "grain", "numpy", "stoker")
 
 
 def _version(name: str) -> str | None:
@@ -120,7 +124,7 @@ def write(report: Report, folder: Path) -> None:
         "name": report.name,
         "title": report.title,
         "date": date.today().isoformat(),
-        "machine": machine(),
+        "machine": machine(report.packages),
         "load_average": report.load,
         "shows": report.shows,
         "limits": report.limits,
@@ -153,8 +157,8 @@ run, so ratios mean more than times: another machine has other times. All number
 
 
 def _section(report: Report) -> str:
-    kind = machine()
-    packages = ", ".join(f"{_NAMES.get(name, name)} {kind[name]}" for name in PACKAGES[:-1] if name in kind)
+    kind = machine(report.packages)
+    packages = ", ".join(f"{_NAMES.get(name, name)} {kind[name]}" for name in report.packages[:-1] if name in kind)
     where = (
         f"{kind['cores']} cores ({kind['architecture']}, {kind['system']}), "
         + (f"{kind['accelerator']}, " if "accelerator" in kind else "")

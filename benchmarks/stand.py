@@ -28,6 +28,9 @@ Serving = Callable[..., AbstractContextManager[Callable[..., Any]]]
 
 HERE = Path(__file__).resolve().parent.parent
 TICKS = os.sysconf("SC_CLK_TCK")
+LIMIT_SECONDS = 300
+"""So long a stand may take for an answer before it counts as hanging."""
+HANGS = "it hangs: no answer"
 QUIET_SECONDS = 0.06
 """So long nobody may use a tick of CPU time (10 ms) before a stand counts as quiet."""
 
@@ -37,9 +40,10 @@ class StandFailed(RuntimeError):
 
 
 class Stand:
-    """A process in which `serving(*args)` waits for questions."""
+    """A process in which `serving(*args)` waits for questions, and has `limit_seconds` to answer each."""
 
-    def __init__(self, serving: Serving, *args: Any) -> None:
+    def __init__(self, serving: Serving, *args: Any, limit_seconds: float = LIMIT_SECONDS) -> None:
+        self._limit_seconds = limit_seconds
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 closed with the stand
         ours, theirs = socket.socketpair()
         # Not a child of `multiprocessing`, which would have all stands share one tracker of named memory, ours.
@@ -59,6 +63,7 @@ class Stand:
         self._connection = Connection(ours.detach())
         self._connection.send((serving, args))
         self._is_ready = False
+        self.is_well = True
 
     def wait_until_ready(self) -> None:
         if not self._is_ready:
@@ -73,10 +78,14 @@ class Stand:
 
     def _answer(self) -> Any:
         try:
-            is_well, answer = self._connection.recv()
+            if self._connection.poll(self._limit_seconds):
+                is_well, answer = self._connection.recv()
+            else:
+                is_well, answer = False, f"{HANGS} for {self._limit_seconds} s"
         except (EOFError, ConnectionResetError):
             is_well, answer = False, "it ended without a word"
         if not is_well:
+            self.is_well = False
             self._log.seek(0)
             raise StandFailed(f"{answer}\n{self._log.read()[-3000:].decode(errors='replace')}")
         return answer
@@ -90,7 +99,7 @@ class Stand:
         """End the process and all that it started."""
         self.dismiss()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(15)
+            self._process.wait(15 if self.is_well else 1)
         # It leads a group of its own. Trackers of named memory outlive it, to clean up; what else is left ends here.
         with contextlib.suppress(ProcessLookupError):
             for _ in range(200):
@@ -118,9 +127,9 @@ def stands(servings: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Stand]]:
             stand.close()
 
 
-def alone(function: Callable[..., Any], *args: Any) -> Any:
+def alone(function: Callable[..., Any], *args: Any, limit_seconds: float = LIMIT_SECONDS) -> Any:
     """Return what `function(*args)` returns in a fresh process."""
-    stand = Stand(_calling, function)
+    stand = Stand(_calling, function, limit_seconds=limit_seconds)
     try:
         return stand.ask(*args)
     finally:

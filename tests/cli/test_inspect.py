@@ -71,7 +71,17 @@ def test_a_store_tells_its_columns_counts_and_sizes(store: Store) -> None:
     assert re.search(rf"fingerprint +{store.fingerprint}", result.output)
     assert re.search(r"image +uint8\[3, 4, 4\]", result.output)
     assert re.search(r"jpeg +bytes +49,000 +49\.0 +0 +", result.output)
-    assert re.search(r"boxes +float32\[\*, 4\] +1,000 +1\.0 +0 +0 +1 +2 +2\b", result.output)
+    assert re.search(r"boxes +float32\[\*, 4\] +1,000 +1\.0 +0 +1 +2\b", result.output)
+
+
+def test_a_terminal_of_80_columns_shows_whole_numbers(tmp_path: Path) -> None:
+    columns = {"tokens": Column.ragged("uint16"), "a_rather_long_name_of_a_column": Column.ragged("float32", (4, 4))}
+    with Writer(tmp_path / "store", columns) as writer:
+        for size in (1, 1_234_567):
+            writer.append({"tokens": np.zeros(size, np.uint16), list(columns)[1]: np.zeros((3, 4, 4), np.float32)})
+    output = CliRunner().invoke(app, ["inspect", str(tmp_path / "store")], env={"COLUMNS": "80"}).output
+    assert re.search(r"tokens +uint16\[\*\] +1,234,568 +617,284\.0 +1 +1 +1,234,567\b", output)
+    assert "\u2026" not in output.partition("mean to max")[0]
 
 
 def test_samples_are_shown_from_the_first_to_the_last(store: Store) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stoker.cli.app import app
-from tests.prepare.corpora import decoded, write_jsonl
+from tests.prepare.corpora import decoded, write_jsonl, write_parquet
 
 TEXTS = [f"document {number} says {number * number}" for number in range(50)]
 
@@ -43,6 +44,17 @@ def test_the_same_again_says_that_there_is_nothing_to_do(corpus: Path, tmp_path:
     arguments = ("tokens", corpus, "--tokenizer", "bytes", "--out", tmp_path / "out")
     assert "is up to date" not in run(*arguments).output
     assert "is up to date" in run(*arguments).output
+
+
+def test_what_was_removed_is_told_and_not_that_nothing_was_done(corpus: Path, tmp_path: Path) -> None:
+    write_jsonl(corpus / "b.jsonl", ["more"])
+    arguments = ("tokens", corpus, "--tokenizer", "bytes", "--out", tmp_path / "out")
+    run(*arguments)
+    (corpus / "b.jsonl").unlink()
+    result = run(*arguments)
+    assert "is up to date" not in result.output
+    assert re.search(r"pieces +1, of which 1 were there from before; removed: 1", result.output)
+    assert "MB/s" not in result.output
 
 
 def test_what_was_skipped_is_told(corpus: Path, tmp_path: Path) -> None:
@@ -87,6 +99,22 @@ def test_a_tokenizer_is_trained_and_the_next_command_told(corpus: Path, tmp_path
     assert result.exit_code == 0, result.stderr
 
 
+def test_the_next_command_has_the_options_of_this_one_and_can_be_pasted(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "my corpus").mkdir()
+    write_parquet(tmp_path / "my corpus" / "a.parquet", TEXTS, column="it's [b]")
+    options = ("--text-column", "it's [b]", "--documents", "line", "--on-error", "skip")
+    given = (tmp_path / "my corpus" / "*.parquet", *options)
+    result = run("tokenizer", *given, "--vocab-size", "300", "--out", tmp_path / "tokenizer.json")
+    [line] = [line for line in result.output.splitlines() if line.startswith("next: ")]
+    stoker, prepare, *command = shlex.split(line.removeprefix("next: "))
+    assert (stoker, prepare, command[-6:]) == ("stoker", "prepare", list(options))
+    command[command.index("tokens", 1)] = str(tmp_path / "my tokens")
+    result = run(*command)
+    assert result.exit_code == 0, result.stderr
+    assert f"next: stoker inspect '{tmp_path}/my tokens'" in result.output
+
+
 def test_a_bar_is_drawn_on_a_terminal_and_nothing_into_a_file(corpus: Path, tmp_path: Path) -> None:
     from rich.console import Console
 
@@ -111,6 +139,15 @@ def test_a_bar_is_drawn_on_a_terminal_and_nothing_into_a_file(corpus: Path, tmp_
         text = console.export_text()
         console.file.close()
         assert ("50%" in text and "1.0 M tokens 1/2 pieces" in text) == is_terminal
+
+
+def test_a_speed_is_told_once_there_is_one() -> None:
+    from stoker.cli.prepare import _told
+    from stoker.prepare import Progress
+
+    progress = Progress(stage="hashing", num_read=47_000_000, num_bytes=47_000_000)
+    assert _told(progress, 1e-9) == ""
+    assert _told(progress, 2.0) == "23.5 MB/s"
 
 
 @pytest.mark.parametrize("verb", ["tokens", "tokenizer"])

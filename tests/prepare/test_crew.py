@@ -9,7 +9,6 @@ import pytest
 
 from stoker.errors import WorkerDied
 from stoker.prepare.crew import Cell, Crew
-from stoker.store.lock import locked
 
 
 def described(job: Any) -> str:
@@ -95,14 +94,3 @@ def test_jobs_in_work_can_be_watched(tmp_path: Path) -> None:
     with Crew(waiting, num_workers=1, described=described, watch=watch) as crew:
         assert list(crew.results([5])) == [(0, 0)]
     assert [1, 2, 3] in seen
-
-
-def test_a_lock_is_held_by_one_and_free_afterwards(tmp_path: Path) -> None:
-    with (
-        locked(tmp_path / "a"),
-        pytest.raises(ValueError, match="another process is preparing"),
-        locked(tmp_path / "a"),
-    ):
-        pass
-    with locked(tmp_path / "a"):
-        pass

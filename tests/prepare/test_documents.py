@@ -83,7 +83,6 @@ def test_every_type_of_text_is_read(tmp_path: Path, kind: pa.DataType) -> None:
 
 BAD_LINES = [
     (b'{"text": "x"', "not JSON"),
-    (b"", "not JSON"),
     (b'{"text": "\xff"}', "not UTF-8"),
     (b'{"other": 1}', "no field"),
     (b'["text"]', "no field"),
@@ -104,9 +103,25 @@ def test_a_line_without_a_document_is_skipped_or_named(
     assert texts == ["ok", "ok", "fine"]
     [entry] = [entry for noted in notes for entry in noted["entries"]]
     assert (entry["kind"], entry["byte"], entry["input"]) == (kind, 30, 0)
-    with pytest.raises(BadLine, match=r"line 3 \(byte 30\) of .*a.jsonl cannot be parsed") as raised:
+    verb = "parsed" if kind in ("not JSON", "not UTF-8") else "used"
+    with pytest.raises(DataError, match=rf"line 3 \(byte 30\) of .*a.jsonl cannot be {verb}: ") as raised:
         texts_in(tmp_path, piece_bytes=piece_bytes)
-    assert raised.value.line == 3
+    assert isinstance(raised.value, BadLine) == (verb == "parsed")
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 15, 1 << 20])
+def test_blank_lines_between_objects_are_no_documents(tmp_path: Path, piece_bytes: int) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\n{"text": "one"}\n\r\n \t\n\n{"text": "two"}\n\n  ')
+    assert texts_in(tmp_path, piece_bytes=piece_bytes) == ["one", "two"]
+    texts, notes = read(tmp_path, piece_bytes=piece_bytes, on_error="skip")
+    assert texts == ["one", "two"]
+    assert not any(noted["count"] for noted in notes)
+
+
+def test_a_field_of_another_name_is_told_with_the_option_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "content": "a"}\n')
+    with pytest.raises(DataError, match=r"has no field 'text': there are 'id', 'content'\nhint: .*--text-column NAME"):
+        texts_in(tmp_path)
 
 
 @pytest.mark.parametrize("documents", ["file", "line", "paragraph"])
@@ -144,7 +159,7 @@ def test_a_row_that_is_not_utf8_is_skipped_or_named(tmp_path: Path) -> None:
 
 def test_a_column_that_is_not_there_or_not_text_is_told_with_those_that_are(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", ["a"], column="content")
-    with pytest.raises(DataError, match="it has no column 'text': there are 'id', 'content'"):
+    with pytest.raises(DataError, match=r"no column 'text': there are 'id', 'content'\nhint: .*--text-column NAME"):
         texts_in(tmp_path)
     with pytest.raises(DataError, match="its column 'id' holds int64, not text"):
         texts_in(tmp_path, text_column="id")
@@ -158,7 +173,7 @@ def test_a_broken_parquet_file_is_skipped_or_named(tmp_path: Path, content: byte
     texts, notes = read(tmp_path, on_error="skip")
     assert texts == ["fine"]
     assert notes[0]["reasons"] == {"unreadable": 1}
-    with pytest.raises(DataError, match=r"a.parquet cannot be used: .*\nhint: mend the input"):
+    with pytest.raises(DataError, match=r"a.parquet cannot be used: .*\nhint: mend it"):
         texts_in(tmp_path)
 
 

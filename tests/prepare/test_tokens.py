@@ -100,7 +100,8 @@ def test_the_same_again_does_nothing(corpus: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("stoker.prepare.preparation.identified", fail)
     again = made(corpus, tmp_path / "out")
     assert again.is_up_to_date
-    assert replace(again, seconds=0, num_made=0) == replace(first, seconds=0, num_made=0, made_bytes=0)
+    assert not first.is_up_to_date
+    assert replace(again, seconds=0) == replace(first, seconds=0, num_made=0, made_bytes=0, is_up_to_date=True)
     assert contents(tmp_path / "out") == before
     assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
 
@@ -151,8 +152,79 @@ def test_a_run_stopped_between_its_last_steps_is_cleared_up_after(corpus: Path, 
     (tmp_path / "out" / ".build" / f"{'0' * 32}-000.safetensors.123").write_text("half")
     (tmp_path / "out" / ".manifest.json.123").write_text("half")
     (tmp_path / "out" / f"{'0' * 32}-000.safetensors").write_text("of another piece")
-    assert made(corpus, tmp_path / "out").is_up_to_date
+    report = made(corpus, tmp_path / "out")
+    assert (report.num_made, report.is_up_to_date) == (0, False)
     assert contents(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b'{"format": "stoker.store", "ver'])
+@pytest.mark.parametrize("is_unfinished", [False, True])
+@pytest.mark.parametrize("shuffle", [None, 3])
+def test_a_store_whose_manifest_is_damaged_or_lost_is_made_again(
+    corpus: Path, tmp_path: Path, content: bytes | None, is_unfinished: bool, shuffle: int | None
+) -> None:
+    made(corpus, tmp_path / "out", shuffle=shuffle)
+    before = contents(tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    if content is not None:
+        (tmp_path / "out" / "manifest.json").write_bytes(content)
+    if is_unfinished:
+        (tmp_path / "out" / ".build").mkdir()
+        (tmp_path / "out" / "pieces.json").write_text("{")
+    assert made(corpus, tmp_path / "out", shuffle=shuffle).num_made > 0
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_store_of_something_else_is_left_alone_even_without_its_manifest(corpus: Path, tmp_path: Path) -> None:
+    with Writer(tmp_path / "other", {"x": Column.fixed("uint8", ())}) as writer:
+        writer.append({"x": 1})
+    (tmp_path / "other" / "manifest.json").write_bytes(b"")
+    before = contents(tmp_path / "other")
+    with pytest.raises(ArgumentError, match="was not made by `stoker prepare tokens`"):
+        made(corpus, tmp_path / "other")
+    (tmp_path / "other" / "pieces.json").unlink()
+    with pytest.raises(ArgumentError, match="is not a store"):
+        made(corpus, tmp_path / "other")
+    assert contents(tmp_path / "other").items() <= before.items()
+
+
+def test_only_a_run_that_did_nothing_finds_the_store_up_to_date(corpus: Path, tmp_path: Path) -> None:
+    first = made(corpus, tmp_path / "out")
+    skipping = made(corpus, tmp_path / "out", on_error="skip")
+    assert (skipping.is_up_to_date, skipping.num_made, skipping.num_removed) == (False, 0, 0)
+    (corpus / "c.jsonl").unlink()
+    fewer = made(corpus, tmp_path / "out", on_error="skip")
+    assert (fewer.is_up_to_date, fewer.num_made) == (False, 0)
+    assert fewer.num_removed == first.num_pieces - fewer.num_pieces > 0
+    os.rename(corpus / "a.jsonl", corpus / "z.jsonl")
+    reordered = made(corpus, tmp_path / "out", on_error="skip")
+    assert (reordered.is_up_to_date, reordered.num_made, reordered.num_removed) == (False, 0, 0)
+    assert decoded(tmp_path / "out") == TEXTS[100:150] + TEXTS[:100]
+    assert made(corpus, tmp_path / "out", on_error="skip").is_up_to_date
+
+
+def test_pieces_stay_as_large_as_they_are_when_inputs_grow(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fitting(inputs: Any) -> int:
+        return 500 * len(inputs)
+
+    monkeypatch.setattr("stoker.prepare.preparation.fitting_piece_bytes", fitting)
+    made(corpus, tmp_path / "out", piece_bytes=None)
+    write_jsonl(corpus / "d.jsonl", ["more"])
+    assert made(corpus, tmp_path / "out", piece_bytes=None).num_made == 1
+    assert open_store(tmp_path / "out").meta["settings"]["piece_bytes"] == 1500
+    made(corpus, tmp_path / "out", piece_bytes=700)
+    assert open_store(tmp_path / "out").meta["settings"]["piece_bytes"] == 700
+
+
+def test_pieces_of_a_run_that_was_stopped_stay_as_large_as_they_are(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "z.jsonl").write_text("oops\n")
+    with pytest.raises(BadLine):
+        made(corpus, tmp_path / "out", piece_bytes=3000)
+    (corpus / "z.jsonl").unlink()
+    assert made(corpus, tmp_path / "out", piece_bytes=None).num_made == 0
+    assert open_store(tmp_path / "out").meta["settings"]["piece_bytes"] == 3000
 
 
 def test_what_a_folder_holds_that_is_no_store_is_left_alone(corpus: Path, tmp_path: Path) -> None:
@@ -288,6 +360,9 @@ def test_a_tokenizer_is_trained_and_used(corpus: Path, tmp_path: Path) -> None:
     store = stoker.Store(tmp_path / "out")
     assert [tokenizer.decode(store[number]["tokens"][:-1]) for number in range(0, 200, 17)] == TEXTS[::17]
     assert store[0]["tokens"][-1] == identity.end_of_document
+    from importlib.metadata import version
+
+    assert store.meta["origin"]["libraries"] == {"tokenizers": version("tokenizers")}
 
 
 def test_gigatoken_makes_the_same_store(corpus: Path, tmp_path: Path) -> None:
@@ -356,6 +431,41 @@ def test_a_run_with_another_tokenizer_that_was_stopped_does_not_leave_its_copy(
     assert contents(tmp_path / "out") == before
 
 
+def test_the_copy_of_a_tokenizer_goes_with_the_store_it_was_for(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenizers")
+    for name, vocab_size in (("a.json", 260), ("b.json", 270), ("c.json", 280)):
+        prepare.tokenizer(corpus, vocab_size=vocab_size, out=tmp_path / name)
+    made(corpus, tmp_path / "out", tokenizer=tmp_path / "a.json")
+    before = contents(tmp_path / "out")
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patch:  # both are stopped when their copy is already there
+        patch.setattr(Build, "finish", stopped)
+        for name in ("b.json", "c.json"):
+            with pytest.raises(_Killed):
+                made(corpus, tmp_path / "out", tokenizer=tmp_path / name)
+    (tmp_path / "out" / ".c.json.123").write_text("half")
+    made(corpus, tmp_path / "out", tokenizer=tmp_path / "a.json")
+    assert contents(tmp_path / "out") == before
+    (tmp_path / "out" / "b.json").write_text("the user's own")
+    made(corpus, tmp_path / "out", tokenizer=tmp_path / "c.json")
+    assert sorted(path.name for path in (tmp_path / "out").glob("?.json")) == ["b.json", "c.json"]
+    made(corpus, tmp_path / "out")
+    assert not (tmp_path / "out" / "c.json").exists()
+
+
+def test_half_a_copy_of_a_tokenizer_is_cleared_up_after(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / ".build").mkdir(parents=True)
+    (tmp_path / "out" / ".build" / "run.json").write_text('{"copies": {"my.model": ""}}')
+    (tmp_path / "out" / ".my.model.123").write_text("half")
+    made(corpus, tmp_path / "out")
+    assert not (tmp_path / "out" / ".my.model.123").exists()
+
+
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"a": 1}'])
 def test_a_store_without_its_table_of_pieces_is_made_whole_again(
     corpus: Path, tmp_path: Path, content: bytes | None
@@ -379,7 +489,7 @@ def test_an_error_over_what_was_skipped_before_leaves_the_store_whole(
     lines = write_jsonl(tmp_path / "a.jsonl", [*texts, None])
     packed = write_gzip(tmp_path / "a.jsonl.gz", lines.read_text())
     made(packed, tmp_path / "out", on_error="skip")
-    with pytest.raises(BadLine):
+    with pytest.raises(DataError, match="line 9 .* cannot be used"):
         made(packed, tmp_path / "out")
     assert decoded(tmp_path / "out") == texts
 

@@ -21,6 +21,9 @@ because their offsets lie in one block, so that it costs some megabytes of readi
 """
 
 QUANTILES = {"min": 0.0, "p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
+SHOWN = ("mean", "min", "p50", "max")
+"""Of these what the table shows: more would not fit into 80 columns. JSON has them all."""
+
 MAX_INPUTS = 5
 
 TOKENS = "tokens"
@@ -300,7 +303,9 @@ def _origin_told(origin: Mapping[str, Any]) -> str:
     inputs = [entry for entry in origin.get("inputs") or () if isinstance(entry, dict)]
     total = sum(int(entry.get("num_bytes", 0)) for entry in inputs)
     lines = [f"{counted(len(inputs), 'file')}, {bytes_told(total)}"]
-    rest = {name: value for name, value in origin.items() if name != "inputs"}
+    rest = {name: value for name, value in origin.items() if name not in ("inputs", "libraries")}
+    libraries = origin.get("libraries")
+    rest |= libraries if isinstance(libraries, dict) else {}
     if rest:
         lines[0] += f" ({', '.join(f'{name} {_plain(value)}' for name, value in rest.items())})"
     lines += [f"{entry.get('path')} ({bytes_told(int(entry.get('num_bytes', 0)))})" for entry in inputs[:MAX_INPUTS]]
@@ -335,18 +340,17 @@ def _print_columns(facts: Mapping[str, Any], console: Console) -> None:
     has_ragged = any("num_values" in entry for entry in columns.values())
     lengths = {name: entry.get("per_sample", {}) for name, entry in columns.items()}
     table = Table(box=box.SIMPLE)
-    table.add_column("column", style="bold")
-    table.add_column("type", no_wrap=True)
+    table.add_column("column", style="bold", overflow="fold")
+    table.add_column("type", overflow="fold")
     if has_ragged:
-        table.add_column("values", justify="right", no_wrap=True)
-        for quantile in ("mean", *QUANTILES):
-            table.add_column(quantile, justify="right")
+        for name in ("values", *SHOWN):
+            table.add_column(name, justify="right", no_wrap=True)
     for name, entry in columns.items():
         row = [_escaped(name), _escaped(entry["type"])]
         if "num_values" in entry:
             found = lengths[name]
             row += [f"{entry['num_values']:,}", f"{found['mean']:,.1f}" if "mean" in found else "-"]
-            row += [f"{found[quantile]:,}" if quantile in found else "-" for quantile in QUANTILES]
+            row += [f"{found[quantile]:,}" if quantile in found else "-" for quantile in SHOWN[1:]]
         table.add_row(*row)
     looked_at = max((part.get("num_looked_at", 0) for part in lengths.values()), default=0)
     if looked_at:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from stoker.prepare import Progress, Report
+
+SPEED_SECONDS = 0.5
+"""How long a stage has to run before a speed means anything."""
 
 prepare_app = typer.Typer(
     no_args_is_help=True,
@@ -79,7 +83,7 @@ def tokens(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; by default one for each core.")] = None,
     piece_mib: Annotated[
-        int | None, typer.Option(help="MiB of input in one piece, by default 4 to 64, as the inputs are large.")
+        int | None, typer.Option(help="MiB of input in one piece; by default as in a store that is there, or 4 to 64.")
     ] = None,
     backend: Annotated[
         BackendOption, typer.Option(help="Who makes the ids: gigatoken where it makes the same, or the reference.")
@@ -135,7 +139,7 @@ def tokens(
             f"[green]{_escaped(report.path)} is up to date[/]: inputs, tokenizer and settings are as they were"
         )
     console.print(_table(report))
-    _tell_more(console, report)
+    _tell_more(console, report, pattern)
 
 
 @prepare_app.command()
@@ -178,10 +182,13 @@ def tokenizer(
     )
     if identity.vocab_size < vocab_size:
         console.print(f"the text had no more to merge: {vocab_size:,} were asked for")
-    given = " ".join(map(str, inputs[:3])) + (" ..." if len(inputs) > 3 else "")
-    console.print(
-        f"next: [bold cyan]stoker prepare tokens {_escaped(given)} --tokenizer {_escaped(path)} --out tokens[/]",
-        soft_wrap=True,
+    _tell_next(
+        console,
+        f"prepare tokens {shlex.join(inputs[:3])}{' ...' if len(inputs) > 3 else ''}",
+        *("--tokenizer", str(path), "--out", "tokens"),
+        *(("--text-column", text_column) if text_column != "text" else ()),
+        *(("--documents", documents.value) if documents != DocumentsOption.file else ()),
+        *(("--on-error", on_error.value) if on_error != OnErrorOption.stop else ()),
     )
 
 
@@ -210,12 +217,12 @@ def _table(report: Report) -> Table:
         ("where", _escaped(report.path)),
     ]
     if not report.is_up_to_date:
+        pieces = f"{report.num_pieces:,}, of which {report.num_reused:,} were there from before"
+        if report.num_removed:
+            pieces += f"; removed: {report.num_removed:,}"
         speed = report.made_bytes / 1e6 / max(1e-9, report.seconds)
-        by = f", by {report.backend}"
-        rows[4:4] = [
-            ("pieces", f"{report.num_pieces:,}, of which {report.num_reused:,} were there from before"),
-            ("time", f"{seconds_told(report.seconds)}, {speed:,.1f} MB/s{by}"),
-        ]
+        made = f", {speed:,.1f} MB/s, by {report.backend}" if report.made_bytes else ""
+        rows[4:4] = [("pieces", pieces), ("time", f"{seconds_told(report.seconds)}{made}")]
     for row in rows:
         table.add_row(*row)
     return table
@@ -228,10 +235,15 @@ def _skipped(report: Report) -> str:
     return _escaped(f"{report.skipped:,} ({reasons}); see {report.path / 'skipped.jsonl'}")
 
 
-def _tell_more(console: Console, report: Report) -> None:
+def _tell_more(console: Console, report: Report, pattern: str | None) -> None:
     if report.fallback_reason is not None and not report.is_up_to_date:
         console.print(f"gigatoken was not used: {report.fallback_reason}", markup=False, soft_wrap=True)
-    console.print(f"next: [bold cyan]stoker inspect {_escaped(report.path)}[/]", soft_wrap=True)
+    _tell_next(console, "inspect", str(report.path), *(("--pattern", pattern) if pattern is not None else ()))
+
+
+def _tell_next(console: Console, command: str, *arguments: str) -> None:
+    """Print a command that can be pasted."""
+    console.print(f"next: [bold cyan]{_escaped(f'stoker {command} {shlex.join(arguments)}')}[/]", soft_wrap=True)
 
 
 class _Display:
@@ -296,9 +308,10 @@ def _bar(console: Console) -> Any:
 
 
 def _told(progress: Progress, seconds: float) -> str:
-    seconds = max(seconds, 1e-9)
-    parts = [f"{progress.num_read / 1e6 / seconds:,.1f} MB/s"]
-    if progress.documents:
+    parts = []
+    if seconds >= SPEED_SECONDS:
+        parts.append(f"{progress.num_read / 1e6 / seconds:,.1f} MB/s")
+    if seconds >= SPEED_SECONDS and progress.documents:
         parts.append(f"{progress.documents / seconds:,.0f} docs/s")
     if progress.tokens:
         parts.append(f"{progress.tokens / 1e6:,.1f} M tokens")

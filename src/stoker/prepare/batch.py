@@ -12,7 +12,10 @@ MAX_DOCUMENT_BYTES = 256 << 20
 """The largest text that may be one document: tokenizers take a hundred times the memory of what they get at once."""
 
 EMPTY = "empty document"
+NO_COLUMN = "no column"
+NO_FIELD = "no field"
 NOT_ENCODABLE = "not encodable"
+NOT_JSON = "not JSON"
 NOT_UTF8 = "not UTF-8"
 TOO_LARGE = "too large"
 
@@ -60,5 +63,5 @@ def too_large(what: str) -> str:
     """Return what is wrong with a document that no tokenizer could take."""
     return (
         f"{what} is larger than {MAX_DOCUMENT_BYTES >> 20} MiB, too much for one document; "
-        "--documents line or paragraph makes smaller ones of plain text"
+        "--documents line or paragraph (documents= in Python) makes smaller ones of plain text"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, TypeVar
 
 from stoker.prepare.crew import Cell, Crew
@@ -46,6 +47,18 @@ class Findings:
     identity: Identity
     backend: str
     fallback_reason: str | None
+
+
+def library_versions(identity: Identity) -> dict[str, str]:
+    """Return the version of the library whose ids these are, by its name.
+
+    Others that make the same ids are not told of: stores are equal whoever made them.
+    """
+    name = {"huggingface": "tokenizers"}.get(identity.kind, identity.kind)
+    try:
+        return {name: version(name)} if name != "bytes" else {}
+    except PackageNotFoundError:
+        return {}
 
 
 def inspected(choice: Choice, *, is_away: bool) -> Findings:

@@ -11,6 +11,7 @@ from stoker.prepare.batch import (
     BATCH_BYTES,
     EMPTY,
     MAX_DOCUMENT_BYTES,
+    NO_COLUMN,
     NOT_UTF8,
     TOO_LARGE,
     Batch,
@@ -104,7 +105,7 @@ def _from_columns(piece: Piece, text_column: str, skips: Skips) -> Iterator[Batc
         try:
             path = file.path_of(text_column)
         except Unreadable as error:
-            skips.note("no column", str(error))
+            skips.note(NO_COLUMN, str(error))
             return
         stop = file.num_parts if piece.stop is None else piece.stop
         for part in range(piece.start, stop):

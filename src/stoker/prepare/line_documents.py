@@ -9,6 +9,8 @@ from stoker.prepare.batch import (
     BATCH_BYTES,
     EMPTY,
     MAX_DOCUMENT_BYTES,
+    NO_FIELD,
+    NOT_JSON,
     NOT_UTF8,
     TOO_LARGE,
     Batch,
@@ -30,7 +32,7 @@ def from_plain_lines(piece: Piece, skips: Skips) -> Iterator[Batch]:
 
 
 def from_json_lines(piece: Piece, text_column: str, skips: Skips) -> Iterator[Batch]:
-    """Yield one field of the JSON objects that the lines of a piece are."""
+    """Yield one field of the JSON objects that the lines of a piece are. Blank lines are no documents."""
     field, bad = _Field(text_column), _BadLines(piece.inputs[0], skips)
     for lines in lines_of(piece, skips, stop=piece.stop):
         yield Batch(*field.texts(lines, bad), lines.num_read)
@@ -109,6 +111,8 @@ class _Field:
                 if size > MAX_DOCUMENT_BYTES:
                     raise _Unusable(TOO_LARGE, too_large(f"its field {name!r}"))
             except ValueError as error:
+                if not raw.strip():  # looked at here alone, so that good lines pay nothing for it
+                    continue
                 bad.note(*_told(error), line=line, byte=byte)
                 continue
             texts.append(text)
@@ -118,10 +122,10 @@ class _Field:
     def _nested(self, value: Any) -> Any:
         for name in self._path:
             if not isinstance(value, dict):
-                raise _Unusable("no field", f"it is no object with a field {self._name!r}")
+                raise _Unusable(NO_FIELD, f"it is no object with a field {self._name!r}")
             if name not in value:
                 there = ", ".join(map(repr, list(value)[:8])) or "none"
-                raise _Unusable("no field", f"it has no field {self._name!r}: there are {there}")
+                raise _Unusable(NO_FIELD, f"it has no field {self._name!r}: there are {there}")
             value = value[name]
         return value
 
@@ -142,7 +146,7 @@ def _told(error: ValueError) -> tuple[str, str]:
         return "half a character", "its text has half of a surrogate pair, which is no character"
     if isinstance(error, UnicodeDecodeError):
         return NOT_UTF8, not_utf8(error)
-    return "not JSON", str(error)
+    return NOT_JSON, str(error)
 
 
 def _named(value: Any) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stoker.errors import ArgumentError, DataError
-from stoker.prepare.choice import Backend, Choice, Findings, inspected, settled
+from stoker.prepare.choice import Backend, Choice, Findings, inspected, library_versions, settled
 from stoker.prepare.crew import NUM_COUNTS, Cell, Crew
 from stoker.prepare.encoding import COLUMN, Encoding
 from stoker.prepare.inputs import Input, Paths, found, identified
@@ -56,9 +56,10 @@ def tokens(
     preparation or, with `on_error="skip"`, is left out and listed in `skipped.jsonl`. `shuffle` is the seed of a random
     order of all documents. `workers` are processes, by default as many as there are cores; 0 works in this one.
 
-    Pieces of about `piece_bytes` of input are made one by one. A run that was stopped goes on where it was; one with
-    changed inputs makes the pieces that changed; and one that has nothing to do looks at sizes and times alone.
-    What comes out depends on inputs, tokenizer and settings, never on workers or interruptions, down to the last byte.
+    Pieces of about `piece_bytes` of input are made one by one; by default as large as those that are at `out` already,
+    or else as fits the inputs. A run that was stopped goes on where it was; one with changed inputs makes the pieces
+    that changed; and one that has nothing to do looks at sizes and times alone. What comes out depends on inputs,
+    tokenizer and settings, never on workers or interruptions, down to the last byte.
     """
     begin = time.perf_counter()
     target = Target(Path(out))
@@ -73,7 +74,7 @@ def tokens(
         end_of_document=end_of_document is not False,
         shuffle=shuffle,
         on_error=on_error,
-        piece_bytes=fitting_piece_bytes(files) if piece_bytes is None else piece_bytes,
+        piece_bytes=_piece_bytes(piece_bytes, target, files),
     )
     choice = Choice(
         spec=os.fspath(tokenizer),
@@ -85,7 +86,8 @@ def tokens(
     if settings.end_of_document and findings.identity.end_of_document is None:
         raise ArgumentError(
             f"the tokenizer {tokenizer} names no token that ends a document",
-            hint="choose one (--end-of-document TEXT), or do without (--no-end-of-document)",
+            hint="choose one: --end-of-document TEXT (end_of_document= in Python), or do without: "
+            "--no-end-of-document (end_of_document=False)",
         )
     meta = {
         "tokenizer": findings.identity.to_meta(),
@@ -93,7 +95,8 @@ def tokens(
         "origin": {"inputs": [entry.to_meta() for entry in files], "code": CODE},
     }
     if target.is_fresh(meta):
-        return target.report(seconds=time.perf_counter() - begin, findings=findings)
+        report = target.report(seconds=time.perf_counter() - begin, findings=findings)
+        return replace(report, is_up_to_date=True)
     preparation = _Preparation(target, settings, choice, findings, num_workers=num_workers, watch=watch)
     with locked(target.unfinished) as lock:
         target.clear_up()
@@ -112,6 +115,13 @@ def tokens(
     return preparation.report(seconds=time.perf_counter() - begin)
 
 
+def _piece_bytes(asked: int | None, target: Target, files: Sequence[Input]) -> int:
+    """Return the size of pieces. One that was chosen stays, or a file more could change it, and all pieces with it."""
+    if asked is not None:
+        return asked
+    return target.known_piece_bytes() or fitting_piece_bytes(files)
+
+
 class _Preparation:
     """One run that has something to do."""
 
@@ -128,13 +138,14 @@ class _Preparation:
         self._target, self._settings, self._choice, self._findings = target, settings, choice, findings
         self._num_workers, self._watch = num_workers, watch
         self._columns = {COLUMN: Column.ragged(findings.identity.dtype)}
-        self._num_made = self._made_bytes = self._num_pieces = 0
+        self._num_made = self._made_bytes = self._num_pieces = self._num_removed = 0
 
     def run(self, files: Sequence[Input], lock: Lock) -> None:
         """Make what is not there, and then the store."""
         target, settings = self._target, self._settings
-        files = self._identified(files)
         identity = self._findings.identity
+        target.keep_run(settings, identity)
+        files = self._identified(files)
         end = identity.end_of_document if settings.end_of_document else None
         pieces: Sequence[Piece] = planned(files, settings, tokenizer=[identity.digest, identity.vocab_size, end])
         is_shuffled = settings.shuffle is not None
@@ -161,15 +172,27 @@ class _Preparation:
         meta = {
             "tokenizer": identity.to_meta(),
             "settings": settings.to_meta(),
-            "origin": {"inputs": [entry.to_meta() for entry in files], "code": CODE},
+            "origin": {
+                "inputs": [entry.to_meta() for entry in files],
+                "code": CODE,
+                "libraries": library_versions(identity),
+            },
             "counts": counts | {"reasons": dict(sorted(reasons.items()))},
         }
+        before = target.piece_keys()
         build.finish(keys, meta=meta)
+        self._num_removed = len(before - target.piece_keys())
 
     def report(self, *, seconds: float) -> Report:
         """Return what is there now, and what of it was made."""
         report = self._target.report(seconds=seconds, findings=self._findings)
-        return replace(report, num_pieces=self._num_pieces, num_made=self._num_made, made_bytes=self._made_bytes)
+        return replace(
+            report,
+            num_pieces=self._num_pieces,
+            num_made=self._num_made,
+            num_removed=self._num_removed,
+            made_bytes=self._made_bytes,
+        )
 
     def _identified(self, files: Sequence[Input]) -> tuple[Input, ...]:
         num_bytes = sum(entry.num_bytes for entry in files)

@@ -47,6 +47,8 @@ class Report:
     num_pieces: int
     num_made: int
     """Pieces that were made now; the others were there."""
+    num_removed: int = 0
+    """Pieces of the store that was there before which this one does not have."""
     made_bytes: int
     """Text in them."""
     seconds: float
@@ -54,13 +56,10 @@ class Report:
     """Who made the ids; empty where none were made."""
     fallback_reason: str | None = None
     """Why gigatoken did not, though it might have."""
+    is_up_to_date: bool = False
+    """There was nothing to do at all: the store is as it was."""
 
     @property
     def num_reused(self) -> int:
         """Pieces that were there."""
         return max(0, self.num_pieces - self.num_made)
-
-    @property
-    def is_up_to_date(self) -> bool:
-        """Whether there was nothing to do."""
-        return not self.num_made

@@ -46,7 +46,7 @@ class Settings:
         if not self.text_column or not all(self.text_column.split(".")):
             raise ArgumentError(f"text_column={self.text_column!r} names nothing", hint="pass a name, such as 'text'")
         if self.piece_bytes < 1:
-            raise ArgumentError(f"piece_bytes={self.piece_bytes} is not positive", hint="pass a number of bytes")
+            raise ArgumentError(f"piece_bytes={self.piece_bytes} is not positive", hint="pass a size, such as 64 << 20")
         if self.shuffle is not None and not 0 <= self.shuffle < 1 << 64:
             raise ArgumentError(f"shuffle={self.shuffle} is no seed", hint="pass a number from 0 to 2**64 - 1")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from stoker.errors import BadLine, DamagedFile, DataError
+from stoker.prepare.batch import NO_COLUMN, NO_FIELD, NOT_JSON, NOT_UTF8
 from stoker.prepare.inputs import Input
 
 MAX_ENTRIES = 200
@@ -32,7 +33,7 @@ class Skips:
         `kind` is the reason in a few words, the same for all of its kind; `where` names byte, line, row or part.
         """
         if self.raises:
-            raise _error(self._inputs[number].name, reason, where)
+            raise _error(self._inputs[number].name, kind, reason, where)
         self.count += 1
         self._reasons[kind] += 1
         if len(self._entries) < MAX_ENTRIES:
@@ -63,13 +64,18 @@ def ledger(pieces: Iterable[tuple[tuple[Input, ...], Mapping[str, Any]]]) -> Ite
             yield {"file": inputs[-1].name, "more": notes["count"] - len(entries), "reasons": notes["reasons"]}
 
 
-def _error(path: str, reason: str, where: Mapping[str, int | None]) -> DataError:
-    if where.get("byte") is not None and "line" in where:
-        offset = where["byte"]
-        assert offset is not None
-        return BadLine(path, line=where["line"], offset=offset, reason=reason)
-    place = " ".join(f"{name.replace('_', ' ')} {value} of" for name, value in where.items() if value is not None)
+def _error(path: str, kind: str, reason: str, where: Mapping[str, int | None]) -> DataError:
+    line, offset = where.get("line"), where.get("byte")
+    if kind in (NOT_JSON, NOT_UTF8) and "line" in where and offset is not None:
+        return BadLine(path, line=line, offset=offset, reason=reason)
+    if line is not None and offset is not None:
+        place = f"line {line} (byte {offset}) of "
+    else:
+        told = {name.replace("_", " "): value for name, value in where.items() if value is not None}
+        place = "".join(f"{name} {value} of " for name, value in told.items())
+    is_misnamed = kind in (NO_COLUMN, NO_FIELD)
+    what_next = "name the one with the text: --text-column NAME (text_column= in Python)" if is_misnamed else "mend it"
     return DataError(
-        f"{place + ' ' if place else ''}{path} cannot be used: {reason}\n"
-        "hint: mend the input, or pass on_error='skip' (--on-error skip) to leave such out and list it in the ledger"
+        f"{place}{path} cannot be used: {reason}\n"
+        f"hint: {what_next}; or leave such out, to be listed in the ledger: --on-error skip (on_error='skip' in Python)"
     )
