@@ -86,7 +86,7 @@ def begun() -> list[Any]:
         process
         for team in list(team_module._teams)
         for worker, process in team._processes.items()
-        if worker in team._ready
+        if worker in team._ready and process.is_alive()
     ]
 
 
