@@ -121,6 +121,10 @@ class Rows:
 
     def __init__(self, corpus: Corpus) -> None:
         self.tokens, self.num_rows = corpus.tokens(), corpus.num_rows
+        self._corpus = corpus
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._corpus,)  # as its path, as people do it: a pickled memory map is all of its data
 
     def __len__(self) -> int:
         return self.num_rows
