@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from benchmarks.tokens.corpus import CORPORA, LENGTH, Corpus
@@ -30,7 +31,8 @@ void gather(const uint16_t *tokens, const int64_t *starts, int64_t num_rows, int
 }
 """
 
-Gather = Callable[[NDArray[np.int64]], tuple[NDArray[np.int64], NDArray[np.int64]]]
+Pair = tuple[torch.Tensor, torch.Tensor]
+Gather = Callable[[NDArray[np.int64]], Pair]
 
 
 def has_compiler() -> bool:
@@ -46,11 +48,12 @@ def in_c(corpus: Corpus, batch_size: int) -> Gather:
     gather.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 2]
     gather.restype = None
     where, to_x, to_y = tokens.ctypes.data, x.ctypes.data, y.ctypes.data
+    given = torch.from_numpy(x), torch.from_numpy(y)  # as loaders give them: to look at them costs the trainer alike
 
-    def gathered(starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def gathered(starts: NDArray[np.int64]) -> Pair:
         assert tokens is not None, "mapped as long as this can be called"
         gather(where, starts.ctypes.data, len(starts), LENGTH, to_x, to_y)
-        return x, y
+        return given
 
     return gathered
 
@@ -70,12 +73,13 @@ def in_numpy(corpus: Corpus, batch_size: int) -> Gather:
     """Return a gather by one index of NumPy's, and one copy that widens each of x and y."""
     windows = np.lib.stride_tricks.sliding_window_view(corpus.tokens(), LENGTH + 1)
     x, y = (np.zeros((batch_size, LENGTH), np.int64) for _ in range(2))
+    given = torch.from_numpy(x), torch.from_numpy(y)
 
-    def gathered(starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def gathered(starts: NDArray[np.int64]) -> Pair:
         rows = windows[starts]
         np.copyto(x, rows[:, :-1])
         np.copyto(y, rows[:, 1:])
-        return x, y
+        return given
 
     return gathered
 
