@@ -8,9 +8,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +28,27 @@ with suppress(ValueError):
 
 GRACE_SECONDS = 5.0
 """How long a test's threads and processes may take to go, after it is over."""
+
+
+class Hung(BaseException):
+    """A test has run out of time."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer() -> Generator[None, Any, Any]:
+    """Let a timeout end the test. Hypothesis would catch what it raises and try the same again, now without a timer."""
+    is_set = yield
+    handler: Any = signal.getsignal(signal.SIGALRM)
+
+    def end(number: int, frame: Any) -> None:
+        try:
+            handler(number, frame)
+        except pytest.fail.Exception as error:
+            raise Hung(error.msg) from None
+
+    if callable(handler):
+        signal.signal(signal.SIGALRM, end)
+    return is_set
 
 
 def _threads() -> set[str]:

@@ -451,6 +451,25 @@ def test_a_start_that_fails_says_so_each_time(init: Any, kind: Any, shown: str, 
     iterator.close()
 
 
+def test_what_a_worker_said_at_its_start_counts_although_its_end_shows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_in_one, late = team_module.Team._take_in_one, [True]
+
+    def take_in_one_late(team: team_module.Team) -> bool:
+        if not late:
+            return take_in_one(team)
+        late.clear()
+        for process in team._processes.values():
+            process.join()
+        return False
+
+    monkeypatch.setattr(team_module.Team, "_take_in_one", take_in_one_late)
+    iterator = iter(stoker.DataLoader(Numbers(8), batch_size=2, num_workers=2, worker_init_fn=leaving_init))
+    with pytest.raises(WorkerError, match="SystemExit.*leaving") as caught:
+        next(iterator)
+    del caught
+    iterator.close()
+
+
 # ---------------------------------------------------------------- nobody outlives the trainer
 
 LOST = """

@@ -9,7 +9,7 @@ from weakref import finalize
 
 from stoker.engine.errand import Errand, Pending, Queue, Staff
 from stoker.engine.ring import Ring
-from stoker.engine.team import Closed, Team
+from stoker.engine.team import Closed, Team, rest
 from stoker.engine.worker import Job
 from stoker.errors import ForeignProcess, WorkerError, WorkerStuck
 
@@ -73,6 +73,9 @@ class Run(Generic[T]):
             if taken is not None:  # Ctrl-C on the way out: the batch is for the next call
                 self._queue.entries.appendleft(taken)
             raise
+        finally:
+            if Team.is_at_exit:
+                rest()
 
     def _next(self) -> Pending:
         team, queue = self._team, self._queue

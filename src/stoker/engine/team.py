@@ -59,6 +59,10 @@ PATIENCE_SECONDS = 1.0
 """How long a worker may take to end by itself, and then to end when told to, before it is killed."""
 
 
+REST_SECONDS = 5.0
+"""How long a daemon thread that asks for more at the interpreter's exit is kept waiting: longer than that takes."""
+
+
 class Closed(Exception):
     """Another thread has ended the workers."""
 
@@ -72,6 +76,17 @@ def _end_all() -> None:
     Team.is_at_exit = True
     for team in list(_teams):
         team.close()
+
+
+def rest() -> None:
+    """Keep a daemon thread here while the interpreter ends.
+
+    Up to Python 3.13, a thread that comes back for the interpreter's lock then is ended where it stands. If it stands
+    in C++, that aborts the process, and letting go of a batch is enough: torch lets go of the lock, and takes it again
+    to free what NumPy made. Here, it stands in C. Not for ever: someone's exit handler may be waiting for this thread.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        time.sleep(REST_SECONDS)
 
 
 class Team:
@@ -471,8 +486,8 @@ class Team:
         self.ring.reclaim(self._regions[worker])
         if worker not in self._ready:
             self._failed_starts.append(end)
-            # one that says itself that it failed would do so again
-            if len(self._failed_starts) >= MAX_ENDS or end.startswith("exit code"):
+            # One that says itself that it failed would do so again; if it has said why, that is what counts.
+            if self.failure is None and (len(self._failed_starts) >= MAX_ENDS or end.startswith("exit code")):
                 self.failure = WorkerDied("the start", ends=self._failed_starts)
             if self.failure is not None:
                 return
