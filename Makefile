@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+NATIVE := $(VENV)/.ready-native
 BENCH  := $(VENV)/.ready-bench
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -21,17 +22,22 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
-$(BENCH): $(STAMP)
+# Installing has built it already; this does so when its sources change. Without a compiler it only says so.
+$(NATIVE): $(STAMP) $(wildcard src/stoker/native/*.[ch]) src/stoker/native/building.py
+	@$(BIN)/python -m stoker.native.building
+	@touch $@
+
+$(BENCH): $(STAMP) $(NATIVE)
 	@$(PIP) --editable '.[bench]'
 	@touch $@
 
-demo: $(STAMP)  ## Load, train, stop, resume: the main job end to end, on data it makes itself
+demo: $(NATIVE)  ## Load, train, stop, resume: the main job end to end, on data it makes itself
 	@$(BIN)/stoker demo
 
-test: $(STAMP)  ## Run every test
+test: $(NATIVE)  ## Run every test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-check: $(STAMP)  ## Format, lint, strict types, import rule, quick tests
+check: $(NATIVE)  ## Format, lint, strict types, import rule, quick tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -56,4 +62,4 @@ $(PEERED): benchmarks/peers.txt constraints.txt
 peers: $(PEERED)  ## Make the environment with many peers, in which the benchmarks tokens and prepare then run
 
 clean:  ## Remove the environments and everything made
-	rm -rf $(VENV) $(PEERS) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf src/stoker/native/libstoker.so* $(VENV) $(PEERS) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

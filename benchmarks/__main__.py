@@ -23,10 +23,12 @@ NAMES = {
     "memory": "what a large dataset costs in every worker, beside torch",
     "tokens": "rows of tokens and labels, beside nine other ways to load them and the physical limit",
     "prepare": "text to tokens, beside the bare tokenizer and other tools",
+    "masks": "masks of packed rows, and packed rows against padded ones in training; on a GPU if there is one",
+    "packing": "documents into rows: planning beside TRL, LLaMA-Factory, Grain and C; batches of packed rows",
     "lines": "lines of a text file: at random, in order, and the index",
 }
 
-WITH_PEERS = ("tokens", "prepare")
+WITH_PEERS = ("tokens", "prepare", "packing")
 """These run in the environment of the peers, if `make peers` made it."""
 
 

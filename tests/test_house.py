@@ -19,11 +19,14 @@ SOURCE = Path(stoker.__file__).parent
 # The rooms in the order data flows, and what each may import; `None` stands for all further up.
 ROOMS: dict[str, set[str] | None] = {
     "errors": set(),
-    "store": {"errors"},
+    "native": {"errors"},
+    "store": {"errors", "native"},
     "source": {"errors", "store"},
     "plan": {"errors"},
     "transform": {"errors"},
     "batch": {"errors"},
+    "compose": {"errors", "native", "store", "source", "plan"},
+    "masks": {"errors"},
     "engine": {"errors"},
     "deliver": {"errors", "engine"},
     "loader": None,

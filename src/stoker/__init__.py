@@ -12,15 +12,19 @@ from stoker._version import __version__
 
 if TYPE_CHECKING:
     from stoker import batch as batch
+    from stoker import compose as compose
     from stoker import deliver as deliver
     from stoker import engine as engine
     from stoker import errors as errors
     from stoker import loader as loader
+    from stoker import masks as masks
     from stoker import plan as plan
     from stoker import prepare as prepare
     from stoker import source as source
     from stoker import store as store
     from stoker import transform as transform
+    from stoker.compose.mixed import Mixture, mix
+    from stoker.compose.packed import Packed, pack
     from stoker.deliver import Normalize
     from stoker.engine.ledger import Ledger, Policy, Skipped
     from stoker.engine.randomness import rng, sample_context
@@ -35,7 +39,9 @@ _HOMES = {
     "DataLoader": "stoker.loader",
     "Ledger": "stoker.engine.ledger",
     "Lines": "stoker.source",
+    "Mixture": "stoker.compose.mixed",
     "Normalize": "stoker.deliver",
+    "Packed": "stoker.compose.packed",
     "Plan": "stoker.plan",
     "Policy": "stoker.engine.ledger",
     "Sequential": "stoker.plan",
@@ -43,17 +49,34 @@ _HOMES = {
     "Skipped": "stoker.engine.ledger",
     "Store": "stoker.store",
     "Window": "stoker.plan",
+    "mix": "stoker.compose.mixed",
     "open": "stoker.source.opening",
+    "pack": "stoker.compose.packed",
     "rng": "stoker.engine.randomness",
     "sample_context": "stoker.engine.randomness",
 }
-_ROOMS = ("batch", "deliver", "engine", "errors", "loader", "plan", "prepare", "source", "store", "transform")
+_ROOMS = (
+    "batch",
+    "compose",
+    "deliver",
+    "engine",
+    "errors",
+    "loader",
+    "masks",
+    "plan",
+    "prepare",
+    "source",
+    "store",
+    "transform",
+)
 
 __all__ = [
     "DataLoader",
     "Ledger",
     "Lines",
+    "Mixture",
     "Normalize",
+    "Packed",
     "Plan",
     "Policy",
     "Sequential",
@@ -62,7 +85,9 @@ __all__ = [
     "Store",
     "Window",
     "__version__",
+    "mix",
     "open",
+    "pack",
     "rng",
     "sample_context",
 ]

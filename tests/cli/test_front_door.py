@@ -38,6 +38,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["prepare", "tokens", "--help"],
         ["prepare", "tokenizer", "--help"],
         ["inspect", "--help"],
+        ["pack", "--help"],
         ["verify", "--help"],
     ],
     ids=" ".join,

@@ -15,14 +15,13 @@ from stoker.batch.pool import Pool
 class Gathering:
     """Calls a dataset's `__getbatch__(positions, empty)`, with `empty` in the slot where there is one."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    def __init__(self) -> None:
         self._pool = Pool()
 
-    def __call__(self, positions: Any) -> Any:
+    def __call__(self, dataset: Any, positions: Any) -> Any:
         """Return the batch, arrays as tensors; or NotImplemented if this dataset cannot make one."""
         empty = _placed if offered() else self._pool.empty
-        batch = self._dataset.__getbatch__(positions, empty)
+        batch = dataset.__getbatch__(positions, empty)
         return batch if batch is NotImplemented else tensors(batch)
 
 

@@ -32,12 +32,14 @@ def facts() -> Iterator[tuple[str, str]]:
     import numpy as np
     import torch
 
+    from stoker import native
     from stoker._version import __version__
 
     yield "stoker", __version__
     yield "python", f"{platform.python_version()} ({platform.python_implementation()})"
     yield "torch", torch.__version__
     yield "numpy", np.__version__
+    yield "native helpers", native.told()
     yield "system", platform.platform()
     yield "cores", _cores()
     yield "memory", _memory()

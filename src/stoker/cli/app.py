@@ -14,6 +14,7 @@ from stoker.cli.about import about
 from stoker.cli.demo import demo
 from stoker.cli.inspect import inspect
 from stoker.cli.lines import lines
+from stoker.cli.pack import pack
 from stoker.cli.plan import plan_app
 from stoker.cli.prepare import prepare_app
 from stoker.cli.verify import verify
@@ -90,6 +91,7 @@ def stoker(
 app.command()(demo)
 app.add_typer(plan_app, name="plan")
 app.add_typer(prepare_app, name="prepare")
+app.command()(pack)
 app.command()(lines)
 app.command()(inspect)
 app.command()(verify)

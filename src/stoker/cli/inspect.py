@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stoker.cli.pack import Length, Long, LongName, Strategy, StrategyName, WindowOption
+from stoker.cli.plan import NumRanks, OrderName, OrderOption, Seed
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -26,6 +29,11 @@ SHOWN = ("mean", "min", "p50", "max")
 
 MAX_INPUTS = 5
 
+MAX_ROWS = 4
+"""Rows of a step that are shown for each rank."""
+
+RUN = "What is in a step of a packed run"
+
 TOKENS = "tokens"
 """The column that holds ids of the tokenizer."""
 
@@ -40,12 +48,36 @@ def inspect(
         str | None, typer.Option(help="How a .tiktoken file of an unknown name splits text, as for stoker prepare.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+    step: Annotated[
+        int | None,
+        typer.Option(min=0, help="Show which documents are in this step of a packed run.", rich_help_panel=RUN),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(min=0, help="Only this rank's rows; by default those of every rank.", rich_help_panel=RUN),
+    ] = None,
+    num_ranks: NumRanks = 1,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Rows in one step over ALL ranks: batch_size x num_ranks.", rich_help_panel=RUN)
+    ] = 8,
+    order: OrderOption = OrderName.shuffle,
+    seed: Seed = 0,
+    length: Length = 4096,
+    strategy: Strategy = StrategyName.best_fit,
+    long: Long = LongName.SPLIT,
+    window: WindowOption = None,
+    pack_seed: Annotated[int, typer.Option(help="The seed of stoker.pack.", rich_help_panel=RUN)] = 0,
+    all: Annotated[bool, typer.Option("--all", help="With --step: list every row.", rich_help_panel=RUN)] = False,
 ) -> None:
     """Show what is in a store: columns, counts, sizes, tokenizer, where it came from, and a few samples.
 
-    Other data that stoker.open opens is shown as far as it tells about itself.
+    Other data that stoker.open opens is shown as far as it tells about itself. With --step, show instead which
+    documents are in a step of a run that packs them, with their text if the tokenizer is known: give what the run
+    gave to stoker.pack and DataLoader.
 
     Example: [bold cyan]stoker inspect data/corpus --samples 5[/]
+
+    Example: [bold cyan]stoker inspect data/corpus --length 4096 --batch-size 32 --seed 7 --step 41200 --rank 0[/]
     """
     from json import dumps
 
@@ -56,6 +88,20 @@ def inspect(
     source = _opened(path)
     store = source if isinstance(source, Store) else None
     used, remark = _tokenizer(store, tokenizer, pattern)
+    if step is not None:
+        import stoker
+        from stoker.cli.packed_step import print_step, told_step, with_texts
+        from stoker.plan import Plan, order_named
+
+        packed = stoker.pack(source, length, strategy=strategy.value, long=long.value, window=window, seed=pack_seed)
+        plan = Plan(num_samples=len(packed), batch_size=batch_size, order=order_named(order.value), seed=seed)
+        ranks = list(range(num_ranks)) if rank is None else [rank]
+        told = with_texts(told_step(packed, plan, step, ranks, num_ranks), packed, used)
+        if json:
+            print(dumps(told, indent=2, ensure_ascii=False))
+        else:
+            print_step(told, packed, Console(highlight=False), max_rows=None if all else MAX_ROWS)
+        return
     facts = _of_store(store) if store is not None else _of_other(path, source)
     if remark:
         facts["tokenizer_remark"] = remark

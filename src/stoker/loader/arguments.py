@@ -42,6 +42,7 @@ def check_arguments(
     prefetch_factor: int | None,
     timeout: float,
     has_skip: bool,
+    is_mixed: bool = False,
 ) -> None:
     """Raise `ArgumentError` for what cannot work."""
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
@@ -55,6 +56,12 @@ def check_arguments(
         raise ArgumentError(
             f"{' and '.join(sorted(kinds))} cannot be used with {what}, which decides the order itself",
             hint="leave it out, or pass a map-style dataset without a sampler",
+        )
+    if is_mixed and (shuffle or order is not None):
+        what = f"order={order!r}" if order is not None else "shuffle=True"
+        raise ArgumentError(
+            f"{what}: a mixture has an order of its own, and another one would undo its shares",
+            hint="leave it out; mix(order=..., seed=...) sets the order of its sources, which is shuffled by default",
         )
     if tail not in (None, *get_args(Tail)):
         raise ArgumentError(f"tail={tail!r} is not known", hint=f"choose one of {', '.join(get_args(Tail))}")

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
+from stoker.compose.mixed import Mixture
 from stoker.deliver import CudaPageLock, Delivery, Normalize, To, Widening, checked_device
 from stoker.engine.errand import Staff
 from stoker.engine.inline import Inline
@@ -29,6 +30,7 @@ from stoker.engine.worker import Job
 from stoker.errors import StateError, StateMismatch, StateUnreadable
 from stoker.loader.arguments import check_arguments, check_expected, length_of
 from stoker.loader.course import Course
+from stoker.loader.finding import Found, places
 from stoker.loader.iterator import LoaderIterator
 from stoker.loader.plan_progress import PlanProgress
 from stoker.loader.positions import SequentialPositions, ShuffledPositions
@@ -149,6 +151,7 @@ class DataLoader(TorchDataLoader[T_co]):
             prefetch_factor=prefetch_factor,
             timeout=timeout,
             has_skip=bool(skip),
+            is_mixed=isinstance(dataset, Mixture),
         )
         seed = None if seed is None else operator.index(seed)
         self._course = Course(
@@ -226,6 +229,8 @@ class DataLoader(TorchDataLoader[T_co]):
             progress = self._new_progress(course.next_epoch)
             if self._progress is not None:
                 progress.go_on_from(self._progress)
+        if self._mixture is not None:
+            self._mixture.in_epoch(progress.epoch)  # refuses an epoch that there is not, here and not in a worker
         self._num_iterations += 1
         if isinstance(progress, StreamProgress):
             progress.iteration = self._num_iterations
@@ -286,6 +291,35 @@ class DataLoader(TorchDataLoader[T_co]):
         """What is in the batch that was yielded last: its step, positions and padding."""
         return self._progress.last if self._progress is not None else None
 
+    def find(self, number: int, epoch: int = 0, *, source: str | None = None) -> list[Found]:
+        """Return when and where the sample at position `number` comes; of packed rows, document `number`.
+
+        A document that was cut comes at several places, its parts in their order. For a mixture say of which source;
+        `epoch` is then the source's own: its fourth pass is `epoch=3`, whatever the loader's. What does not come (the
+        tail is dropped, the mixture ends before) has no place.
+        """
+        if not self._is_planned:
+            raise StateError(
+                "where a sample comes is known only without a sampler or stream\nhint: let the loader have the order"
+            )
+        course = self._course
+        return places(course.dataset, course.plan, number, epoch=epoch, num_ranks=course.num_ranks, source=source)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many samples each source of a mixture has given, up to what was yielded last and over all ranks."""
+        mixture = self._mixture
+        if mixture is None:
+            raise StateError("only mixtures have counts\nhint: the ledger counts what was served: ledger.num_served")
+        progress = self._progress or self._new_progress(self._course.next_epoch)
+        assert isinstance(progress, PlanProgress)
+        return mixture.counts(mixture.number(progress.epoch, progress.ordinal))
+
+    @property
+    def _mixture(self) -> Mixture | None:
+        dataset = self._course.dataset
+        return dataset if isinstance(dataset, Mixture) and self._is_planned else None
+
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
@@ -301,13 +335,16 @@ class DataLoader(TorchDataLoader[T_co]):
         state |= self._identity()
         state["chosen_epoch"] = self._chosen_epoch
         state["served"], state["skipped"] = self.ledger.num_served, self.ledger.num_skipped
+        if self._mixture is not None:
+            assert isinstance(progress, PlanProgress)
+            state["mixture"] = self._mixture.state(progress.epoch, progress.ordinal)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on where `state` was taken.
 
         The number of ranks, workers and threads and the batch size may be others. A state of another dataset, order or
-        seed is refused, saying what differs.
+        seed is refused, saying what differs. So is one of another mixture, unless it was made with `changes=True`.
         """
         state = readable(state)
         ours = "plan" if self._is_planned else "stream" if self._is_stream else "sampler"
@@ -316,19 +353,26 @@ class DataLoader(TorchDataLoader[T_co]):
             differences["kind"] = (state["kind"], ours)
         if self.seed is not None and state["seed"] != self.seed:
             differences["seed"] = (state["seed"], self.seed)
-        for name, identity in self._identity().items():
+        mixture: Any = self.dataset if self._mixture is not None else None
+        for name, identity in self._identity().items() if mixture is None else ():
             if None not in (state.get(name), identity) and state[name] != identity:
                 differences[name] = (state[name], identity)
+        if "mixture" in state and mixture is None:
+            differences["mixture"] = (list(state["mixture"].get("counts", ())), None)
         if differences:
             raise StateMismatch(differences)
         course = self._course
-        before = course.following
+        before, dataset = course.following, course.dataset
+        if mixture is not None:  # as it was when the state was taken, or changed from there on
+            course.dataset = mixture.resumed(state.get("mixture"))
+            self._processes = None
         if self._is_stream or state["seed"] != course.drawn_seed:
             self._processes = None  # persistent workers have the seed, and the place in a stream, they had
         course.follow(None, state["seed"])
         try:
             progress = self._new_progress(0).resumed(state)
         except Exception as error:
+            course.dataset = dataset
             course.follow(*before)
             if isinstance(error, StateError) or not isinstance(error, KeyError | TypeError | ValueError):
                 raise
@@ -350,9 +394,10 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _identity(self) -> dict[str, Any]:
         """Return what tells this dataset from another one."""
-        fingerprint = getattr(self.dataset, "fingerprint", None)
+        dataset = self._course.dataset
+        fingerprint = getattr(dataset, "fingerprint", None)
         try:
-            length = len(self.dataset)  # type: ignore[arg-type]
+            length = len(dataset)
         except TypeError:
             length = None
         return {"dataset": fingerprint if isinstance(fingerprint, str) else None, "dataset_length": length}
@@ -408,7 +453,7 @@ class DataLoader(TorchDataLoader[T_co]):
         seed, policy, loan = self._course.seed, self.ledger.policy, self._loan
         if self._is_stream:
             return StreamMaker(self.dataset, finish, self._setting, seed=seed, policy=policy, loan=loan)
-        return MapMaker(self.dataset, finish, seed=seed, policy=policy, loan=loan, owns_order=self._is_planned)
+        return MapMaker(self._course.dataset, finish, seed=seed, policy=policy, loan=loan, owns_order=self._is_planned)
 
     def _started(self, progress: Progress) -> Engine[Made | Ended]:
         engine = self._engine(progress)
@@ -473,7 +518,7 @@ class DataLoader(TorchDataLoader[T_co]):
             pins_small=locks,
         )
         maker = Told(self._maker(None), self._chosen_epoch)
-        job = Job(maker, self.dataset, Beginning(self.worker_init_fn))
+        job = Job(maker, self._course.dataset, Beginning(self.worker_init_fn))
         workers: Processes[Made | Ended] = Processes(job, staff, self._ring, is_persistent=self.persistent_workers)
         if self.persistent_workers:
             self._processes = workers

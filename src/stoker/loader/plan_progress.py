@@ -94,12 +94,24 @@ class PlanProgress:
         }
 
     def resumed(self, state: dict[str, Any]) -> PlanProgress:
-        """Return the place that `state` tells of, in a plan of this batch size for this rank."""
+        """Return the place that `state` tells of, in a plan of this batch size for this rank.
+
+        The epochs of a mixture may have become longer or shorter: the state's epoch too, from there on.
+        """
         differences = differing(state["plan"], self.plan.identity())
+        num_samples = self.plan.num_samples
+        if "mixture" in state and "num_samples" in differences:
+            num_samples, _ = differences.pop("num_samples")
         if differences:
             raise StateMismatch(differences)
         skip = tuple((int(first), int(stop)) for first, stop in state["skip"])
-        old = replace(self.plan, batch_size=state["batch_size"], origin=Origin(*state["origin"]), skip=skip)
+        old = replace(
+            self.plan,
+            num_samples=num_samples,
+            batch_size=state["batch_size"],
+            origin=Origin(*state["origin"]),
+            skip=skip,
+        )
         epoch, step = int(state["epoch"]), int(state["step"])
         if not 0 <= step - old.first_step(epoch) <= old.steps_in(epoch):
             raise ValueError(f"step {step} is not in epoch {epoch}")
@@ -107,6 +119,8 @@ class PlanProgress:
         same_ranks = (state["rank"], state["num_ranks"]) == (self.rank, self.num_ranks)
         if old.batch_size != self.plan.batch_size:
             plan = old.rebatched(self.plan.batch_size, Origin(epoch, int(state["position"]), step))
+        if old.num_samples != self.plan.num_samples:
+            plan = replace(plan, num_samples=self.plan.num_samples, origin=Origin(epoch, int(state["position"]), step))
         if state["ahead"] and (plan is not old or not same_ranks):
             raise StateError(
                 "the state was taken with in_order=False while later batches had overtaken earlier ones, "

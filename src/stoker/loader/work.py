@@ -131,9 +131,21 @@ class MapMaker:
         self.reads_many = finish.is_batched and bool(getattr(dataset, "__getitems__", None))
         self.gathers = finish.is_batched and finish.collate_fn is None and hasattr(dataset, "__getbatch__")
         """The dataset may make batches whole."""
-        self._gather = Gathering(dataset) if self.gathers else None
+        self._gather = Gathering() if self.gathers else None
+        self._has_epochs = callable(getattr(dataset, "in_epoch", None))
+        self._view: tuple[int | None, Any] = (None, dataset)
         self.is_pure = self.gathers and getattr(dataset, "is_pure", False) is True
         """Reading draws no random numbers, so that no generator has to be seen to."""
+
+    def dataset_in(self, epoch: int) -> Any:
+        """Return the dataset as it is in an epoch: what `in_epoch` gives where it has one."""
+        if not self._has_epochs:
+            return self.dataset
+        known, view = self._view  # one assignment, so that threads see both or neither
+        if known != epoch:
+            view = self.dataset.in_epoch(epoch)
+            self._view = (epoch, view)
+        return view
 
     def make(self, recipe: Recipe) -> Made:
         """Return the batch of `recipe`, made here and now, with the process-wide generators seeded from the step."""
@@ -158,7 +170,9 @@ class MapMaker:
             positions = _listed_positions(recipe)
             previous = entered(SampleContext(self.seed, recipe.epoch, positions, iter(positions)))
         try:
-            batch = self._gather(recipe.positions)
+            numbers = recipe.positions
+            dataset = self.dataset_in(recipe.epoch) if self._has_epochs else self.dataset
+            batch = self._gather(dataset, numbers)
         except Exception as error:
             if self.policy.action != "raise":
                 return None
@@ -208,9 +222,10 @@ class MapMaker:
         previous = entered(SampleContext(self.seed, recipe.epoch, positions, walk))
         samples: list[Any] = []
         try:
+            dataset = self.dataset_in(recipe.epoch)
             if self.reads_many:
                 try:
-                    return self.dataset.__getitems__(positions)  # type: ignore[no-any-return]
+                    return dataset.__getitems__(positions)  # type: ignore[no-any-return]
                 except StopIteration as error:
                     if self.policy.action == "raise":
                         raise _noted(EarlyStop("__getitems__"), f"while reading {listed(recipe)}") from error
@@ -218,7 +233,7 @@ class MapMaker:
                     if self.policy.action == "raise":
                         _noted(error, f"while reading {listed(recipe)}")
                         raise
-            getitem = self.dataset.__getitem__
+            getitem = dataset.__getitem__
             while True:
                 try:
                     samples.extend(map(getitem, walk))  # keeps what it has when one fails
@@ -240,20 +255,19 @@ class MapMaker:
             others: Sequence[Any] = range(len(self.dataset))
         else:  # a sampler may keep to a part of the data, such as a split: keep to what it has chosen
             others = [other for other in _listed_positions(recipe) if other != position]
+        dataset = self.dataset_in(recipe.epoch)
         for attempt in range(MAX_REPLACEMENTS if others else 0):
             other = others[derived_key(self.seed, recipe.epoch, key_of(position), attempt) % len(others)]
             walk = iter([other])
             previous = entered(SampleContext(self.seed, recipe.epoch, [other], walk))
             try:
-                sample = self.dataset[next(walk)]
+                sample = dataset[next(walk)]
             except Exception:
                 continue
             finally:
                 entered(previous)
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            skipped.append(
-                Skipped(recipe.epoch, recipe.step, position, reason, described(self.dataset, position), other)
-            )
+            skipped.append(Skipped(recipe.epoch, recipe.step, position, reason, described(dataset, position), other))
             return sample
         self._tell(error, recipe, position)
         tried = f"{MAX_REPLACEMENTS} other samples, tried in its place, could not be read either"
@@ -261,7 +275,7 @@ class MapMaker:
         raise error
 
     def _tell(self, error: Exception, recipe: Recipe, position: Any) -> None:
-        where = described(self.dataset, position)
+        where = described(self.dataset_in(recipe.epoch), position)
         error.add_note(
             f"raised while reading position {position}{f' ({where})' if where else ''} of "
             f"{type(self.dataset).__name__}, step {recipe.step}, epoch {recipe.epoch}"

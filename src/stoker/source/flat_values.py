@@ -55,6 +55,11 @@ class FlatValues:
         self._copy(begin, out)
         return out
 
+    def flat(self) -> NDArray[Any]:
+        """Return the values of the one file that there is, as they lie in memory. Keep it only while it is read."""
+        assert len(self.parts) == 1
+        return self._values_of(0)
+
     def take(self, places: NDArray[np.int64]) -> NDArray[Any]:
         """Return single values."""
         return self.windows(places, 1).reshape(-1)

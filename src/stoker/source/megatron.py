@@ -65,6 +65,7 @@ class Megatron:
     def _set(self, index: _Index, values: FlatValues) -> None:
         self._index, self._values = index, values
         self._files = MappedFiles([index.file])
+        self._borders: NDArray[np.int64] | None = None
 
     def __getstate__(self) -> tuple[_Index, FlatValues]:
         return self._index, self._values
@@ -118,6 +119,41 @@ class Megatron:
         if np.any(np.diff(borders) < 0):
             raise self._lie(f"the sequences of documents {first} to {last} do not lie one after the other")
         return borders
+
+    def bounds(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where documents begin, in tokens, and how long they are. All must be there."""
+        if documents.size and not (int(documents.min()) >= 0 and int(documents.max()) < self.num_documents):
+            raise ArgumentError(
+                f"not all of these documents are in {self!r}, which has {self.num_documents}",
+                hint="documents are numbered from 0",
+            )
+        begins = self._begins_of(documents)
+        sizes = self._begins_of(documents + 1) - begins
+        if np.any(sizes < 0):
+            raise self._lie(f"document {int(documents[np.argmin(sizes)])} ends before it begins")
+        return begins, sizes
+
+    def _begins_of(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where documents begin; the one past the last, where all end."""
+        sequences = self._documents()[documents].astype(np.int64)
+        if sequences.size and (sequences.min() < 0 or sequences.max() > self._index.num_sequences):
+            raise self._lie("documents begin at sequences that are not there")
+        begins = np.full(len(sequences), self.num_values, dtype=np.int64)
+        is_inside = sequences < self._index.num_sequences
+        begins[is_inside] = self._places(sequences[is_inside])[0]
+        return begins
+
+    def documents_at(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which documents the tokens at these places belong to. The first time, it reads all borders."""
+        if self._borders is None:
+            self._borders = self.borders(0, self.num_documents)
+        return self._borders.searchsorted(values, "right") - 1
+
+    def spans(self, begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return memory in which all tokens are, and where in it the tokens from `begins` on are: `sizes` are there."""
+        if begins.size and not (int(begins.min()) >= 0 and int((begins + sizes).max()) <= self.num_values):
+            raise ArgumentError(f"not all of these tokens are in {self!r}", hint="check their begins and sizes")
+        return self._values.flat(), begins
 
     def tokens(self, length: int = 2048, **options: Any) -> Crops:
         """Return crops of `length` tokens as samples; the options are those of `stoker.store.Crops`."""

@@ -27,6 +27,9 @@ SHARD_BYTES = 128 << 20
 """A terabyte is then eight thousand files, and a writer holds one of them in memory."""
 
 UNFINISHED = ".build"
+PACKS = ".packs"
+"""Where plans of packed rows are kept, which hold for one store alone."""
+
 PIECES = "pieces.json"
 """What is known of the pieces of a complete store, for whoever makes it again."""
 
@@ -159,6 +162,7 @@ class Build:
         }
         write_safely(self.path / PIECES, _lines(pieces))
         write_safely(self.path / FILE, text)
+        shutil.rmtree(self.path / PACKS, ignore_errors=True)
         named = {shard.file for shard in shards}
         for path in self.path.glob("*.safetensors"):
             if path.name not in named:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from stoker import native
 from stoker.errors import ArgumentError, DataError
 from stoker.store.positions import Positions, in_range, one_position
 
@@ -108,6 +109,9 @@ class Crops:
         self.across, self.shared, self.pad, self.ignored = across, shared, pad, ignored
         # A position is in range exactly if its window is.
         self._is_direct = across and getattr(tokens, "refuses", False)
+        # Where less is written, it takes no longer by way of windows.
+        self._is_native = self._is_direct and hasattr(tokens, "lying") and self.dtype.itemsize == 8 and not shared
+        self._is_native = self._is_native and native.can_gather(tokens.dtype, self.dtype)
         self._firsts: NDArray[np.int64] | None = None
         if across:
             self._size = (
@@ -123,6 +127,17 @@ class Crops:
         fingerprint = getattr(self._tokens, "fingerprint", None)
         way = f"{self.length}.{self.stride}.{'across' if self.across else f'within.{self.pad}.{self.ignored}'}"
         return f"{fingerprint}.{way}" if isinstance(fingerprint, str) else None
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """The type of the tokens in the source."""
+        return self._tokens.dtype
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the source says about how it was made, its tokenizer for one; empty if it says nothing."""
+        meta = getattr(self._tokens, "meta", None)
+        return meta if isinstance(meta, dict) else {}
 
     def expect(self, settings: Mapping[str, Any]) -> None:
         """Raise `StoreMismatch` unless the tokens were prepared with these settings, saying what differs."""
@@ -157,6 +172,9 @@ class Crops:
         """Return the rows at `positions` as a batch, in memory from `empty(shape, dtype)`."""
         if self._is_direct and type(positions) is np.ndarray and positions.dtype == np.int64 and positions.ndim == 1:
             starts: Any = positions * self.stride
+            lying: Any = self._tokens.lying(starts, self.length + 1) if self._is_native else None  # type: ignore[attr-defined]
+            if lying is not None:
+                return self._gathered(lying, starts, empty)
             try:
                 return self._split(self._tokens.windows(starts, self.length + 1), empty)
             except ArgumentError:
@@ -165,6 +183,30 @@ class Crops:
         if self.across:
             return self._split(self._tokens.windows(numbers * self.stride, self.length + 1), empty)
         return self._within(numbers, empty)
+
+    def _gathered(self, lying: tuple[Any, Any], starts: Any, empty: Empty) -> dict[str, NDArray[Any]]:
+        """Return tokens and labels straight from where they lie, in one pass."""
+        flat, elements = lying
+        num_rows, length = len(elements), self.length
+        tokens, labels = empty((2, num_rows, length), self.dtype)  # taken at once, as both are written at once
+        if not native.gather_rows(flat, elements, length, tokens, labels):
+            rows = self._tokens.windows(starts, length + 1)
+            tokens[...], labels[...] = rows[:, :-1], rows[:, 1:]
+        return {"tokens": tokens, "labels": labels}
+
+    def fields(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Return shape and type of each field of a row."""
+        return dict.fromkeys(("tokens", "labels"), ((self.length,), self.dtype))
+
+    def fill(self, positions: Positions, batch: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> None:
+        """Write the rows at `positions` into rows `rows` of a batch's arrays, which have the `fields`."""
+        numbers = in_range(positions, self._size, what="the rows")
+        if self.across:
+            found = self._tokens.windows(numbers * self.stride, self.length + 1)
+            batch["tokens"][rows], batch["labels"][rows] = found[:, :-1], found[:, 1:]
+            return
+        for name, values in self._within(numbers, np.empty).items():
+            batch[name][rows] = values
 
     def _split(self, rows: NDArray[Any], empty: Empty) -> dict[str, NDArray[Any]]:
         """Return tokens and labels of rows that are one longer."""

@@ -169,13 +169,49 @@ class Files:
         dtype, num_rows = self._dtypes[name], len(elements)
         if not num_rows:  # perhaps nothing is mapped yet
             return np.empty((0, size), dtype)
-        if self._num_unseen[name] or self._is_vast:
-            self._see(elements, size, dtype.itemsize)
+        self.seen_alike(name, elements, size)
         if size * dtype.itemsize > MAX_ITEM_BYTES:
             whole = self._space.array(dtype, (self._space.num_bytes // dtype.itemsize,))
             return np.stack([whole[element : element + size] for element in elements.tolist()])
         rows: NDArray[Any] = self._window(name, size)[elements]
         return np.ndarray((num_rows, size), dtype, rows)
+
+    def flat(self, name: str) -> NDArray[Any]:
+        """Return the space as one array of a column's type, once something is mapped. Read only what was `seen`."""
+        flat = self._windows.get((name, 0))
+        if flat is None:
+            dtype = self._dtypes[name]
+            flat = self._space.array(dtype, (self._space.num_bytes // dtype.itemsize,))
+            self._windows[name, 0] = flat
+        return flat
+
+    def seen(self, name: str, elements: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        """See to it that so many elements from each of these on, at least one, were checked. They are mapped."""
+        if not (self._num_unseen[name] or self._is_vast):
+            return
+        item_bytes = self._dtypes[name].itemsize
+        if not self._is_vast and elements.size and int(sizes.max()) * item_bytes <= BLOCK_BYTES:
+            # What is no longer than a block is in two at most. Once they were seen this is all that checking costs.
+            shift = BLOCK_SHIFT - item_bytes.bit_length() + 1
+            lasts = elements + sizes
+            lasts -= 1
+            lasts >>= shift
+            if (self._seen.take(elements >> shift) & self._seen.take(lasts)).all():
+                return
+        self._see(elements, sizes, item_bytes)
+
+    def seen_alike(self, name: str, elements: NDArray[np.int64], size: int) -> None:
+        """See to the same where all have one size, as quickly as can be."""
+        if self._num_unseen[name] or self._is_vast:
+            self._see(elements, size, self._dtypes[name].itemsize)
+
+    def run(self, name: str, shard: int, first: int, size: int) -> NDArray[Any]:
+        """Return some consecutive elements of a shard's array as they are in memory, mapped and checked."""
+        elements = self.element_of(name, np.array([shard])) + first
+        if not size:
+            return np.empty(0, self._dtypes[name])
+        self.seen(name, elements, np.array([size]))
+        return self.flat(name)[int(elements[0]) : int(elements[0]) + size]
 
     def _window(self, name: str, size: int) -> NDArray[Any]:
         """Return the space as an array of all stretches of `size` elements, so that one index gathers any of them."""
@@ -294,7 +330,7 @@ class Files:
         touched = {block for a, b in zip(first.tolist(), last.tolist()) for block in range(a, b + 1)}
         blocks = np.array(sorted(touched))
         blocks = blocks[~seen[blocks]]
-        if not self._is_vast:
+        if blocks.size and not self._is_vast:  # another thread may have seen the last of them meanwhile
             self._will_need(blocks, blocks)
         for block in blocks.tolist():
             self._check(block)

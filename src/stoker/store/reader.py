@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.errors import ArgumentError, StaleSource
-from stoker.store.column import Column
+from stoker.store.column import OFFSETS, Column
 from stoker.store.crops import IGNORED, Crops
 from stoker.store.expectation import check_expectations
 from stoker.store.files import Files, Places
@@ -220,6 +220,9 @@ class _Course:
         return shifts
 
 
+_FIRST = np.zeros(1, np.int64)
+
+
 class Stretch:
     """The values of a ragged column as one stretch over all shards, and the borders of the samples in it."""
 
@@ -234,6 +237,7 @@ class Stretch:
         self.dtype = store.columns[column].numpy
         if store.columns[column].shape:
             raise ArgumentError(f"the values of {column!r} are not single numbers", hint="tokens have no shape")
+        self._num_values = np.diff(self._value_starts)
         self._courses: dict[int, _Course] = {}
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
@@ -246,6 +250,18 @@ class Stretch:
         elif self._files.all_mapped:
             self._courses[length] = _Course(self._value_starts, self._files.elements(self._column), length)
         return self._looked_up(starts, length)
+
+    def lying(self, starts: NDArray[np.int64], length: int) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
+        """Return memory in which windows lie as they are, checked, and where in it each begins, without a copy.
+
+        None where it is not that simple, or not known to be: `windows` gives them, or says what is wrong.
+        """
+        course = self._courses.get(length)
+        elements = None if course is None else course.elements(starts)
+        if elements is None or not elements.size:
+            return None
+        self._files.seen_alike(self._column, elements, length)
+        return self._files.flat(self._column), elements
 
     def _looked_up(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
         """Do the same where starts may be out of range, rows cross from shard to shard, or nothing is mapped."""
@@ -283,6 +299,20 @@ class Stretch:
         """Raise `StoreMismatch` unless the store was made with these settings."""
         self._store.expect(settings)
 
+    @property
+    def path(self) -> Path:
+        """Where the store is."""
+        return self._store.path
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What whoever made the store had to say about it."""
+        return self._store.meta
+
+    def take(self, values: NDArray[np.int64]) -> NDArray[Any]:
+        """Return single values. All must be in range."""
+        return self.windows(values, 1).reshape(-1)
+
     def borders(self, first: int, last: int) -> NDArray[np.int64]:
         """Return where samples `first` to `last` begin, in values; the one behind the last begins at the end."""
         borders = np.empty(last - first + 1, np.int64)
@@ -292,12 +322,100 @@ class Stretch:
         while at < last:
             stop = min(last, int(starts[shard + 1]))
             if stop > at:
-                rows = Places(np.full(stop - at, shard), np.arange(at, stop) - starts[shard])
-                begins, _ = self._files.bounds(self._column, rows)
-                borders[at - first : stop - first] = begins + self._value_starts[shard]
+                offsets = self._files.run(self._column + OFFSETS, shard, at - int(starts[shard]), stop - at + 1)
+                self._check_offsets(offsets, shard, at)
+                np.add(offsets[:-1], self._value_starts[shard], out=borders[at - first : stop - first])
             at, shard = stop, shard + 1
-        borders[-1] = self.num_values if last == self.num_documents else self.borders(last, last + 1)[0]
+        borders[-1] = self.num_values if last == self.num_documents else self.bounds(np.array([last]))[0][0]
         return borders
+
+    def _check_offsets(self, offsets: NDArray[np.int64], shard: int, first: int) -> None:
+        """Refuse offsets that go back, or out of the shard."""
+        num_values = self._value_starts[shard + 1] - self._value_starts[shard]
+        # Compared and not subtracted: the difference of two offsets that are far out may look like a length.
+        if offsets[0] < 0 or offsets[-1] > num_values or (offsets[1:] < offsets[:-1]).any():
+            documents = np.arange(first, first + len(offsets) - 1)
+            self._files.bounds(
+                self._column, Places(np.full(len(documents), shard), documents - self._files.starts[shard])
+            )
+
+    def bounds(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where samples begin, in values, and how many they have. All must be there."""
+        files, offsets = self._files, self._column + OFFSETS
+        starts = files.starts
+        if documents.size and int(documents.view(np.uint64).max()) >= self.num_documents:
+            raise ArgumentError(f"not all are among {self.num_documents} samples", hint="check the numbers")
+        if len(starts) == 2:
+            shards: NDArray[np.int64] | None = None
+            pairs = files.gathered(offsets, documents + int(files.element_of(offsets, _FIRST)[0]), 2)
+            num_values: Any = self.num_values
+        else:
+            shards = starts.searchsorted(documents, "right") - 1
+            shifts = files.element_of(offsets, shards)
+            shifts -= starts[shards]
+            shifts += documents
+            pairs = files.gathered(offsets, shifts, 2)
+            num_values = self._num_values.take(shards)
+        begins, ends = pairs[:, 0], pairs[:, 1]
+        sizes = ends - begins
+        # Any that is negative shows in the sign of them all. Where the first two are not, no difference overflows.
+        signs = num_values - ends
+        signs |= sizes
+        signs |= begins
+        signs |= ends
+        if signs.size and int(signs.min()) < 0:
+            files.bounds(self._column, files.rows(documents))  # tells which
+        if shards is not None:
+            begins = begins + self._value_starts[shards]
+        return begins, sizes
+
+    def spans(self, begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return memory in which all values are, and where in it those stretches begin that `bounds` told of.
+
+        `sizes`, at least 1 each, is how many are going to be read from each of `begins` on, all of one shard, and
+        nothing else must be: they are mapped and checked now.
+        """
+        files, column, value_starts = self._files, self._column, self._value_starts
+        if not begins.size:
+            return np.empty(0, self.dtype), begins
+        # As unsigned numbers those that are negative are far out.
+        if int(begins.view(np.uint64).max()) >= self.num_values:
+            raise ArgumentError("not all stretches are within a shard", hint="check their begins and sizes")
+        if len(value_starts) == 2:
+            elements = begins + int(files.element_of(column, _FIRST)[0])
+            stops: Any = self.num_values
+        else:
+            shards = value_starts.searchsorted(begins, "right") - 1
+            elements = files.element_of(column, shards)
+            elements -= value_starts.take(shards)
+            elements += begins
+            shards += 1
+            stops = value_starts.take(shards)
+        room = stops - begins
+        room -= sizes
+        if int(room.min()) < 0:
+            raise ArgumentError("not all stretches are within a shard", hint="check their begins and sizes")
+        files.seen(column, elements, sizes)
+        return files.flat(column), elements
+
+    def documents_at(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which samples the values at these places belong to. All must be in range."""
+        if values.size and (int(values.min()) < 0 or int(values.max()) >= self.num_values):
+            raise ArgumentError(f"not all are within {self.num_values} values", hint="check the places")
+        shards = self._value_starts.searchsorted(values, "right") - 1
+        documents = np.empty_like(values)
+        starts = self._files.starts
+        for shard in sorted(set(shards.tolist())):
+            here = shards == shard
+            num_samples = int(starts[shard + 1] - starts[shard])
+            offsets = self._files.run(self._column + OFFSETS, shard, 0, num_samples + 1)
+            within = values[here] - self._value_starts[shard]
+            found = offsets.searchsorted(within, "right") - 1
+            found = found.clip(0, num_samples - 1)
+            if ((within < offsets[found]) | (within >= offsets[found + 1])).any():  # they do not ascend, then
+                self._check_offsets(offsets, shard, int(starts[shard]))
+            documents[here] = found + starts[shard]
+        return documents
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Stretch, (self._store, self._column)

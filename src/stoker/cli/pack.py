@@ -1,0 +1,66 @@
+"""`stoker pack`: plan packed rows ahead of a run, and tell how full they are."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class StrategyName(StrEnum):
+    """How documents come into rows."""
+
+    best_fit = "best_fit"
+    concat = "concat"
+
+
+class LongName(StrEnum):
+    """What becomes of documents that are longer than a row."""
+
+    SPLIT = "split"  # in capitals: strings have a method of that name
+    TRUNCATE = "truncate"
+    ERROR = "error"
+
+
+Length = Annotated[int, typer.Option(min=2, help="Tokens in a row.")]
+Strategy = Annotated[StrategyName, typer.Option(help="Whole documents by best fit, or one after the other and cut.")]
+Long = Annotated[LongName, typer.Option("--long", help="What becomes of documents longer than a row (best_fit).")]
+WindowOption = Annotated[
+    int | None, typer.Option("--window", min=1, help="Documents packed together; by default all of them.")
+]
+
+
+def pack(
+    path: Annotated[str, typer.Argument(help="A store of tokens, or other tokens that stoker.open opens.")],
+    length: Annotated[list[int] | None, typer.Option(min=2, help="Tokens in a row; several lengths compare.")] = None,
+    strategy: Strategy = StrategyName.best_fit,
+    long: Long = LongName.SPLIT,
+    window: WindowOption = None,
+    column: Annotated[str, typer.Option(help="The column that holds the tokens.")] = "tokens",
+    json: Annotated[bool, typer.Option("--json", help="Print the reports as one JSON list.")] = False,
+) -> None:
+    """Plan how documents are packed into rows, keep the plan beside the store, and report the fill.
+
+    A run that packs the same way, stoker.pack(store, length=...), then finds the plan there and starts at once.
+
+    Example: [bold cyan]stoker pack data/corpus --length 2048 --length 4096[/]
+    """
+    from dataclasses import asdict
+    from json import dumps
+
+    from rich.console import Console
+
+    import stoker
+
+    source = stoker.open(path)
+    reports = []
+    for tokens in length or [4096]:
+        packed = stoker.pack(source, tokens, strategy=strategy.value, long=long.value, window=window, column=column)
+        reports.append(packed.report())
+    if json:
+        print(dumps([asdict(report) for report in reports], indent=2))
+        return
+    console = Console(highlight=False)
+    for report in reports:
+        console.print(str(report))

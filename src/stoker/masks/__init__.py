@@ -1,0 +1,23 @@
+"""Attention within documents of packed rows: masks, and arguments for the calls that take none.
+
+Every function takes a packed batch, on whatever device it is, or the one tensor it needs from it; a single row is
+taken for a batch of one. Nothing here waits for the device. In all of them query `q` sees key `k` where both are of the
+same document and `k <= q`; padding is a document of its own, so that no query is left without a key.
+"""
+
+from stoker.masks.block_mask import flex
+from stoker.masks.calls import flash, nested, sdpa, varlen
+from stoker.masks.dense_mask import dense, from_eos
+from stoker.masks.documents import document_ids_from_eos, positions_from_ids
+
+__all__ = [
+    "dense",
+    "document_ids_from_eos",
+    "flash",
+    "flex",
+    "from_eos",
+    "nested",
+    "positions_from_ids",
+    "sdpa",
+    "varlen",
+]

@@ -1,0 +1,12 @@
+"""What is quicker in C than in NumPy, where a C compiler was there when Stoker was installed.
+
+Nothing needs it: each function says by False that NumPy has to do the same, which it does, only slower.
+`STOKER_NATIVE=0` turns it off, and `stoker about` tells whether it is in use.
+"""
+
+from stoker.native.blocks import block_tables
+from stoker.native.library import told, without
+from stoker.native.rows import can_gather, fill_rows, gather_rows
+from stoker.native.sequence import apportion
+
+__all__ = ["apportion", "block_tables", "can_gather", "fill_rows", "gather_rows", "told", "without"]

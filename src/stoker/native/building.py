@@ -1,0 +1,93 @@
+"""The library, compiled: by the build hook when the package is installed, or by `python -m stoker.native.building`.
+
+Only the standard library is imported here, and nothing of this package: the hook runs this file by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+LIBRARY = SOURCES / "libstoker.so"
+MARK = b"stoker-native-sources:"
+"""In the library, what it was made from follows it."""
+
+# No -march: the library may be used on another machine. Loops have clones for newer processors where that can be.
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden")
+CLONES = "-DSTOKER_CLONES"
+
+
+class NotBuilt(Exception):
+    """There is no compiler, or it did not succeed. All works without the library, only slower."""
+
+
+def digest() -> str:
+    """Return what tells these sources from others."""
+    found = hashlib.sha256(" ".join(FLAGS).encode())
+    for path in sorted(SOURCES.glob("*.[ch]")):
+        found.update(f"\0{path.name}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def is_current(library: Path = LIBRARY) -> bool:
+    """Return whether a library is there and was made from these very sources. It is not loaded for that."""
+    try:
+        return MARK + digest().encode() in library.read_bytes()
+    except OSError:
+        return False
+
+
+def build(library: Path = LIBRARY) -> Path:
+    """Return the library, compiled unless it is there and current. Raise `NotBuilt` if that cannot be."""
+    if is_current(library):
+        return library
+    import subprocess  # late: the loader needs this file too, and opening a store should stay quick
+
+    compiler = _compiler()
+    # Under another name first: the old one may be in use, by processes that go on with it.
+    unfinished = library.with_name(f"{library.name}.{os.getpid()}")
+    sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+    told = ""
+    try:
+        for options in ([CLONES], []):  # not every system can choose among clones
+            mark = f'-DSTOKER_SOURCES="{digest()}"'
+            command = [*compiler, *FLAGS, *options, mark, "-o", str(unfinished), *sources]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+            except OSError as error:
+                raise NotBuilt(f"{compiler[0]} cannot be run: {error}") from error
+            if done.returncode == 0:
+                os.replace(unfinished, library)
+                return library
+            told = done.stderr
+    except OSError as error:
+        raise NotBuilt(f"{library} cannot be written: {error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    raise NotBuilt(f"{' '.join(compiler)} failed:\n{told}")
+
+
+def _compiler() -> list[str]:
+    import shlex
+    import shutil
+
+    given = shlex.split(os.environ.get("CC", ""))
+    for command in [given] if given else [["cc"], ["gcc"], ["clang"]]:
+        if shutil.which(command[0]):
+            return command
+    raise NotBuilt(f"no compiler was found ({' '.join(given) or 'cc, gcc or clang'})")
+
+
+def main() -> None:
+    """Build, and tell; without a compiler that is no failure."""
+    try:
+        print(f"native helpers: {build()}")  # noqa: T201
+    except NotBuilt as reason:
+        print(f"native helpers: not built, NumPy does the same slower. {reason}", file=sys.stderr)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+/* What the sources of the library share. Nothing here or in them knows of Python: NumPy's arrays come as addresses.
+
+   Each function takes one structure, of addresses and 64-bit numbers: Python packs it far quicker than arguments one by
+   one. library.py has the same layouts. Addresses of outputs may be 0 where it says so.
+
+   Every function looks at all it was given before it writes, so that no input makes it read or write outside the arrays.
+   It returns 0, or what is wrong and in which row: WRONG(what, row). */
+
+#ifndef STOKER_NATIVE_H
+#define STOKER_NATIVE_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+
+/* Loops are compiled for several generations of processors, and the right one is taken when the library is loaded. */
+#ifdef STOKER_CLONES
+#define CLONED __attribute__((target_clones("default", "avx2", "avx512f")))
+#else
+#define CLONED
+#endif
+
+/* The same numbers are in faults.py. */
+enum {
+    FINE,
+    NO_MEMORY,     /* nothing is wrong with the input */
+    OVERLAP,       /* an output shares memory with an input */
+    BAD_STARTS,    /* row_starts go back, or beyond the spans */
+    BAD_ROW,       /* there is no such row in the outputs */
+    BAD_SPAN,      /* what is to be read lies outside flat */
+    TOO_LONG,      /* the spans of a row are longer than the row */
+    TOO_MANY,      /* a row has more spans than cu_seqlens has room for */
+    BAD_WEIGHT,    /* weights are negative, or their sum is not the period */
+    BAD_BORDERS,   /* cu_seqlens do not go from 0 to the length */
+};
+
+#define WRONG(what, row) ((int64_t)(row) << 4 | (what))
+
+static inline int overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_bytes)
+{
+    uintptr_t a_begin = (uintptr_t)a, b_begin = (uintptr_t)b;
+    return a && b && a_bytes > 0 && b_bytes > 0 && a_begin < b_begin + (uintptr_t)b_bytes &&
+           b_begin < a_begin + (uintptr_t)a_bytes;
+}
+
+#endif
