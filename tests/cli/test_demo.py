@@ -38,7 +38,7 @@ def test_the_quick_demo_keeps_its_claims(tmp_path: Path) -> None:
     for text in ("prepared tokens are the text", "a single bit is noticed", "stoker over the store", "decoded"):
         assert text in done.stdout
     assert "✗" not in done.stdout
-    assert done.stdout.count("✓") == 12
+    assert done.stdout.count("✓") == 14
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "state.json").read_text())["kind"] == "plan"
 

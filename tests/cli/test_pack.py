@@ -90,3 +90,45 @@ def test_what_cannot_be_packed_is_told(tmp_path: Path, store: Path) -> None:
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "raw.bin")
     out = run("inspect", str(tmp_path / "raw.bin"), "--step", "0", code=1)
     assert "begin" in out or "borders" in out
+
+
+def test_a_saved_state_tells_what_the_run_was(store: Path, tmp_path: Path) -> None:
+    packed = stoker.pack(stoker.open(store), 256)
+    first = stoker.DataLoader(packed, batch_size=4, order=stoker.Window(size=8, block=2), seed=7, drop_last=True)
+    iterator = iter(first)
+    for _ in range(3):
+        next(iterator)
+    resumed = stoker.DataLoader(
+        packed, batch_size=3, order=stoker.Window(size=8, block=2), seed=7, drop_last=True, rank=0, num_ranks=2
+    )
+    resumed.load_state_dict(first.state_dict())
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(resumed.state_dict()))
+    step = len(resumed) + 2  # in the next epoch
+    told = json.loads(
+        run("inspect", str(store), "--length", "256", "--step", str(step), "--state", str(path), "--json")
+    )
+    found = [
+        (share["rank"], row["row"], span["document"], *span["columns"])
+        for share in told["ranks"]
+        for row in share["rows"]
+        for span in row["spans"]
+    ]
+    contents = resumed.contents(step)
+    assert told["epoch"] == 1
+    assert found == [
+        (content.rank, content.row, content.document, content.columns.start, content.columns.stop)
+        for content in contents
+        if content.columns is not None
+    ]
+    assert len(found) == len(contents) > 6
+    out = run("inspect", str(store), "--length", "512", "--step", "0", "--state", str(path), code=1)
+    assert "saved over other rows" in out
+    (tmp_path / "other.json").write_text("[1]")
+    out = run("inspect", str(store), "--length", "256", "--step", "0", "--state", str(tmp_path / "other.json"), code=1)
+    assert "not the state of a loader" in out
+
+
+def test_ranks_that_cannot_share_a_step_are_told_of(store: Path) -> None:
+    out = run("inspect", str(store), "--step", "0", "--length", "256", "--batch-size", "4", "--num-ranks", "3", code=1)
+    assert "3 ranks cannot have equal shares of 4 rows" in out

@@ -131,6 +131,9 @@ def test_another_column_may_hold_the_tokens(tmp_path: Path) -> None:
         ({"dtype": "int16"}, "dtype=int16 cannot hold tokens of int64"),
         ({"dtype": "float32"}, "dtype=float32 cannot hold tokens"),
         ({"dtype": "uint64"}, "ignored=-100 is no number of uint64"),
+        ({"dtype": "token"}, "dtype='token' is not known"),
+        ({"cache": None}, "cache=None is not a folder"),
+        ({"cache": 0}, "cache=0 is not a folder"),
         ({"pad": 2**63}, "pad=9223372036854775808 is no number of int64"),
         ({"ignored": None}, "ignored=None is not a whole number"),
         ({"blocks": 1}, "blocks=1"),
@@ -160,7 +163,6 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], told: str
         ([[1], [[1], [2, 3]]], "document 1 makes no array"),
         ([np.array([1], np.int64), np.array([1], np.uint64)], "the documents are of int64, uint64"),
     ],
-    ids=str,
 )
 def test_what_is_not_documents_is_refused(source: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
@@ -178,6 +180,22 @@ def test_a_store_without_tokens_is_refused(tmp_path: Path) -> None:
         pass
     with pytest.raises(ArgumentError, match="there are no tokens to pack"):
         stoker.pack(tmp_path / "s", 8)
+
+
+def test_options_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    stored(tmp_path / "s")
+    plain = stoker.pack(tmp_path / "s", 8, window=5, blocks=4, seed=2)
+    packed = stoker.pack(tmp_path / "s", np.int64(8), window=np.int32(5), blocks=np.uint8(4), seed=np.int16(2))  # type: ignore[arg-type]
+    assert packed.plan_path == plain.plan_path
+    assert packed.fingerprint == plain.fingerprint
+    assert rows_of(packed) == rows_of(plain)
+
+
+def test_documents_that_leave_all_tokens_out_are_refused() -> None:
+    others = Others([np.arange(5), np.arange(3)])
+    others.starts = np.zeros(3, np.int64)
+    with pytest.raises(ArgumentError, match="all documents are empty"):
+        stoker.pack(others, 8)
 
 
 @pytest.mark.parametrize("starts", [[0, 5, 3, 9], [0, 5, 9, 12], [-1, 5, 6, 9]], ids=str)
@@ -282,6 +300,11 @@ def test_padding_is_the_token_that_ends_documents(tmp_path: Path) -> None:
         packed.expect({"tokenizer.name": "y"})
     with pytest.raises(ArgumentError, match="do not tell how they were made"):
         stoker.pack(DOCUMENTS, 8).expect({})
+
+
+def test_padding_is_0_where_no_token_is_known_to_end_documents(tmp_path: Path) -> None:
+    store = stored(tmp_path / "s", meta={"tokenizer": {"end_of_document": "<end>"}})
+    assert stoker.pack(store, 1000)[0]["tokens"][-1] == 0
 
 
 def test_tokens_may_stay_as_they_are_stored(tmp_path: Path) -> None:

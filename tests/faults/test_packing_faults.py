@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from stoker.compose import packed as packed_module
 from stoker.compose import planning, shelf
 from stoker.compose.layout import Layout
 from stoker.compose.packed import Packed
-from stoker.errors import ArgumentError, StaleSource
-from stoker.store import Store, Writer, open_store, verify
+from stoker.errors import ArgumentError, DataError, StaleSource
+from stoker.store import Store, Writer, build, open_store, verify
 from tests.faults.test_store_faults import dying_at, flip, in_a_fork
 from tests.store.places import folder
 
@@ -208,6 +209,90 @@ def test_a_plan_that_was_moved_under_another_key_is_not_believed(store: Store, c
     again = stoker.pack(store, 2 * LENGTH)
     assert counting.count == 3
     assert is_same(again, stoker.pack(store, 2 * LENGTH, cache=False))
+
+
+TAMPERED: list[tuple[str, Any, int]] = [
+    ("row_starts", -1, 10**6),
+    ("row_starts", 3, 0),
+    ("slot_starts", 2, -1),
+    ("slot_starts", -1, 10**6),
+    ("slots", (0, 0), 2**32 - 1),
+    ("slots", (5, 1), 2**32 - 1),
+    ("slots", (5, 2), 2**31),
+    ("slots", (5, 2), 0),
+    ("classes", (0, 0), -1),
+    ("classes", (4, 0), 2**62),
+    ("classes", (4, 1), 2**62),
+    ("classes", (4, 1), 0),
+    ("classes", (4, 2), LENGTH + 1),
+    ("classes", (0, 4), 2**63 - 1),
+]
+
+
+def kept_instead(packed: Packed, **tables: Any) -> None:
+    """Put another plan in the place of one, with checksums that are right."""
+    path, meta = plan_of(packed), Store(plan_of(packed)).meta
+    layout = planning.planned([lengths_of()], length=LENGTH, window=None, long="split")
+    shutil.rmtree(path)
+    shelf.written(path, replace(layout, **tables), meta=meta)
+
+
+@pytest.mark.parametrize(("name", "place", "number"), TAMPERED, ids=str)
+def test_tables_that_cannot_be_are_made_anew(
+    store: Store, counting: Counting, name: str, place: Any, number: int
+) -> None:
+    packed = stoker.pack(store, LENGTH)
+    table = getattr(planning.planned([lengths_of()], length=LENGTH, window=None, long="split"), name).copy()
+    table[place] = number
+    kept_instead(packed, **{name: table})
+    assert is_same(stoker.pack(store.path, LENGTH), packed)
+    assert counting.count == 2
+
+
+@pytest.mark.parametrize("fact", ["num_rows", "num_tokens", "num_spans", "max_documents", "max_seqlen"])
+def test_facts_that_cannot_be_are_not_believed(store: Store, counting: Counting, fact: str) -> None:
+    packed = stoker.pack(store, LENGTH)
+    path, meta = plan_of(packed), Store(plan_of(packed)).meta
+    layout = planning.planned([lengths_of()], length=LENGTH, window=None, long="split")
+    meta["pack"]["facts"][fact] -= 1
+    shutil.rmtree(path)
+    shelf.written(path, layout, meta=meta)
+    assert stoker.pack(store.path, LENGTH).facts == packed.facts
+    assert counting.count == 2
+
+
+@pytest.mark.parametrize("long", ["split", "truncate"])
+def test_a_plan_with_documents_of_other_lengths_gives_no_rows(store: Store, long: Any) -> None:
+    packed = stoker.pack(store, LENGTH, long=long)
+    path, meta = plan_of(packed), Store(plan_of(packed)).meta
+    layout = planning.planned([lengths_of()], length=LENGTH, window=None, long=long)
+    shutil.rmtree(path)
+    shelf.written(path, replace(layout, order=np.asarray(layout.order)[::-1].copy()), meta=meta)
+    with pytest.raises(DataError, match="is not one of these documents"):
+        stoker.pack(store.path, LENGTH, long=long).spans(range(100))
+
+
+def test_a_plan_with_pieces_that_are_not_there_gives_no_rows(store: Store) -> None:
+    packed = stoker.pack(store, LENGTH)
+    pieces = np.asarray(planning.planned([lengths_of()], length=LENGTH, window=None, long="split").pieces)
+    kept_instead(packed, pieces=pieces + np.uint32(3))
+    with pytest.raises(DataError, match="is not one of these documents"):
+        stoker.pack(store.path, LENGTH)[0]
+
+
+def test_a_plan_that_is_removed_while_it_is_written_stays_in_memory(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = stoker.pack(store, LENGTH, cache=False)
+
+    def removed_first(path: Path) -> Store:
+        shutil.rmtree(store.path / ".packs")
+        return open_store(path)
+
+    monkeypatch.setattr(build, "open_store", removed_first)
+    packed = stoker.pack(store.path, LENGTH)
+    assert packed.plan_path is None
+    assert is_same(packed, expected)
 
 
 def test_who_has_a_plan_that_is_removed_goes_on(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,18 @@ def test_what_is_put_together_for_some_slots_is_what_is_kept_for_all(
             found = other.in_epoch(epoch).spans(range(len(packed)))
             patch.undo()
             assert all(np.array_equal(one, two) for one, two in zip(kept, found, strict=True))
+
+
+def test_slots_of_64_bits_are_counted_exactly() -> None:
+    packed = packed_in("memory", Path(), [n % 23 for n in range(300)], 16, {"strategy": "best_fit"})
+    layout = packed._layout
+    slots = layout.slots.astype(np.uint64)
+    # the same ranks, many times around: a float has not the bits for them
+    slots[:, 1] += layout.classes[layout.slots[:, 0], 1].astype(np.uint64) << np.uint64(55)
+    copy = Packed(packed._documents, packed.settings, packed._shelf, layout=replace(layout, slots=slots))
+    rows = list(range(len(packed)))
+    for one, other in zip(packed.in_epoch(3).spans(rows), copy.in_epoch(3).spans(rows), strict=True):
+        assert np.array_equal(one, other)
 
 
 def test_epochs_and_seeds_put_other_documents_together() -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stoker.cli.pack import Length, Long, LongName, Strategy, StrategyName, WindowOption
-from stoker.cli.plan import NumRanks, OrderName, OrderOption, Seed
+from stoker.cli.pack import LongName, StrategyName
+from stoker.cli.plan import OrderName, TailName
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,28 +56,51 @@ def inspect(
         int | None,
         typer.Option(min=0, help="Only this rank's rows; by default those of every rank.", rich_help_panel=RUN),
     ] = None,
-    num_ranks: NumRanks = 1,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="A state of the run, saved as JSON: tells batch size, ranks, order, seed, tail and skipped steps.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    num_ranks: Annotated[int, typer.Option(min=1, help="Ranks that share each step.", rich_help_panel=RUN)] = 1,
     batch_size: Annotated[
         int, typer.Option(min=1, help="Rows in one step over ALL ranks: batch_size x num_ranks.", rich_help_panel=RUN)
     ] = 8,
-    order: OrderOption = OrderName.shuffle,
-    seed: Seed = 0,
-    length: Length = 4096,
-    strategy: Strategy = StrategyName.best_fit,
-    long: Long = LongName.SPLIT,
-    window: WindowOption = None,
+    order: Annotated[OrderName, typer.Option(help="The loader's order.", rich_help_panel=RUN)] = OrderName.shuffle,
+    window_size: Annotated[
+        int | None, typer.Option(help="With --order window: rows in a window.", rich_help_panel=RUN)
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option(help="With --order window: rows in a block.", rich_help_panel=RUN)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The loader's seed; `seed` in a state.", rich_help_panel=RUN)] = 0,
+    tail: Annotated[
+        TailName, typer.Option(help="The loader's tail; drop_last=True is drop.", rich_help_panel=RUN)
+    ] = TailName.keep,
+    length: Annotated[int, typer.Option(min=2, help="Tokens in a row.", rich_help_panel=RUN)] = 4096,
+    strategy: Annotated[
+        StrategyName, typer.Option(help="How documents come into rows.", rich_help_panel=RUN)
+    ] = StrategyName.best_fit,
+    long: Annotated[
+        LongName, typer.Option(help="What becomes of documents longer than a row.", rich_help_panel=RUN)
+    ] = LongName.SPLIT,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Documents packed together; by default all.", rich_help_panel=RUN)
+    ] = None,
     pack_seed: Annotated[int, typer.Option(help="The seed of stoker.pack.", rich_help_panel=RUN)] = 0,
+    column: Annotated[str, typer.Option(help="The column that holds the tokens.", rich_help_panel=RUN)] = TOKENS,
     all: Annotated[bool, typer.Option("--all", help="With --step: list every row.", rich_help_panel=RUN)] = False,
 ) -> None:
     """Show what is in a store: columns, counts, sizes, tokenizer, where it came from, and a few samples.
 
     Other data that stoker.open opens is shown as far as it tells about itself. With --step, show instead which
-    documents are in a step of a run that packs them, with their text if the tokenizer is known: give what the run
-    gave to stoker.pack and DataLoader.
+    documents are in a step of a run that packs them, with their text if the tokenizer is known: give what the run gave
+    to stoker.pack and DataLoader, or a saved state.
 
     Example: [bold cyan]stoker inspect data/corpus --samples 5[/]
 
-    Example: [bold cyan]stoker inspect data/corpus --length 4096 --batch-size 32 --seed 7 --step 41200 --rank 0[/]
+    Example: [bold cyan]stoker inspect data/corpus --length 4096 --state run.json --step 41200 --rank 0[/]
     """
     from json import dumps
 
@@ -89,18 +112,24 @@ def inspect(
     store = source if isinstance(source, Store) else None
     used, remark = _tokenizer(store, tokenizer, pattern)
     if step is not None:
-        import stoker
-        from stoker.cli.packed_step import print_step, told_step, with_texts
-        from stoker.plan import Plan, order_named
-
-        packed = stoker.pack(source, length, strategy=strategy.value, long=long.value, window=window, seed=pack_seed)
-        plan = Plan(num_samples=len(packed), batch_size=batch_size, order=order_named(order.value), seed=seed)
-        ranks = list(range(num_ranks)) if rank is None else [rank]
-        told = with_texts(told_step(packed, plan, step, ranks, num_ranks), packed, used)
-        if json:
-            print(dumps(told, indent=2, ensure_ascii=False))
-        else:
-            print_step(told, packed, Console(highlight=False), max_rows=None if all else MAX_ROWS)
+        _print_step(
+            source,
+            step,
+            rank,
+            used,
+            plan_options=(num_ranks, batch_size, order, window_size, block, seed, tail),
+            state=state,
+            pack_options={
+                "length": length,
+                "strategy": strategy.value,
+                "long": long.value,
+                "window": window,
+                "seed": pack_seed,
+                "column": column,
+            },
+            is_json=json,
+            max_rows=None if all else MAX_ROWS,
+        )
         return
     facts = _of_store(store) if store is not None else _of_other(path, source)
     if remark:
@@ -116,6 +145,56 @@ def inspect(
         console.print(_other_table(facts))
     _print_columns(facts, console)
     _print_samples(source, samples, used, console)
+
+
+def _print_step(
+    source: Any,
+    step: int,
+    rank: int | None,
+    tokenizer: Tokenizer | None,
+    *,
+    plan_options: tuple[int, int, OrderName, int | None, int | None, int, TailName],
+    state: Path | None,
+    pack_options: dict[str, Any],
+    is_json: bool,
+    max_rows: int | None,
+) -> None:
+    from json import dumps
+
+    from rich.console import Console
+
+    import stoker
+    from stoker.cli.packed_step import print_step, saved_plan, told_step
+    from stoker.cli.plan import named_order
+    from stoker.errors import ArgumentError
+    from stoker.plan import Plan
+
+    packed = stoker.pack(source, **pack_options)
+    num_ranks, batch_size, order, window_size, block, seed, tail = plan_options
+    if state is not None:
+        plan, num_ranks = saved_plan(state, packed)
+    else:
+        if batch_size % num_ranks:
+            raise ArgumentError(
+                f"{num_ranks} ranks cannot have equal shares of {batch_size} rows",
+                hint="--batch-size counts the rows of all ranks: the loader's batch_size x num_ranks",
+            )
+        plan = Plan(
+            num_samples=len(packed),
+            batch_size=batch_size,
+            order=named_order(order, window_size, block),
+            seed=seed,
+            tail=tail.value,
+        )
+    ranks = list(range(num_ranks)) if rank is None else [rank]
+    told = told_step(packed, plan, step, ranks, num_ranks, tokenizer)
+    if is_json:
+        print(dumps(told, indent=2, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    print_step(told, packed, console, max_rows=max_rows)
+    if state is None:
+        console.print("[dim]If the run was ever resumed with another batch size, or skips steps, pass --state.[/]")
 
 
 def _opened(path: str) -> Any:

@@ -23,7 +23,6 @@ class LongName(StrEnum):
     ERROR = "error"
 
 
-Length = Annotated[int, typer.Option(min=2, help="Tokens in a row.")]
 Strategy = Annotated[StrategyName, typer.Option(help="Whole documents by best fit, or one after the other and cut.")]
 Long = Annotated[LongName, typer.Option("--long", help="What becomes of documents longer than a row (best_fit).")]
 WindowOption = Annotated[

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,49 +14,81 @@ if TYPE_CHECKING:
     from stoker.transform.tokenizer import Tokenizer
 
 
-def told_step(packed: Packed, plan: Plan, step: int, ranks: list[int], num_ranks: int) -> dict[str, Any]:
-    """Return the rows of a step, for each rank the documents in them, as plain values."""
-    shares = []
-    for rank in ranks:
-        recipe = plan.recipe(step, rank, num_ranks)
-        view = packed.in_epoch(recipe.epoch)
-        is_padding = [False] * len(recipe.positions) if recipe.padding is None else recipe.padding.tolist()
-        rows = [
-            {
-                "row": number,
-                "position": position,
-                "is_padding": pads,
-                "spans": [
-                    {
-                        "document": span.document,
-                        "offset": span.offset,
-                        "columns": [span.start, span.stop],
-                    }
-                    for span in view.documents(position)
-                ],
-            }
-            for number, (position, pads) in enumerate(zip(recipe.positions.tolist(), is_padding))
-        ]
-        shares.append({"rank": rank, "rows": rows})
-    return {"step": step, "epoch": plan.epoch_of(step), "is_skipped": plan.is_skipped(step), "ranks": shares}
+def saved_plan(path: Path, packed: Packed) -> tuple[Plan, int]:
+    """Return the plan of a loader's state that was saved as JSON, and its number of ranks."""
+    from json import loads
+
+    from stoker.errors import ArgumentError
+    from stoker.plan import Origin, Plan, order_told
+
+    try:
+        state = loads(path.read_text())
+        if state.get("mixture"):
+            raise ArgumentError(
+                f"{path} is the state of a mixture, and here is one store alone",
+                hint="ask the loader: loader.contents(step)",
+            )
+        theirs, ours = state["dataset"], packed.fingerprint
+        plan = Plan(
+            num_samples=state["plan"]["num_samples"],
+            batch_size=state["batch_size"],
+            order=order_told(state["plan"]["order"]),
+            seed=state["plan"]["seed"],
+            tail=state["plan"]["tail"],
+            skip=tuple((int(first), int(stop)) for first, stop in state["skip"]),
+            origin=Origin(*state["origin"]),
+        )
+        num_ranks = int(state["num_ranks"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArgumentError(
+            f"{path} is not the state of a loader ({type(error).__name__}: {error})",
+            hint="save it with json.dump(loader.state_dict(), file)",
+        ) from error
+    if (theirs or ours) != ours or plan.num_samples != len(packed):
+        raise ArgumentError(
+            f"{path} was saved over other rows: {plan.num_samples:,} of them, and these are {len(packed):,}",
+            hint="pass --length, --strategy, --long, --window and --pack-seed as the run gave them to stoker.pack",
+        )
+    return plan, num_ranks
 
 
-def with_texts(told: dict[str, Any], packed: Packed, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the same with the first tokens of every span, and their text."""
+def told_step(
+    packed: Packed, plan: Plan, step: int, ranks: list[int], num_ranks: int, tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """Return the rows of a step, for each rank the documents in them and the first of their tokens, as plain values."""
     from stoker.cli.samples import MAX_VALUES, decoded
+    from stoker.compose.contents import contents
 
-    view = packed.in_epoch(told["epoch"])
-    for share in told["ranks"]:
-        for row in share["rows"]:
-            tokens = view[row["position"]]["tokens"]
-            for span in row["spans"]:
-                start, stop = span["columns"]
-                some = tokens[start : min(stop, start + MAX_VALUES)]
-                span["tokens"] = some[:12].tolist()
-                text = decoded(some, tokenizer)
-                if text is not None:
-                    span["text"] = text
-    return told
+    epoch = plan.epoch_of(step)
+    view = packed.in_epoch(epoch)
+    shares: dict[int, list[dict[str, Any]]] = {rank: [] for rank in ranks}
+    found = contents(packed, plan, step, ranks, num_ranks)
+    for (rank, row), parts in groupby(found, key=lambda part: (part.rank, part.row)):
+        spans: list[dict[str, Any]] = []
+        listed = list(parts)
+        part = listed[0]
+        tokens = view[part.position]["tokens"]
+        for part in listed:
+            columns = part.columns
+            assert columns is not None
+            some = tokens[columns.start : min(columns.stop, columns.start + MAX_VALUES)]
+            text = decoded(some, tokenizer)
+            span = {
+                "document": part.document,
+                "offset": part.offset,
+                "columns": [columns.start, columns.stop],
+                "tokens": some[:12].tolist(),
+            }
+            spans.append(span if text is None else {**span, "text": text})
+        shares[rank].append(
+            {"row": row, "position": part.position, "is_padding": part.is_padding, "spans": spans},
+        )
+    return {
+        "step": step,
+        "epoch": epoch,
+        "is_skipped": plan.is_skipped(step),
+        "ranks": [{"rank": rank, "rows": rows} for rank, rows in shares.items()],
+    }
 
 
 def print_step(told: dict[str, Any], packed: Packed, console: Console, *, max_rows: int | None) -> None:
@@ -62,19 +96,20 @@ def print_step(told: dict[str, Any], packed: Packed, console: Console, *, max_ro
     from rich.text import Text
 
     from stoker.cli.samples import shortened
+    from stoker.cli.words import counted
 
     console.print(f"[bold]step {told['step']:,}[/] of epoch {told['epoch']}: rows of {packed.length:,} tokens")
     if told["is_skipped"]:
-        console.print("  this step is skipped")
+        console.print("  this step is passed over")
     for share in told["ranks"]:
         console.print(f"[bold]rank {share['rank']}[/]")
         shown = share["rows"][:max_rows]
         for row in shown:
-            used = row["spans"][-1]["columns"][1] if row["spans"] else 0
+            fill = row["spans"][-1]["columns"][1] / packed.length
             pads = ", only fills up the batch" if row["is_padding"] else ""
             console.print(
-                f"  row {row['row']} [dim](packed row {row['position']:,}, {len(row['spans'])} documents, "
-                f"{used / packed.length:.1%} full{pads})[/]"
+                f"  row {row['row']} [dim](packed row {row['position']:,}, {counted(len(row['spans']), 'document')}, "
+                f"{fill:.1%} full{pads})[/]"
             )
             for span in row["spans"]:
                 start, stop = span["columns"]

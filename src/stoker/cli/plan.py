@@ -70,7 +70,7 @@ def show(
     """
     from rich.console import Console
 
-    plan = _plan(samples, batch_size, _order(order, window_size, block), seed, tail)
+    plan = _plan(samples, batch_size, named_order(order, window_size, block), seed, tail)
     ranks = range(num_ranks) if rank is None else (rank,)
     shares = [plan.recipe(step, number, num_ranks) for number in ranks]
     console = Console(highlight=False)
@@ -99,7 +99,7 @@ def find(
     """
     from rich.console import Console
 
-    plan = _plan(samples, batch_size, _order(order, window_size, block), seed, tail)
+    plan = _plan(samples, batch_size, named_order(order, window_size, block), seed, tail)
     place = plan.find(position, epoch=epoch, num_ranks=num_ranks)
     console = Console(highlight=False)
     if place is None:
@@ -114,7 +114,8 @@ def find(
     console.print(f"  row                {place.row} of the rank's share, counted from 0")
 
 
-def _order(name: OrderName, window_size: int | None, block: int | None) -> Order:
+def named_order(name: OrderName, window_size: int | None, block: int | None) -> Order:
+    """Return the order that the options mean."""
     from stoker.errors import ArgumentError
     from stoker.plan import Window, order_named
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, DataError
+from stoker.native import Parts
 from stoker.plan.packing import starts_of
 from stoker.store import Store
 from stoker.store.checksums import checksum
@@ -107,6 +108,14 @@ class Held:
     def spans(self, begins: Indices, sizes: Indices) -> tuple[NDArray[Any], Indices]:  # noqa: ARG002
         """Return the memory, and where tokens are in it."""
         return self._flat, begins
+
+    def parts(self) -> Parts:
+        """Return where the tokens lie, for functions in C."""
+        return Parts.of(self._flat)
+
+    def offset_parts(self) -> Parts:
+        """Return where documents begin, for functions in C."""
+        return Parts.of(self._starts, self.num_documents)
 
 
 def _whole_numbers(document: Any, number: int) -> NDArray[Any]:

@@ -59,10 +59,23 @@ class Facts:
 class Numbers(Protocol):
     """Whole numbers by their place, in memory or on disk."""
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Their type."""
+        ...
+
     def take(self, places: Indices) -> NDArray[Any]:
         """Return some of them."""
         ...
 
+
+def _num(numbers: Any) -> int:
+    """Return how many there are, in memory or on disk."""
+    return len(numbers) if isinstance(numbers, np.ndarray) else int(numbers.num_values)
+
+
+MOST_CHECKED = 1 << 20
+"""Slots that are looked at when a plan is opened."""
 
 TABLES = ("row_starts", "slot_starts", "slots", "classes")
 """What is in memory, by the names of the arrays."""
@@ -91,6 +104,50 @@ class Layout:
     def tables(self) -> Mapping[str, NDArray[Any]]:
         """Return what is in memory."""
         return {name: getattr(self, name) for name in TABLES}
+
+    def check(self, length: int, *, is_laid: bool) -> None:
+        """Raise ValueError unless the tables agree with each other and with the facts: no place is out of range.
+
+        What is left to whoever looks at documents is that they are as long as their class says. Very many slots, as
+        many windows make them, are left to their checksums: opening a plan must not take long.
+        """
+        facts = self.facts
+        if is_laid:
+            self._need(facts.num_rows == -(-facts.num_tokens // length))
+            return
+        rows, slots, classes = self.row_starts, self.slot_starts, self.classes
+        is_whole = all(table.dtype == np.int64 for table in (rows, slots, classes))
+        self._need(is_whole and all(table.dtype.kind == "u" for table in (self.slots, self.order, self.pieces)))
+        self._need(len(rows) == len(slots) > 1 and rows[0] == slots[0] == 0)
+        self._need(bool((rows[1:] >= rows[:-1]).all() and (slots[1:] > slots[:-1]).all()))
+        self._need(rows[-1] == facts.num_rows and slots[-1] == len(self.slots))
+        first, count, size, window, piece = classes.T
+        is_full = size == length
+        self._need(bool((classes >= 0).all() and (count > 0).all() and (size > 0).all() and (size <= length).all()))
+        self._need(bool((first <= _num(self.order) - count).all() and (window[1:] >= window[:-1]).all()))
+        self._need(bool((piece <= _num(self.pieces) - count)[is_full].all()))
+
+        if len(self.slots) > MOST_CHECKED:
+            return
+        number, base, step = self.slots.astype(np.int64).T
+        self._need(bool((number >= 0).all() and (number < len(classes)).all() and (step > 0).all()))
+        num_rows, num_slots = np.diff(rows), np.diff(slots)
+        room = count[number] - 1 - base
+        self._need(bool((base >= 0).all() and (room >= 0).all()))
+        self._need(bool((num_rows.repeat(num_slots) - 1 <= room // step).all()))
+        used = np.add.reduceat(size[number], slots[:-1])
+        padding = length - used
+        num_spans = num_rows @ num_slots
+        self._need(int(padding.min()) >= 0 and num_spans == count.sum() == facts.num_spans)
+        self._need(int(num_rows @ used) == facts.num_tokens)
+        self._need((facts.min_documents, facts.most_documents) == (int(num_slots.min()), int(num_slots.max())))
+        self._need(facts.max_documents == int((num_slots + (padding > 0)).max()))
+        self._need(facts.max_seqlen == max(int(size.max()), int(padding.max())))
+
+    @staticmethod
+    def _need(holds: bool) -> None:
+        if not holds:
+            raise ValueError("these are no tables of packed rows")
 
     @classmethod
     def of(cls, facts: Facts) -> Layout:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -28,14 +31,17 @@ from stoker.compose.mixed_terms import (
     epoch_length,
 )
 from stoker.errors import ArgumentError, StateMismatch, StateUnreadable
-from stoker.plan import Order, order_named
-from stoker.plan.blend import Blend
+from stoker.plan import Order, derived_key, order_named
+from stoker.plan.blend import Blend, Weights
 from stoker.plan.order import Indices
-from stoker.plan.quota import Quota, apportioned
+from stoker.plan.quota import Quota, apportioned, whole
 from stoker.store.positions import Positions, in_range, one_position
 
 MOST_AHEAD = 4096
 """Samples that are looked up together where batches come in a row: enough to hide what a shuffle costs per call."""
+
+ROUNDED = Fraction(1, 50)
+"""By which part of itself a share may be rounded without a word."""
 
 _FORMS_KEPT = 8
 _VIEWS_KEPT = 64
@@ -94,13 +100,29 @@ def mix(
     parts = parts_of(datasets, order=order_named(order), seed=seed)
     check_alike(parts, force=force)
     tokens = {part.name: tokens_in(part.name, part.dataset) if by == "tokens" else Fraction(1) for part in parts}
+    starts = checked_schedule(weights, schedule, tokens, batch_size=batch_size)
+    for _, entry in starts:
+        _warn_of_rounding(entry)
     terms = Terms(
-        schedule=checked_schedule(weights, schedule, tokens, batch_size=batch_size),
+        schedule=starts,
         caps=checked_caps(limits, {part.name: part.length for part in parts}),
         stop=checked_stop(stop),
         names=tuple(datasets),
     )
     return Mixture(parts, terms, label=label, changes=changes)
+
+
+def _warn_of_rounding(weights: Weights) -> None:
+    numbers = whole(list(weights.values()))
+    period = sum(numbers)
+    for (name, weight), number in zip(weights.items(), numbers):
+        share = Fraction(number, period)
+        if abs(share - weight) > weight * ROUNDED:
+            warnings.warn(
+                f"source {name!r} should give {float(weight):.3g} of the samples, and gives {number} in {period}\n"
+                "hint: shares are multiples of about a millionth; mix what is rare into another source beforehand",
+                stacklevel=3,
+            )
 
 
 class Mixture:
@@ -110,6 +132,9 @@ class Mixture:
     source's sample is. Positions are those of an epoch, of `len(mixture)` samples; `in_epoch(3)` are the samples of
     that epoch, and this is epoch 0. Safe to use from threads and after a fork.
     """
+
+    owns_order = True
+    """Its samples come one after the other: shuffled, the shares would hold by chance and not at all times."""
 
     def __init__(
         self,
@@ -144,8 +169,8 @@ class Mixture:
         """Whether reading draws no random numbers, as those of the sources tell."""
         self._gathers = gathers
         self._reads_many = all(getattr(part.dataset, "__getitems__", None) for part in present)
-        lengths = [part.dataset.max_seqlen for part in present if hasattr(part.dataset, "max_seqlen")]
-        self.max_seqlen: int | None = max(lengths, default=None)
+        lengths = [getattr(part.dataset, "max_seqlen", None) for part in present]
+        self.max_seqlen: int | None = max((length for length in lengths if length is not None), default=None)
         """The longest span in any row, where the sources are packed."""
         self._forms: dict[int, tuple[Form, Indices]] = {}
         self._views: dict[int, Any] = {}
@@ -237,11 +262,18 @@ class Mixture:
 
     def in_epoch(self, epoch: int) -> Mixture:
         """Return the samples of an epoch, at no cost."""
-        if epoch == self._epoch:
-            return self
-        view = object.__new__(Mixture)
-        view.__dict__.update(self.__dict__)
-        view._begin(epoch)
+        view = self
+        if epoch != self._epoch:
+            view = object.__new__(Mixture)
+            view.__dict__.update(self.__dict__)
+            view._begin(epoch)
+        total = self.blend.total
+        if view._first + view._size > (_LAST if total is None else total):
+            raise ArgumentError(
+                f"there is no epoch {epoch}: those before it take {view._first} samples, "
+                + (f"and the limits of the sources leave {total}" if total is not None else "more than can be counted"),
+                hint="raise the limits, or train for fewer epochs",
+            )
         return view
 
     def number(self, epoch: int, position: int) -> int:
@@ -255,22 +287,51 @@ class Mixture:
         epochs, position = divmod(number - phase.begins, phase.length)
         return phase.epoch + epochs, position
 
+    def check_readable(self, epoch: int, position: int) -> None:
+        """Refuse to read `epoch` from `position` on, if some of it came from a source that has left."""
+        number, last = self.number(epoch, position), self.phases[-1].start
+        if number >= last:
+            return
+        before, after = self.blend.counts(np.array([number, last]))
+        for part, had, has in zip(self._parts, before.tolist(), after.tolist()):
+            if part.dataset is None and has > had:
+                raise ArgumentError(
+                    f"epoch {epoch} has samples of source {part.name!r}, which is no longer in the mixture",
+                    hint="mix it in again to see samples from before it was taken out",
+                )
+
+    def filling(self, positions: Indices) -> Indices:
+        """Return `positions`, those of sources that have left exchanged for others of this epoch: to fill up with."""
+        gone = [source for source, part in enumerate(self._parts) if part.dataset is None]
+        numbers = positions + self._first
+        is_gone = np.isin(self.blend.at(numbers)[0], gone) if gone else None
+        if is_gone is None or not is_gone.any():
+            return positions
+        start = max(self.phases[-1].start, self._first) - self._first
+        return np.where(is_gone, start + positions % (self._size - start), positions)
+
+    def check_forms(self, positions: Sequence[int], samples: Sequence[Any]) -> None:
+        """Refuse samples of several sources that cannot be put together, or only by leaving out a part of some."""
+        first = _form(samples[0])
+        for position, sample in zip(positions, samples):
+            if _form(sample) != first:
+                names = [self.at(self._first + at)[0] for at in (positions[0], position)]
+                if names[0] != names[1]:
+                    raise ArgumentError(
+                        f"samples of source {names[0]!r} are {_worded(samples[0])}, those of source {names[1]!r} "
+                        + _worded(sample),
+                        hint="let all sources give samples of one form, or pass a collate_fn of your own",
+                    )
+
     def _phase_of(self, epoch: int) -> Phase:
         if epoch < 0:
             raise ArgumentError(f"there is no epoch {epoch}", hint="epochs count from 0")
         return [phase for phase in self.phases if phase.epoch <= epoch][-1]
 
     def _begin(self, epoch: int) -> None:
-        """Let positions be those of an epoch."""
-        first, total = self.number(epoch, 0), self.blend.total
-        self._size = self._phase_of(epoch).length
-        if first + self._size > (_LAST if total is None else total):
-            raise ArgumentError(
-                f"there is no epoch {epoch}: those before it take {first} samples, "
-                + (f"and the limits of the sources leave {total}" if total is not None else "more than can be counted"),
-                hint="raise the limits, or train for fewer epochs",
-            )
-        self._epoch, self._first, self._ahead = epoch, first, _NOTHING
+        """Let positions be those of an epoch. A run that is over stands at the beginning of one that there is not."""
+        self._epoch, self._first, self._size = epoch, self.number(epoch, 0), self._phase_of(epoch).length
+        self._ahead = _NOTHING
 
     def _number_of(self, source: str) -> int:
         if source not in self.names:
@@ -282,37 +343,65 @@ class Mixture:
     # ---------------------------------------------------------------- samples
 
     def __getitem__(self, position: int) -> Any:
+        return self.instead(position, position)
+
+    def others(self, position: int) -> Sequence[int]:
+        """Return where the samples of this epoch are that can take the place of the one at `position`.
+
+        They are of the same source, and of the same epoch of its own.
+        """
+        number = self._first + int(in_range([one_position(position)], self._size, what="the mixture")[0])
+        sources, drawn = self.blend.at(np.array([number]))
+        source, length = int(sources[0]), self._parts[int(sources[0])].length
+        low, high = self.blend.counts(np.array([self._first, self._first + self._size]))[:, source].tolist()
+        own = int(drawn[0]) // length * length
+        return _Others(self.blend, source, range(max(low, own), min(high, own + length)), self._first)
+
+    def instead(self, position: int, other: int) -> Any:
+        """Return the sample at `other`, labelled as the one at `position`, whose place it takes."""
         numbers = in_range([one_position(position)], self._size, what="the mixture")
-        keys, places = self._looked_up(numbers)
-        sample = self._view(int(keys[0]))[int(places[0])]
+        others = numbers if other == position else in_range([one_position(other)], self._size, what="the mixture")
+        keys, places = self._looked_up(others)
+        if self._fields is not None:  # as in a batch: as wide as any source needs
+            row = {name: values[0, ...] for name, values in self._filled(others, np.empty).items()}
+            return row if self.label is None else self._with_labels(numbers, keys, [row])[0]
+        key = int(keys[0])
+        with self._drawing(key):
+            sample = self._view(key)[int(places[0])]
         return sample if self.label is None else self._with_labels(numbers, keys, [sample])[0]
 
     @property
     def __getitems__(self) -> Any:
         """Reads many samples in one call; None if a source cannot."""
-        return self._many if self._reads_many else None
+        return self._many if self._reads_many or self._fields is not None else None
 
     def _many(self, positions: Positions) -> list[Any]:
         numbers = in_range(positions, self._size, what="the mixture")
+        if self._fields is not None:
+            batch = self._filled(numbers, np.empty)
+            return [{name: values[row, ...] for name, values in batch.items()} for row in range(len(numbers))]
         keys, places = self._looked_up(numbers)
         samples: list[Any] = [None] * len(numbers)
         for key, rows in _groups(keys):
-            for row, sample in zip(rows.tolist(), self._view(key).__getitems__(places[rows].tolist())):
+            with self._drawing(key):
+                found = self._view(key).__getitems__(places[rows].tolist())
+            for row, sample in zip(rows.tolist(), found):
                 samples[row] = sample
         return samples if self.label is None else self._with_labels(numbers, keys, samples)
 
-    def fields(self) -> Fields:
-        """Return shape and type of each field of a row."""
-        if self._fields is None:
-            raise ArgumentError("not all sources tell their fields", hint="read batches, or samples")
-        return self._fields
+    @property
+    def fields(self) -> Callable[[], Fields] | None:
+        """Returns shape and type of each field of a row; None if a source does not tell."""
+        fields = self._fields
+        return None if fields is None else lambda: fields
 
     def fill(self, positions: Positions, batch: Mapping[str, NDArray[Any]], rows: Indices) -> None:
         """Write the rows at `positions` into rows `rows` of a batch's arrays, which have the `fields`."""
         numbers = in_range(positions, self._size, what="the mixture")
         keys, places = self._looked_up(numbers)
         for key, chosen in _groups(keys):
-            self._view(key).fill(places[chosen], batch, rows[chosen])
+            with self._drawing(key):
+                self._view(key).fill(places[chosen], batch, rows[chosen])
         if self.max_seqlen is not None and "max_seqlen" in batch:
             batch["max_seqlen"][rows] = self.max_seqlen
         if self.label is not None:
@@ -325,20 +414,15 @@ class Mixture:
         NotImplemented if the sources do not make batches, or not of the same form.
         """
         if self._fields is not None:
-            num_rows = len(positions)
-            kept = self._forms.get(num_rows)
-            if kept is None:
-                if len(self._forms) >= _FORMS_KEPT:
-                    self._forms.clear()
-                self._forms[num_rows] = kept = Form(self._fields, num_rows), np.arange(num_rows)
-            batch = kept[0].taken(empty)
-            self.fill(positions, batch, kept[1])
-            return batch
+            return self._filled(positions, empty)
         if not self._gathers:
             return NotImplemented
         numbers = in_range(positions, self._size, what="the mixture")
         keys, places = self._looked_up(numbers)
-        parts = [(rows, self._view(key).__getbatch__(places[rows], np.empty)) for key, rows in _groups(keys)]
+        parts = []
+        for key, rows in _groups(keys):
+            with self._drawing(key):
+                parts.append((rows, self._view(key).__getbatch__(places[rows], np.empty)))
         whole = scattered(parts, len(numbers), empty)
         if whole is NotImplemented or self.label is None:
             return whole
@@ -348,6 +432,18 @@ class Mixture:
             whole[name] = empty(values.shape, values.dtype)
             whole[name][...] = values
         return whole
+
+    def _filled(self, positions: Positions, empty: Empty) -> dict[str, NDArray[Any]]:
+        assert self._fields is not None
+        num_rows = len(positions)
+        kept = self._forms.get(num_rows)
+        if kept is None:
+            if len(self._forms) >= _FORMS_KEPT:
+                self._forms.clear()
+            self._forms[num_rows] = kept = Form(self._fields, num_rows), np.arange(num_rows)
+        batch = kept[0].taken(empty)
+        self.fill(positions, batch, kept[1])
+        return batch
 
     def describe(self, position: int) -> str:
         """Return where a sample comes from."""
@@ -367,7 +463,7 @@ class Mixture:
             "number": number,
             "counts": self.counts(number),
             "sources": {part.name: part.identity() for part in self._parts},
-            "phases": [phase.told() for phase in self.phases if phase.start <= number],
+            "phases": [phase.told() for phase in self.phases],
         }
 
     def resumed(self, state: Any) -> Mixture:
@@ -400,8 +496,8 @@ class Mixture:
             refusal = StateMismatch(changed)
             refusal.add_note("with mix(..., changes=True) the new ones hold from where the state was taken on")
             raise refusal
-        parts = [ours[name] if name in ours else _gone(name, identities[name]) for name in identities]
-        parts += [part for name, part in ours.items() if name not in identities]
+        # numbered as here, whatever they were before; those that have left come behind
+        parts = [*ours.values(), *(_gone(name, identities[name]) for name in identities if name not in ours)]
         options: dict[str, Any] = {"label": self.label, "changes": self.changes, "epoch": epoch}
         old = Mixture(tuple(parts), before, phases=phases, **options)
         if {name: count for name, count in old.counts(number).items() if name in counts} != counts:
@@ -432,6 +528,16 @@ class Mixture:
             self._views[key] = view
         return view
 
+    def _drawing(self, key: int) -> AbstractContextManager[Any]:
+        """Let `rng(position)` be another generator in every source, and in each epoch of one."""
+        # What is not loaded yet, nobody draws from. It lies in a room further down, which cannot be imported here.
+        randomness = None if self.is_pure else sys.modules.get("stoker.engine.randomness")
+        if randomness is None:
+            return _NO_DRAWS
+        epoch, source = divmod(key, len(self._parts))
+        strand: AbstractContextManager[Any] = randomness.strand(derived_key(self._parts[source].seed, epoch))
+        return strand
+
     def _placed(self, numbers: Indices) -> tuple[Indices, Indices]:
         """Return the keys of samples (epoch of the source * number of sources + source), and the positions in it."""
         sources, drawn = self.blend.at(numbers)
@@ -456,7 +562,8 @@ class Mixture:
             return ahead.keys[at:stop], ahead.places[at:stop]
         is_next = stride == ahead.stride and 0 <= at <= 2 * known + 16 * count
         size = min(MOST_AHEAD, 2 * known) if is_next else 0
-        if stride < 1 or size <= count:
+        # what is behind the latest change of terms may be of a source that has left
+        if stride < 1 or size <= count or self._first + low < self.phases[-1].start:
             looked_up = positions
         else:
             looked_up = np.arange(low, min(low + size * stride, self._size), stride, dtype=np.int64)
@@ -508,8 +615,37 @@ class _Ahead(NamedTuple):
     places: Indices
 
 
+class _Others(Sequence[int]):
+    """Positions of one source's samples, found when they are asked for."""
+
+    def __init__(self, blend: Blend, source: int, numbers: range, first: int) -> None:
+        self._blend, self._source, self._numbers, self._first = blend, source, numbers, first
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self._blend.find(self._source, self._numbers[at])
+        assert found is not None
+        return found - self._first
+
+
+_NO_DRAWS = nullcontext()
 _NONE = np.empty(0, np.int64)
 _NOTHING = _Ahead(0, 1, _NONE, _NONE, _NONE)
+
+
+def _form(sample: Any) -> Any:
+    if isinstance(sample, dict | Mapping):
+        return sample.keys()
+    return len(sample) if isinstance(sample, tuple | list) else None
+
+
+def _worded(sample: Any) -> str:
+    if isinstance(sample, Mapping):
+        return f"tables of {', '.join(sorted(map(repr, sample)))}"
+    name = type(sample).__name__
+    return f"{name}s of {len(sample)}" if isinstance(sample, tuple | list) else f"of type {name}"
 
 
 def _groups(keys: Indices) -> list[tuple[int, Indices]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.compose.fields import Fields
 from stoker.errors import ArgumentError
-from stoker.plan import Order, derived_key
+from stoker.plan import Order, Sequential, derived_key
 from stoker.plan.order import Indices, told
 
 GROWING = frozenset({"cu_seqlens"})
@@ -98,8 +98,9 @@ def parts_of(datasets: Mapping[str, Any], *, order: Order, seed: int) -> tuple[P
         if not length:
             raise ArgumentError(f"source {name!r} is empty", hint="leave it out, or check its path")
         key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
+        own = Sequential() if getattr(dataset, "owns_order", False) else order
         # 63 bits, so that a state in JSON can be read by anything
-        parts.append(Part(name=name, dataset=dataset, length=length, order=order, seed=derived_key(seed, key) >> 1))
+        parts.append(Part(name=name, dataset=dataset, length=length, order=own, seed=derived_key(seed, key) >> 1))
     return tuple(parts)
 
 
@@ -120,20 +121,24 @@ def tokens_in(name: str, dataset: Any) -> Fraction:
 
 def check_alike(parts: Sequence[Part], *, force: bool) -> None:
     """Refuse sources whose samples should not, or cannot, be in one batch."""
-    kinds = {"the tokens' type": _stored_dtype, "the tokenizer": _tokenizer}
+    kinds = {
+        "the tokens' type": _stored_dtype,
+        "the tokenizer": _tokenizer,
+        "the label that is ignored": _ignored,
+    }
     for what, kind in kinds.items():
         known = [(part.name, found) for part in parts if (found := kind(part.dataset)) is not None]
         for name, found in known[1:]:
             if found != known[0][1] and not force:
                 raise ArgumentError(
                     f"{what} is {known[0][1]} in source {known[0][0]!r} and {found} in source {name!r}",
-                    hint="prepare both with the same tokenizer, or pass force=True if they fit together all the same",
+                    hint="make both in the same way, or pass force=True if they fit together all the same",
                 )
 
 
 def common_fields(parts: Sequence[Part]) -> Fields | None:
     """Return the fields of a row of the mixture, if every source can fill its rows of a batch; otherwise None."""
-    if not all(hasattr(part.dataset, "fields") and hasattr(part.dataset, "fill") for part in parts):
+    if not all(getattr(part.dataset, "fields", None) and hasattr(part.dataset, "fill") for part in parts):
         return None
     first = parts[0]
     common = dict(first.dataset.fields())
@@ -159,6 +164,12 @@ def common_fields(parts: Sequence[Part]) -> Fields | None:
 
 def _stored_dtype(dataset: Any) -> Any:
     return getattr(dataset, "stored_dtype", None)
+
+
+def _ignored(dataset: Any) -> Any:
+    if getattr(dataset, "across", False):
+        return None  # every token has a next one
+    return getattr(getattr(dataset, "settings", dataset), "ignored", None)
 
 
 def _tokenizer(dataset: Any) -> Any:

@@ -92,15 +92,15 @@ def pack(
     _check_choices(length=length, strategy=strategy, window=window, long=long, blocks=blocks)
     documents = documents_of(source, column)
     settings = Settings(
-        length=length,
+        length=int(length),
         strategy=strategy,
-        window=window,
+        window=None if window is None else int(window),
         long=long,
         seed=_whole(seed, "seed"),
         dtype=_token_type(documents, dtype),
         pad=_pad(documents) if pad is None else _whole(pad, "pad"),
         ignored=_whole(ignored, "ignored"),
-        blocks=blocks,
+        blocks=None if blocks is None else int(blocks),
     )
     limits = np.iinfo(settings.dtype)
     for name, number in (("ignored", settings.ignored), ("pad", settings.pad)):
@@ -111,7 +111,10 @@ def pack(
             )
     if not documents.num_values:
         raise ArgumentError("there are no tokens to pack: the source is empty", hint="check its path")
-    return Packed(documents, settings, _shelf(documents, settings, cache))
+    packed = Packed(documents, settings, _shelf(documents, settings, cache))
+    if not len(packed):
+        raise ArgumentError("there are no tokens to pack: all documents are empty", hint="check their borders")
+    return packed
 
 
 def _check_choices(*, length: Any, strategy: Any, window: Any, long: Any, blocks: Any) -> None:
@@ -146,7 +149,12 @@ def _token_type(documents: Documents, dtype: DTypeLike | None) -> np.dtype[Any]:
     stored = documents.dtype
     if stored.kind not in "iu":
         raise ArgumentError(f"values of {stored} are not tokens", hint="tokens are whole numbers")
-    wanted = stored.newbyteorder("=") if dtype is None else np.dtype(dtype)
+    try:
+        wanted = stored.newbyteorder("=") if dtype is None else np.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentError(
+            f"dtype={dtype!r} is not known", hint="use int64, or None for the type as stored"
+        ) from error
     # Of 32 bits and more, signed will do for unsigned: no vocabulary needs the last bit.
     is_wide = wanted.itemsize >= max(4, stored.itemsize)
     if wanted.kind not in "iu" or not (is_wide or np.can_cast(stored, wanted)):
@@ -158,7 +166,8 @@ def _token_type(documents: Documents, dtype: DTypeLike | None) -> np.dtype[Any]:
 
 def _pad(documents: Documents) -> int:
     tokenizer = _meta(documents).get("tokenizer")
-    return (tokenizer.get("end_of_document") if isinstance(tokenizer, dict) else None) or 0
+    end = tokenizer.get("end_of_document") if isinstance(tokenizer, dict) else None
+    return end if type(end) is int else 0
 
 
 def _meta(documents: Documents) -> dict[str, Any]:
@@ -174,6 +183,8 @@ def _shelf(documents: Documents, settings: Settings, cache: Any) -> Shelf:
         if isinstance(documents, Stretch):
             folder, is_own = documents.path / PACKS, True
     elif cache is not False:
+        if not isinstance(cache, (str, os.PathLike)):
+            raise ArgumentError(f"cache={cache!r} is not a folder", hint="pass its path, or True or False")
         folder = Path(cache).absolute()
         if not isinstance(fingerprint, str):
             raise ArgumentError(
@@ -364,11 +375,14 @@ class Packed:
 
     def spans(self, positions: Positions) -> Spans:
         """Return which stretches of which documents are in the rows at `positions`."""
-        numbers: Any = positions
+        return self._rows.spans(self._numbers(positions), self._epoch)
+
+    def _numbers(self, positions: Any) -> NDArray[np.int64]:
+        """Return the numbers of rows, which are there."""
         is_plain = type(positions) is np.ndarray and positions.dtype == np.int64 and positions.ndim == 1
-        if not (is_plain and len(positions) and int(numbers.view(np.uint64).max()) < self._size):
-            numbers = in_range(positions, self._size, what="the packed rows")
-        return self._rows.spans(numbers, self._epoch)
+        if is_plain and len(positions) and int(positions.view(np.uint64).max()) < self._size:
+            return positions  # type: ignore[no-any-return]
+        return in_range(positions, self._size, what="the packed rows")
 
     def documents(self, row: int) -> list[Span]:
         """Return what is in one row, from its first column on."""
@@ -419,8 +433,7 @@ class Packed:
 
         `cu_seqlens` may be wider than here.
         """
-        spans = self.spans(positions)
-        flat, elements = self._documents.spans(spans.begins, spans.sizes + spans.has_next)
+        spans, flat, elements = self._rows.placed(self._numbers(positions), self._epoch)
         cu_seqlens = batch["cu_seqlens"]
         fill_rows(
             flat,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,12 @@ from stoker.compose.documents import Documents
 from stoker.compose.layout import Facts, Layout, Numbers
 from stoker.compose.spans import Span, Spans
 from stoker.errors import DataError
+from stoker.native import Finder, Parts
 from stoker.plan.mixing import derived_key
 from stoker.plan.packing import rotations
 
 Indices = NDArray[np.int64]
+Kept = TypeVar("Kept")
 
 MOST_KEPT = 1 << 18
 """Slots for which all that is known of them in an epoch is kept together, for a quicker look: 12 MiB. Where there are
@@ -33,6 +35,10 @@ class Rows(Protocol):
 
     def spans(self, rows: Indices, epoch: int) -> Spans:
         """Return what is in some rows, which are there."""
+        ...
+
+    def placed(self, rows: Indices, epoch: int) -> tuple[Spans, NDArray[Any], Indices]:
+        """Return the same, memory in which all their tokens are, checked, and where in it each span begins."""
         ...
 
     def find(self, document: int, epoch: int) -> list[Span]:
@@ -58,6 +64,7 @@ class FittedRows:
         self._seed, self._renewed = seed, renewed
         self._layout, self.facts = layout, layout.facts
         self._tables: dict[int, Indices] = {}
+        self._finders: dict[int, tuple[Finder, NDArray[Any]]] = {}
         self._numbers = np.arange(4096)
 
     def _known(self, slots: Indices, epoch: int) -> Indices:
@@ -65,16 +72,52 @@ class FittedRows:
 
         The base is the epoch's: moved on by the class's rotation.
         """
-        table = self._tables.get(epoch)
+        table = self._table(epoch)
         if table is None:
-            if len(self._layout.slots) > MOST_KEPT:
-                return self._put_together(self._layout.slots.take(slots, 0), epoch)
-            table = self._put_together(self._layout.slots, epoch)
-            kept = dict(list(self._tables.items())[1 - _EPOCHS_KEPT :])
-            self._tables = {**kept, epoch: table}  # at once: another thread may be looking
+            return self._put_together(self._layout.slots.take(slots, 0), epoch)
         return table.take(slots, 0)
 
+    def _table(self, epoch: int) -> Indices | None:
+        """Return the same for all slots; None if they are too many."""
+        table = self._tables.get(epoch)
+        if table is None and len(self._layout.slots) <= MOST_KEPT:
+            table = self._put_together(self._layout.slots, epoch)
+            self._tables = _with(self._tables, epoch, table)
+        return table
+
+    def _finder(self, epoch: int) -> tuple[Finder, NDArray[Any]] | None:
+        """Return what looks spans up in C, and the memory of the tokens.
+
+        None unless all tables are in memory, or in files that are mapped, and will stay there.
+        """
+        found = self._finders.get(epoch)
+        if found is None:
+            layout = self._layout
+            lists = (layout.order, layout.pieces, self._documents)
+            order, pieces, values = (_parts(numbers, "parts") for numbers in lists)
+            offsets = _parts(self._documents, "offset_parts")
+            if order is None or pieces is None or values is None or offsets is None:
+                return None
+            table = self._table(epoch)
+            if table is None:
+                return None
+            finder = Finder(
+                layout.row_starts,
+                layout.slot_starts,
+                table,
+                order=order,
+                pieces=pieces,
+                offsets=offsets,
+                values=values,
+                length=self._length,
+                is_cut=self._is_cut,
+            )
+            found = finder, values.flat
+            self._finders = _with(self._finders, epoch, found)
+        return found
+
     def _put_together(self, slots: NDArray[Any], epoch: int) -> Indices:
+        slots = slots.astype(np.int64, copy=False)  # unsigned numbers of 64 bits and signed ones would make floats
         of_class = self._layout.classes.take(slots[:, 0], 0)
         known = np.empty((len(slots), 6), np.int64)
         known[:, 0] = (slots[:, 1] + self._rotations(of_class, epoch)) % of_class[:, 1]
@@ -95,12 +138,26 @@ class FittedRows:
         try:
             return numbers.take(places).astype(np.int64)
         except DataError:
-            self._layout = self._renewed()
+            self._layout, self._finders = self._renewed(), {}
             numbers = getattr(self._layout, name)
             return numbers.take(places).astype(np.int64)
 
     def spans(self, rows: Indices, epoch: int) -> Spans:
         """Return what is in some rows."""
+        finder = self._finder(epoch)
+        found = None if finder is None else finder[0](rows)
+        return self._looked_up(rows, epoch) if found is None else Spans(*found[:6])
+
+    def placed(self, rows: Indices, epoch: int) -> tuple[Spans, NDArray[Any], Indices]:
+        """Return what is in some rows, and where it lies."""
+        finder = self._finder(epoch)
+        found = None if finder is None else finder[0](rows)
+        if finder is None or found is None:
+            return _placed(self._documents, self._looked_up(rows, epoch))
+        return Spans(*found[:6]), finder[1], found.elements
+
+    def _looked_up(self, rows: Indices, epoch: int) -> Spans:
+        """Return what is in some rows, by NumPy: the definition of it. What is not seen yet is checked now."""
         layout = self._layout
         sections = layout.row_starts.searchsorted(rows, "right")
         slot_ends = layout.slot_starts.take(sections)
@@ -126,6 +183,7 @@ class FittedRows:
         begins, whole = self._documents.bounds(documents)
         sizes = known[:, 4].copy()
         offsets = whole - sizes
+        least = int(offsets.min()) if num_spans else 0
         has_next = np.zeros(num_spans, np.bool_)
         full = (sizes == self._length).nonzero()[0]
         if full.size:
@@ -133,10 +191,18 @@ class FittedRows:
                 of_full = known[full]
                 pieces = self._taken("pieces", places[full] - of_full[:, 2] + of_full[:, 5])
                 pieces *= self._length
-                has_next[full] = offsets[full] > pieces
+                ahead = offsets[full] - pieces
+                least = min(least, int(ahead.min()))
+                has_next[full] = ahead > 0
                 offsets[full] = pieces
             else:
                 offsets[full] = 0
+        # A row that is not the plan's would be wrong without a word: a class has the ends of documents of its length.
+        if least < 0 or (offsets % self._length if self._is_cut else offsets).any():
+            raise DataError(
+                "the plan of packed rows is not one of these documents: their lengths are others\n"
+                "hint: remove the folder that the plan is kept in, .packs beside a store"
+            )
         return Spans(starts, documents, offsets, sizes, begins + offsets, has_next)
 
     def find(self, document: int, epoch: int) -> list[Span]:
@@ -221,6 +287,10 @@ class LaidRows:
             here, sizes = here[is_there], sizes[is_there]
         return Spans(starts, documents, here - document_begins, sizes, here, here + sizes < document_ends)
 
+    def placed(self, rows: Indices, epoch: int) -> tuple[Spans, NDArray[Any], Indices]:
+        """Return what is in some rows, and where it lies."""
+        return _placed(self._documents, self.spans(rows, epoch))
+
     def find(self, document: int, epoch: int) -> list[Span]:  # noqa: ARG002
         """Return where a document is."""
         begins, sizes = self._documents.bounds(np.array([document]))
@@ -232,3 +302,20 @@ class LaidRows:
             found.append(Span(row, document, at - begin, column, stop))
             at += stop - column
         return found
+
+
+def _placed(documents: Documents, spans: Spans) -> tuple[Spans, NDArray[Any], Indices]:
+    return spans, *documents.spans(spans.begins, spans.sizes + spans.has_next)
+
+
+def _parts(numbers: Any, name: str) -> Parts | None:
+    """Return where numbers lie that are in memory, or say so themselves."""
+    if type(numbers) is np.ndarray:
+        return Parts.of(numbers)
+    parts: Callable[[], Parts | None] | None = getattr(numbers, name, None)
+    return None if parts is None else parts()
+
+
+def _with(kept: dict[int, Kept], epoch: int, new: Kept) -> dict[int, Kept]:
+    """Return what is kept for epochs, as another table: another thread may be looking."""
+    return {**dict(list(kept.items())[1 - _EPOCHS_KEPT :]), epoch: new}

@@ -87,7 +87,7 @@ class Shelf:
         try:
             shutil.rmtree(path, ignore_errors=True)  # half written, or damaged
             written(path, layout, meta={"pack": {"depends_on": self._depends_on, "facts": layout.facts.to_json()}})
-        except (OSError, ArgumentError) as error:
+        except (OSError, ArgumentError, DataError) as error:  # DataError: somebody removed what was being written
             shutil.rmtree(path, ignore_errors=True)
             return self._only_planned(lambda: layout, error)
         if self._is_own:
@@ -115,6 +115,7 @@ class Shelf:
             if meta["depends_on"] != self._depends_on:
                 return None
             layout = read(store, Facts.from_json(meta["facts"]))
+            layout.check(self._depends_on["length"], is_laid=self._depends_on["strategy"] == "concat")
             if is_thorough:
                 for name in ("order", "pieces"):
                     whole(store, name)

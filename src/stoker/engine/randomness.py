@@ -16,10 +16,12 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 _MASK = (1 << 64) - 1
+_ODD = 0x9E3779B97F4A7C15
 
 
 class _Local(threading.local):
     context: SampleContext | None = None
+    strand: int = 0
 
 
 _local = _Local()
@@ -78,6 +80,23 @@ def entered(context: SampleContext | None) -> SampleContext | None:
     return previous
 
 
+class strand:  # noqa: N801  # a context manager, and as a class a quick one
+    """Inside, `rng(position)` is of this strand: one of several datasets, each with a position of that number."""
+
+    __slots__ = ("_before", "_key")
+
+    def __init__(self, key: int) -> None:
+        self._key = key & _MASK
+
+    def __enter__(self) -> None:
+        self._before = _local.strand
+        # a mixture may be in a mixture
+        _local.strand = (self._before * _ODD + self._key) & _MASK
+
+    def __exit__(self, *_: object) -> None:
+        _local.strand = self._before
+
+
 @contextmanager
 def sample_context(position: Any, *, epoch: int = 0, seed: int = 0) -> Iterator[Generator]:
     """Read one sample as a loader would: inside, `stoker.rng()` gives that sample's generator.
@@ -111,5 +130,5 @@ def rng(position: Any = None) -> Generator:
         return np.random.default_rng()
     if position is None:
         return context.generator()
-    counter = np.array([0, 0, context.epoch & _MASK, key_of(position)], dtype=np.uint64)
+    counter = np.array([0, _local.strand, context.epoch & _MASK, key_of(position)], dtype=np.uint64)
     return Generator(Philox(key=context.seed & _MASK, counter=counter))

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
+from stoker.compose.contents import Content, contents
 from stoker.compose.mixed import Mixture
 from stoker.deliver import CudaPageLock, Delivery, Normalize, To, Widening, checked_device
 from stoker.engine.errand import Staff
@@ -27,7 +28,7 @@ from stoker.engine.ring import Ring
 from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
 from stoker.engine.worker import Job
-from stoker.errors import StateError, StateMismatch, StateUnreadable
+from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable
 from stoker.loader.arguments import check_arguments, check_expected, length_of
 from stoker.loader.course import Course
 from stoker.loader.finding import Found, places
@@ -230,7 +231,7 @@ class DataLoader(TorchDataLoader[T_co]):
             if self._progress is not None:
                 progress.go_on_from(self._progress)
         if self._mixture is not None:
-            self._mixture.in_epoch(progress.epoch)  # refuses an epoch that there is not, here and not in a worker
+            self._check_epoch(self._mixture, progress)
         self._num_iterations += 1
         if isinstance(progress, StreamProgress):
             progress.iteration = self._num_iterations
@@ -305,6 +306,18 @@ class DataLoader(TorchDataLoader[T_co]):
         course = self._course
         return places(course.dataset, course.plan, number, epoch=epoch, num_ranks=course.num_ranks, source=source)
 
+    def contents(self, step: int) -> list[Content]:
+        """Return what is in a step, of all ranks: the positions, and of packed rows the documents, with their sources.
+
+        Steps are those of this loader's plan; after a resume with another batch size, those since then.
+        """
+        if not self._is_planned:
+            raise StateError(
+                "what is in a step is known only without a sampler or stream\nhint: let the loader have the order"
+            )
+        course = self._course
+        return list(contents(course.dataset, course.plan, step, range(course.num_ranks), course.num_ranks))
+
     @property
     def counts(self) -> dict[str, int]:
         """How many samples each source of a mixture has given, up to what was yielded last and over all ranks."""
@@ -364,7 +377,14 @@ class DataLoader(TorchDataLoader[T_co]):
         course = self._course
         before, dataset = course.following, course.dataset
         if mixture is not None:  # as it was when the state was taken, or changed from there on
-            course.dataset = mixture.resumed(state.get("mixture"))
+            resumed = mixture.resumed(state.get("mixture"))
+            if state.get("ahead") and resumed.state(0, 0)["phases"] != state["mixture"]["phases"]:
+                raise StateError(
+                    "the state was taken with in_order=False while later batches had overtaken earlier ones, "
+                    "so the mixture can only go on as it was\n"
+                    "hint: resume as before, or save states with in_order=True"
+                )
+            course.dataset = resumed
             self._processes = None
         if self._is_stream or state["seed"] != course.drawn_seed:
             self._processes = None  # persistent workers have the seed, and the place in a stream, they had
@@ -449,7 +469,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _maker(self, pin: Callable[[Any], Any] | None) -> MapMaker | StreamMaker:
         own = self._own_collate if self._auto_collation else self.collate_fn
-        finish = Finisher(own, is_batched=self._auto_collation, pin=pin)
+        finish = Finisher(own, is_batched=self._auto_collation, pin=pin, mixture=self._mixture)
         seed, policy, loan = self._course.seed, self.ledger.policy, self._loan
         if self._is_stream:
             return StreamMaker(self.dataset, finish, self._setting, seed=seed, policy=policy, loan=loan)
@@ -470,7 +490,7 @@ class DataLoader(TorchDataLoader[T_co]):
         )
 
     def _engine(self, progress: Progress) -> Engine[Made | Ended]:
-        recipes = Unfailing(progress.recipes())
+        recipes = Unfailing(self._readable(progress))
         pin = self._pin()
         if self.num_workers:
             if pin is not None and pin.device is None:
@@ -492,6 +512,30 @@ class DataLoader(TorchDataLoader[T_co]):
             timeout=self.timeout,
             draws=self._is_stream,  # drawing from a stream is the work
         )
+
+    def _readable(self, progress: Progress) -> Iterator[Any]:
+        """Return the recipes; what only fills up a batch is not of a source that a mixture no longer has."""
+        mixture = self._mixture
+        if mixture is None or len(mixture.sources) == len(mixture.names):
+            return progress.recipes()
+        view = mixture.in_epoch(progress.epoch)
+        return (
+            recipe if recipe.padding is None else recipe._replace(positions=view.filling(recipe.positions))
+            for recipe in progress.recipes()
+        )
+
+    @staticmethod
+    def _check_epoch(mixture: Mixture, progress: Progress) -> None:
+        """Refuse an epoch that there is not, or not like this: here, and not in a worker."""
+        assert isinstance(progress, PlanProgress)
+        length = len(mixture.in_epoch(progress.epoch))
+        if length != progress.plan.num_samples:
+            raise ArgumentError(
+                f"epoch {progress.epoch} of the mixture has {length} samples; since its terms changed, epochs have "
+                f"{progress.plan.num_samples}",
+                hint="load a state of that time to go back to it",
+            )
+        mixture.check_readable(progress.epoch, progress.ordinal)
 
     def _workers(self, progress: Progress, *, locks: bool) -> Processes[Made | Ended]:
         if self._ring is not None and self._ring.is_foreign:

@@ -51,6 +51,8 @@ def places(dataset: Any, plan: Plan, number: int, *, epoch: int, num_ranks: int,
             if sample is None:
                 continue
             when, position = mixture.place(sample)
+        if when < plan.origin.epoch:  # it came before this plan, which may have other lengths
+            continue
         place = plan.find(position, epoch=when, num_ranks=num_ranks)
         if place is not None:
             found.append(Found(when, place.step, place.rank, place.row, columns, place.is_skipped))

@@ -76,8 +76,17 @@ def posted(made: Made | Ended) -> tuple[Any, bytes]:
 class Finisher:
     """The last two stages: samples to a batch, the batch to page-locked memory."""
 
-    def __init__(self, collate_fn: Callable[[Any], Any] | None, *, is_batched: bool, pin: Callable[[Any], Any] | None):
+    def __init__(
+        self,
+        collate_fn: Callable[[Any], Any] | None,
+        *,
+        is_batched: bool,
+        pin: Callable[[Any], Any] | None,
+        mixture: Any = None,
+    ):
         self.collate_fn, self.is_batched, self.pin = collate_fn, is_batched, pin
+        self._mixture = mixture if collate_fn is None and is_batched else None
+        """Where samples come from several datasets, and the loader puts them together."""
         self._collate: Callable[[Any], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -95,6 +104,8 @@ class Finisher:
         if collate is None:
             self._collate = collate = self.collate_fn or plain_collate()
         try:
+            if self._mixture is not None:
+                self._mixture.in_epoch(recipe.epoch).check_forms(_listed_positions(recipe), samples)
             batch = collate(samples if self.is_batched else samples[0])
         except StopIteration as error:
             raise _noted(EarlyStop("the collate function"), f"while collating {listed(recipe)}") from error
@@ -256,12 +267,15 @@ class MapMaker:
         else:  # a sampler may keep to a part of the data, such as a split: keep to what it has chosen
             others = [other for other in _listed_positions(recipe) if other != position]
         dataset = self.dataset_in(recipe.epoch)
+        instead = getattr(dataset, "instead", None)
+        if self.owns_order and callable(instead):  # a mixture, whose shares must stay what they are
+            others = dataset.others(position)
         for attempt in range(MAX_REPLACEMENTS if others else 0):
             other = others[derived_key(self.seed, recipe.epoch, key_of(position), attempt) % len(others)]
             walk = iter([other])
             previous = entered(SampleContext(self.seed, recipe.epoch, [other], walk))
             try:
-                sample = dataset[next(walk)]
+                sample = instead(position, next(walk)) if callable(instead) else dataset[next(walk)]
             except Exception:
                 continue
             finally:

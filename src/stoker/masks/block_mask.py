@@ -33,7 +33,7 @@ def flex(batch: Batch | Tensor, *, blocks: int | None = None) -> BlockMask:
         size = _size(length, tables["kv_num_blocks"].shape[-1], blocks)
     else:
         size = DEFAULT_SIZE if blocks is None else blocks
-        if size < 2 or size & (size - 1):
+        if not isinstance(size, int) or size < 2 or size & (size - 1):
             raise ArgumentError(f"blocks={size} is no size for blocks of attention", hint="pass a power of two")
         tables = _computed(ids, size)
     return BlockMask(

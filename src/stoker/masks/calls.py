@@ -74,7 +74,7 @@ def nested(values: Tensor, batch: Batch | Tensor, *, max_seqlen: int | None = No
 
 def _flat(batch: Batch | Tensor, length: int | None, max_seqlen: int | None) -> tuple[Tensor, int]:
     """Return the borders of all rows one after the other, [B * M + 1], and a bound on the length of spans."""
-    borders = field(batch, "cu_seqlens")
+    borders = field(batch, "cu_seqlens").to(torch.int32)  # what they are, unless somebody widened them
     if isinstance(batch, Mapping):
         length = field(batch, "document_ids").shape[-1]
         if max_seqlen is None and "max_seqlen" in batch:

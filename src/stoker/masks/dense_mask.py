@@ -21,12 +21,12 @@ def dense(batch: Batch | Tensor) -> Tensor:
 
 
 def from_eos(tokens: Tensor, eos_id: int) -> Tensor:
-    """Return the mask [B, T, T] of rows of tokens that were packed elsewhere and have no ids.
+    """Return the mask [B, 1, T, T] of rows of tokens that were packed elsewhere and have no ids.
 
     A document ends with its `eos_id` and includes it. Where an end token also fills up rows, each one of the padding
     counts as a document of its own, and sees itself.
     """
-    return _causal(document_ids_from_eos(field(tokens, "tokens"), eos_id))
+    return _causal(document_ids_from_eos(field(tokens, "tokens"), eos_id)).unsqueeze(1)
 
 
 def _causal(ids: Tensor) -> Tensor:

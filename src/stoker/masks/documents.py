@@ -14,18 +14,19 @@ Batch: TypeAlias = Mapping[str, Any]
 """The fields of packed rows, by name."""
 
 
-def document_ids_from_eos(tokens: Tensor, eos_id: int) -> Tensor:
+def document_ids_from_eos(tokens: Batch | Tensor, eos_id: int) -> Tensor:
     """Return the number of each token's document in its row, 0, 1, 2, ..., int32, in the shape of `tokens`.
 
     A document ends with its `eos_id` and includes it. What follows the last one is a document, too.
     """
-    ends = (tokens == eos_id).to(torch.int32)
+    ends = (given(tokens, "tokens") == eos_id).to(torch.int32)
     return ends.cumsum(-1, dtype=torch.int32) - ends
 
 
-def positions_from_ids(document_ids: Tensor) -> Tensor:
+def positions_from_ids(document_ids: Batch | Tensor) -> Tensor:
     """Return each column's position in its document, int32: it restarts at 0 wherever the id changes."""
-    return columns(document_ids) - starts(document_ids)
+    ids = given(document_ids, "document_ids")
+    return columns(ids) - starts(ids)
 
 
 def starts(document_ids: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def columns(rows: Tensor) -> Tensor:
 
 def field(batch: Batch | Tensor, name: str, *, num_dims: int = 2) -> Tensor:
     """Return a field of a batch, or the tensor itself, with the dimension of the batch in front if it lacks it."""
-    values = tensor(batch, name) if isinstance(batch, Mapping) else torch.as_tensor(batch)
+    values = given(batch, name)
     if values.ndim == num_dims - 1:
         values = values.unsqueeze(0)
     if values.ndim != num_dims:
@@ -52,6 +53,11 @@ def field(batch: Batch | Tensor, name: str, *, num_dims: int = 2) -> Tensor:
             hint=f"pass a batch of stoker.pack(...), or its {name!r} of {num_dims} dimensions",
         )
     return values
+
+
+def given(batch: Batch | Tensor, name: str) -> Tensor:
+    """Return a field of a batch, or the tensor itself, in the shape it has."""
+    return tensor(batch, name) if isinstance(batch, Mapping) else torch.as_tensor(batch)
 
 
 def tensor(batch: Batch, name: str) -> Tensor:

@@ -8,5 +8,17 @@ from stoker.native.blocks import block_tables
 from stoker.native.library import told, without
 from stoker.native.rows import can_gather, fill_rows, gather_rows
 from stoker.native.sequence import apportion
+from stoker.native.spans import Finder, Found, Parts
 
-__all__ = ["apportion", "block_tables", "can_gather", "fill_rows", "gather_rows", "told", "without"]
+__all__ = [
+    "Finder",
+    "Found",
+    "Parts",
+    "apportion",
+    "block_tables",
+    "can_gather",
+    "fill_rows",
+    "gather_rows",
+    "told",
+    "without",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.errors import ArgumentError
 
-# In the order of native.h.
+# In the order of native.h, of which the last two are for those who call.
 _FAULTS = (
     ("", ""),
     ("there is no memory", ""),
@@ -17,6 +17,8 @@ _FAULTS = (
     ("the weights are negative, or their sum is not the period", "they say how many slots of the period each has"),
     ("the borders of row {row} do not go from 0 up to the length", "cu_seqlens repeats the length up to its end"),
 )
+
+NO_ROOM, UNFOUND = 10, 11
 
 
 def raise_fault(found: int) -> None:

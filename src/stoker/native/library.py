@@ -20,6 +20,7 @@ _LAYOUTS = {
     "gather_rows": "Pqq Pqq Pq Pq",
     "apportion": "Pq Pq",
     "block_tables": "Pqqqq Pq PPPPPPPP",
+    "find_spans": "PPqPq",
 }
 
 
@@ -30,6 +31,7 @@ class Library:
     gather_rows: Callable[..., int]
     apportion: Callable[..., int]
     block_tables: Callable[..., int]
+    find_spans: Callable[..., int]
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)

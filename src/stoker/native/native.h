@@ -34,6 +34,8 @@ enum {
     TOO_MANY,      /* a row has more spans than cu_seqlens has room for */
     BAD_WEIGHT,    /* weights are negative, or their sum is not the period */
     BAD_BORDERS,   /* cu_seqlens do not go from 0 to the length */
+    NO_ROOM,       /* there are more spans than room for them: no fault, and never raised, like the next */
+    UNFOUND,       /* a span is not where the tables say, or not known to be */
 };
 
 #define WRONG(what, row) ((int64_t)(row) << 4 | (what))

@@ -74,16 +74,32 @@ CLONED static void count_up(int32_t *to, int64_t count)
 
 /* ------------------------------------------------------------ rows */
 
-/* Rows and spans lie anywhere, and most of the time would go into waiting for memory. So what comes next is asked for
-   while what is there is written: of rows as much as is written at a time, a PIECE; of spans the first lines of the one
-   that is AHEAD spans further on. The processor's own foresight has the rest of long ones. */
-#define AHEAD 6
+/* Rows and spans lie anywhere, and most of the time would go into waiting for memory. So while a PIECE of what is there
+   is written, as much is asked for of what comes next: of rows the next one, of spans what is AHEAD bytes further on. */
 #define PIECE 128
-#define ASKED_BYTES 256
+#define AHEAD 8192
 
 static inline void ask_for(const char *from, int64_t num_bytes)
 {
-    for (int64_t at = 0; at < num_bytes && at < ASKED_BYTES; at += 64) __builtin_prefetch(from + at);
+    for (int64_t at = 0; at < num_bytes; at += 64) __builtin_prefetch(from + at);
+}
+
+/* Up to where spans were asked for. */
+struct asking {
+    int64_t span, at, due; /* which, bytes of it, and bytes that are to be asked for now */
+};
+
+static inline void ask_on(struct asking *asking, const char *flat, int64_t value_bytes, const int64_t *elements,
+                          const int64_t *sizes, int64_t num_spans)
+{
+    while (asking->due > 0 && asking->span < num_spans) {
+        const char *from = flat + elements[asking->span] * value_bytes + asking->at;
+        int64_t left = sizes[asking->span] * value_bytes - asking->at;
+        int64_t now = left < asking->due ? left : asking->due;
+        ask_for(from, now);
+        asking->due -= now, asking->at += now;
+        if (now == left) asking->span++, asking->at = 0;
+    }
 }
 
 struct filling {
@@ -139,6 +155,7 @@ EXPORTED int64_t stoker_fill_rows(const struct filling *given)
     }
 
     const copy_function to_tokens = copy_for(source, token_bytes), to_labels = copy_for(source, label_bytes);
+    struct asking asking = {row_starts[0], 0, AHEAD};
     for (int64_t r = 0; r < num_rows; r++) {
         int64_t begin = row_starts[r], end = row_starts[r + 1], column = 0;
         char *row_tokens = tokens ? tokens + rows[r] * length * token_bytes : NULL;
@@ -150,15 +167,17 @@ EXPORTED int64_t stoker_fill_rows(const struct filling *given)
         for (int64_t s = begin; s < end; s++) {
             int64_t size = sizes[s];
             const char *from = flat + elements[s] * value_bytes;
-            if (s + AHEAD < row_starts[num_rows])
-                ask_for(flat + elements[s + AHEAD] * value_bytes, sizes[s + AHEAD] * value_bytes);
             if (row_borders) row_borders[s - begin + 1] = (int32_t)(column + size);
             if (!size) continue;
-            if (row_tokens) to_tokens(from, row_tokens + column * token_bytes, size);
-            if (row_labels) {
-                to_labels(from + value_bytes, row_labels + column * label_bytes, size - !has_next[s]);
-                if (!has_next[s]) put(row_labels, label_bytes, column + size - 1, 1, ignored);
+            for (int64_t at = 0; at < size; at += PIECE) {
+                int64_t count = size - at < PIECE ? size - at : PIECE, place = column + at;
+                int64_t num_labels = count - (at + count == size && !has_next[s]);
+                asking.due += count * value_bytes;
+                ask_on(&asking, flat, value_bytes, elements, sizes, row_starts[num_rows]);
+                if (row_tokens) to_tokens(from + at * value_bytes, row_tokens + place * token_bytes, count);
+                if (row_labels) to_labels(from + (at + 1) * value_bytes, row_labels + place * label_bytes, num_labels);
             }
+            if (row_labels && !has_next[s]) put(row_labels, label_bytes, column + size - 1, 1, ignored);
             if (row_positions) count_up(row_positions + column, size);
             if (row_ids) put(row_ids, 4, column, size, s - begin);
             column += size;

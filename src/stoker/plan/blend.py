@@ -238,8 +238,9 @@ class Blend:
             if segment is None:
                 self._total = start
                 return False
-            self._segments.append(segment)
+            # in this order: a thread that sees the segment must find where it starts
             self._starts.append(start)
+            self._segments.append(segment)
             return True
 
     def _made(self, start: int, bases: Indices) -> Segment | None:

@@ -33,7 +33,7 @@ def exact(weight: Any, *, what: str = "the weight") -> Fraction:
     if isinstance(weight, Fraction):
         fraction = weight
     else:
-        is_number = isinstance(weight, Real | np.number) or type(weight).__name__ == "Decimal"
+        is_number = isinstance(weight, Real | np.integer | np.floating) or type(weight).__name__ == "Decimal"
         if isinstance(weight, bool | np.bool_) or not is_number:
             raise ArgumentError(f"{what} is {weight!r}, which is not a number", hint=hint)
         if not isfinite(weight):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.errors import ArgumentError, StaleSource
+from stoker.native import Parts
 from stoker.store.column import OFFSETS, Column
 from stoker.store.crops import IGNORED, Crops
 from stoker.store.expectation import check_expectations
@@ -397,6 +398,14 @@ class Stretch:
             raise ArgumentError("not all stretches are within a shard", hint="check their begins and sizes")
         files.seen(column, elements, sizes)
         return files.flat(column), elements
+
+    def parts(self) -> Parts | None:
+        """Return where the values lie, for functions in C; None where these cannot know that it was checked."""
+        return self._files.parts(self._column, self._value_starts)
+
+    def offset_parts(self) -> Parts | None:
+        """Return the same of where the samples of each shard begin, counted from the shard's first value."""
+        return self._files.parts(self._column + OFFSETS, self._files.starts)
 
     def documents_at(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which samples the values at these places belong to. All must be in range."""
