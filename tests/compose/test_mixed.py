@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import warnings
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -280,6 +281,24 @@ def test_a_mixture_can_be_mixed() -> None:
         assert np.array_equal(batch["tokens"][row], own["tokens"])
 
 
+def test_a_mixture_in_a_mixture_keeps_its_shares_and_may_be_of_anything() -> None:
+    inner = stoker.mix({"a": (A, 0.5), "b": (B, 0.5)}, stop="never")
+    outer = stoker.mix({"inner": (inner, 0.5), "c": (list(range(200, 210)), 0.5)}, stop=80)
+    counts = Counter(outer[at] // 100 for at in range(80))
+    assert counts == {0: 20, 1: 20, 2: 40}
+    assert outer.fields is None and outer.max_seqlen is None
+    pack = stoker.pack(documents(0, 30), length=64)
+    assert stoker.mix({"inner": (inner, 1), "pack": (pack, 1)}).max_seqlen == pack.max_seqlen
+
+
+def test_shares_that_are_rounded_by_much_are_told() -> None:
+    with pytest.warns(UserWarning, match="'rare' should give 1e-09 of the samples, and gives 1 in 1048576"):
+        stoker.mix({"rare": (A, 1e-9), "b": (B, 1)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stoker.mix({"a": (A, 1 / 3), "b": (B, 0.1234567891)})
+
+
 def test_mixtures_pickle_small_and_the_same() -> None:
     mixture = stoker.mix({"a": (A, 0.123456789), "b": (B, 0.8)}, stop=500)
     assert mixture.blend.segments(1)[0].quota.period > 2**15
@@ -391,6 +410,27 @@ def test_data_that_does_not_go_together_is_refused(tmp_path: Path) -> None:
         labelled[0]
 
 
+def test_there_is_nothing_before_the_beginning() -> None:
+    mixture = stoker.mix({"a": (A, 0.5), "b": (B, 0.5)}, stop=20)
+    for ask in (lambda: mixture.find("a", 1, -1), lambda: mixture.counts(-1), lambda: mixture.at(-1)):
+        with pytest.raises(ArgumentError, match="-1"):
+            ask()
+
+
+def test_a_schedule_that_leaves_nobody_says_so() -> None:
+    schedule = {0: {"a": 1}, 100: {"b": 1}}
+    with pytest.raises(ArgumentError, match="'b' is never seen whole: after 10 samples all that have a weight there"):
+        stoker.mix({"a": A, "b": B}, schedule=schedule, batch_size=1, limits={"a": 1}, stop="all_exhausted")
+
+
+def test_labels_that_are_ignored_must_be_the_same() -> None:
+    packs = [stoker.pack(documents(0, 30), length=64, ignored=ignored) for ignored in (-100, -1)]
+    sources = {"a": (packs[0], 0.5), "b": (packs[1], 0.5)}
+    with pytest.raises(ArgumentError, match="the label that is ignored is -100 in source 'a' and -1 in source 'b'"):
+        stoker.mix(sources)
+    assert stoker.mix(sources, force=True)
+
+
 def test_what_is_not_there_is_not_found() -> None:
     mixture = stoker.mix({"a": (A, 1), "b": (B, 1)}, limits={"a": 1}, stop=40)
     assert mixture.find("a", 3, epoch=1) is None
@@ -451,6 +491,8 @@ def test_a_damaged_state_is_refused() -> None:
         ("phases", [1]),
         ("sources", 3),
         ("number", "x"),
+        ("number", -1),
+        ("number", 2**63),
         ("counts", {"a": 1, "b": 19}),
     ):
         with pytest.raises(StateUnreadable):

@@ -261,6 +261,13 @@ def test_a_report_is_a_small_table() -> None:
     assert "2 documents (20.00 %)" in text
 
 
+def test_who_has_asked_for_all_rows_gets_few_as_cheaply_as_before() -> None:
+    packed = stoker.pack(np.ones((300_000, 1), np.uint16), 2)
+    assert len(packed.spans(range(len(packed))).documents) == 300_000
+    memory: Any = packed.spans([0]).documents.base
+    assert memory is None or memory.nbytes < 8 << 20
+
+
 def test_a_row_is_described_by_its_documents() -> None:
     packed = stoker.pack(DOCUMENTS, 8)
     assert packed.describe(1) == "document 4"

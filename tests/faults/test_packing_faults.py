@@ -261,6 +261,16 @@ def test_facts_that_cannot_be_are_not_believed(store: Store, counting: Counting,
     assert counting.count == 2
 
 
+@pytest.mark.parametrize("fact", ["num_rows", "most_documents", "max_documents", "max_seqlen"])
+def test_facts_of_a_plan_without_tables_are_not_believed_either(store: Store, fact: str) -> None:
+    packed = stoker.pack(store, LENGTH, strategy="concat")
+    path, meta = plan_of(packed), Store(plan_of(packed)).meta
+    meta["pack"]["facts"][fact] = 2**40
+    shutil.rmtree(path)
+    shelf.written(path, Layout.of(packed.facts), meta=meta)
+    assert stoker.pack(store.path, LENGTH, strategy="concat").facts == packed.facts
+
+
 @pytest.mark.parametrize("long", ["split", "truncate"])
 def test_a_plan_with_documents_of_other_lengths_gives_no_rows(store: Store, long: Any) -> None:
     packed = stoker.pack(store, LENGTH, long=long)

@@ -171,3 +171,24 @@ def plain(batch: Any) -> Any:
 def listed(loader: Any) -> list[Any]:
     """Return all batches as plain values."""
     return [plain(batch) for batch in loader]
+
+
+class KeyedMany(Numbers):
+    """Draws by position, many samples in one call."""
+
+    def __getitem__(self, position: int) -> Any:
+        return position, float(stoker.rng(position).normal())
+
+    def __getitems__(self, positions: list[int]) -> list[Any]:
+        return [self[position] for position in positions]
+
+
+class KeyedWhole(Numbers):
+    """Draws by position, a batch in one call."""
+
+    def __getitem__(self, position: int) -> Any:
+        return np.int64(position), np.float64(stoker.rng(position).normal())
+
+    def __getbatch__(self, positions: Any, empty: Any) -> list[Any]:
+        drawn = [stoker.rng(position).normal() for position in positions.tolist()]
+        return [np.array(positions), np.array(drawn)]

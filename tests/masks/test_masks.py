@@ -258,6 +258,22 @@ def test_a_single_row_is_a_batch_of_one_and_arrays_will_do() -> None:
     assert masks.flash(row)["cu_seqlens_q"].tolist() == row["cu_seqlens"].tolist()
 
 
+def test_ids_and_positions_are_made_of_batches_and_arrays_too() -> None:
+    tokens: Any = np.array([[5, 0, 7, 0, 9]], np.uint16)
+    ids = masks.document_ids_from_eos(tokens, 0)
+    assert ids.tolist() == [[0, 0, 1, 1, 2]]
+    assert torch.equal(masks.document_ids_from_eos({"tokens": tokens}, 0), ids)
+    forms: list[Any] = [ids, ids.numpy(), {"document_ids": ids}]
+    for given_ids in forms:
+        assert masks.positions_from_ids(given_ids).tolist() == [[0, 1, 0, 1, 0]]
+
+
+def test_borders_are_of_32_bits_also_where_they_were_widened() -> None:
+    for num_rows in (1, 2):
+        batch = {name: values[:num_rows].long() for name, values in PACKED.batch().items()}
+        assert masks.flash(batch)["cu_seqlens_q"].dtype == torch.int32
+
+
 def test_wrapping_given_tables_copies_nothing() -> None:
     batch = PACKED.batch()
     mask: Any = masks.flex(batch)
@@ -280,7 +296,11 @@ def test_what_cannot_be_is_refused() -> None:
         masks.flash(batch["cu_seqlens"])
     with pytest.raises(ArgumentError, match="32 bits"):
         masks.flash(batch["cu_seqlens"], length=2**30)
-    for size in (0, 1, 100):
+    sizes: list[Any] = [0, 1, 100]
+    for wrong in (2.0, "128"):
+        with pytest.raises(ArgumentError, match="power of two"):
+            masks.flex(batch["document_ids"], blocks=wrong)  # type: ignore[arg-type]
+    for size in sizes:
         with pytest.raises(ArgumentError, match="power of two"):
             masks.flex(batch["document_ids"], blocks=size)
         with pytest.raises(ArgumentError, match="power of two"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from fractions import Fraction
 from typing import Any
 
@@ -94,7 +95,9 @@ def test_weights_that_need_too_long_a_period_are_rounded_and_none_is_lost() -> N
     assert abs(Fraction(third[0], sum(third)) - exact(1 / 3) / (exact(1 / 3) + exact(2 / 3))) < Fraction(1, MAX_PERIOD)
 
 
-@pytest.mark.parametrize("weight", [0, -1, 0.0, -0.5, float("nan"), float("inf"), True, "0.5", None])
+@pytest.mark.parametrize(
+    "weight", [0, -1, 0.0, -0.5, float("nan"), float("inf"), True, "0.5", None, 1j, np.complex64(1)]
+)
 def test_what_is_no_weight_is_refused(weight: Any) -> None:
     with pytest.raises(ArgumentError, match="hint: give a positive number"):
         exact(weight)
@@ -147,3 +150,26 @@ def test_a_source_that_has_given_all_drops_out_and_the_others_share_its_place() 
     assert counts.tolist() == [[10, 5, 5], [10, 55, 55]]
     assert blend.find(0, 10) is None
     assert blend.total is None
+
+
+def test_a_thread_that_sees_a_segment_finds_where_it_starts() -> None:
+    weights = {"a": Fraction(1), "b": Fraction(1)}
+    blend = Blend("ab", [Regime(start=0, schedule=((0, weights),), caps={"a": 2})])
+    found: list[int] = []
+
+    class Watched(list[Any]):
+        """Another thread asks for a sample of the new segment while it is being made."""
+
+        def append(self, value: Any) -> None:
+            super().append(value)
+            asking = threading.Thread(target=lambda: found.append(int(blend.at(np.array([20]))[0][0])))
+            asking.start()
+            asking.join(0.1)  # it may have to wait for us
+            waiting.append(asking)
+
+    waiting: list[threading.Thread] = []
+    blend._segments, blend._starts = Watched(blend._segments), Watched(blend._starts)
+    assert blend.at(np.array([20]))[0].tolist() == [1]
+    for thread in waiting:
+        thread.join()
+    assert found == [1, 1]  # never a third one of "a"

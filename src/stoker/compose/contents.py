@@ -35,8 +35,12 @@ def contents(dataset: Any, plan: Plan, step: int, ranks: Iterable[int], num_rank
     """Yield what is in a step, for each of `ranks` row by row."""
     for rank in ranks:
         recipe = plan.recipe(step, rank, num_ranks)
-        is_padding = [False] * len(recipe.positions) if recipe.padding is None else recipe.padding.tolist()
-        for row, (number, pads) in enumerate(zip(recipe.positions.tolist(), is_padding)):
+        positions, is_padding = recipe.positions, [False] * len(recipe.positions)
+        if recipe.padding is not None:
+            is_padding = recipe.padding.tolist()
+            if isinstance(dataset, Mixture):
+                positions = dataset.in_epoch(recipe.epoch).filling(positions)
+        for row, (number, pads) in enumerate(zip(positions.tolist(), is_padding)):
             for source, epoch, position, rows in _resolved(dataset, recipe.epoch, number):
                 if not hasattr(rows, "documents"):
                     yield Content(rank, row, source, epoch, position, None, 0, None, pads)

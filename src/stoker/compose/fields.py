@@ -27,14 +27,19 @@ class Form:
         for name, (shape, dtype) in fields.items():
             self._places.append((name, (num_rows, *shape), dtype, at))
             at += -(-num_rows * math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-        self._num_bytes = at
+        self.num_bytes = at
+        self.places = {name: at for name, _, _, at in self._places}
+        """How many bytes of the memory lie before each field."""
 
     def taken(self, empty: Empty) -> dict[str, NDArray[Any]]:
         """Return arrays for a batch, not filled yet, out of one piece of memory from `empty`.
 
         One, because a slot may move when more is asked of it, and what was taken before must be written by then.
         """
-        memory = empty((self._num_bytes,), np.uint8)
+        return self.arrays(empty((self.num_bytes,), np.uint8))
+
+    def arrays(self, memory: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """Return the arrays for a batch in a piece of memory of `num_bytes`."""
         return {name: np.ndarray(shape, dtype, memory, at) for name, shape, dtype, at in self._places}
 
 

@@ -113,7 +113,9 @@ class Layout:
         """
         facts = self.facts
         if is_laid:
-            self._need(facts.num_rows == -(-facts.num_tokens // length))
+            self._need(facts.num_rows == -(-facts.num_tokens // length) and facts.max_seqlen <= length)
+            self._need(facts.min_documents <= facts.most_documents <= length)
+            self._need(facts.most_documents <= facts.max_documents <= facts.most_documents + 1)
             return
         rows, slots, classes = self.row_starts, self.slot_starts, self.classes
         is_whole = all(table.dtype == np.int64 for table in (rows, slots, classes))

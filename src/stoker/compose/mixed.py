@@ -256,6 +256,8 @@ class Mixture:
     def find(self, source: str, position: int, epoch: int = 0) -> int | None:
         """Return which sample is the one at `position` of `source` in the source's own `epoch`; None if none is."""
         number = self._number_of(source)
+        if epoch < 0:
+            raise ArgumentError(f"there is no epoch {epoch}", hint="epochs count from 0")
         part = self._parts[number]
         place = int(in_range([one_position(position)], part.length, what=f"source {source!r}")[0])
         return self.blend.find(number, part.number(place, epoch))
@@ -500,7 +502,8 @@ class Mixture:
         parts = [*ours.values(), *(_gone(name, identities[name]) for name in identities if name not in ours)]
         options: dict[str, Any] = {"label": self.label, "changes": self.changes, "epoch": epoch}
         old = Mixture(tuple(parts), before, phases=phases, **options)
-        if {name: count for name, count in old.counts(number).items() if name in counts} != counts:
+        is_there = 0 <= number <= (_LAST if old.blend.total is None else old.blend.total)
+        if not is_there or {name: count for name, count in old.counts(number).items() if name in counts} != counts:
             raise StateUnreadable("the counts of the mixture's sources are not those of its weights")
         if not changed:
             return old

@@ -22,6 +22,7 @@ from stoker.compose.rows import FittedRows, LaidRows, Rows
 from stoker.compose.shelf import Shelf
 from stoker.compose.spans import Span, Spans
 from stoker.errors import ArgumentError, DataError
+from stoker.native import Sheet
 from stoker.store.build import PACKS
 from stoker.store.crops import IGNORED
 from stoker.store.positions import Positions, in_range, one_position
@@ -255,8 +256,7 @@ class Packed:
             )
         self._size = layout.facts.num_rows
         self._fields = self._made_fields()
-        self._forms: dict[int, Form] = {}
-        self._all_rows: dict[int, NDArray[np.int64]] = {}
+        self._forms: dict[int, tuple[Form, Sheet, NDArray[np.int64]]] = {}
         self._root: Packed = self
         self._views: dict[int, Packed] = {}
 
@@ -434,7 +434,6 @@ class Packed:
         `cu_seqlens` may be wider than here.
         """
         spans, flat, elements = self._rows.placed(self._numbers(positions), self._epoch)
-        cu_seqlens = batch["cu_seqlens"]
         fill_rows(
             flat,
             elements,
@@ -446,30 +445,53 @@ class Packed:
             labels=batch["labels"],
             positions=batch["positions"],
             document_ids=batch["document_ids"],
-            cu_seqlens=cu_seqlens,
+            cu_seqlens=batch["cu_seqlens"],
             pad=self.settings.pad,
             ignored=self.settings.ignored,
         )
+        self._fill_rest(batch, rows)
+
+    def _fill_rest(self, batch: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> None:
+        """Write what does not depend on the tokens."""
         batch["max_seqlen"][rows] = self.facts.max_seqlen
         if self.settings.blocks is not None:
             from stoker.compose.blocks import block_tables
 
-            block_tables(cu_seqlens[rows], self.length, self.settings.blocks, batch, rows)
+            block_tables(batch["cu_seqlens"][rows], self.length, self.settings.blocks, batch, rows)
 
     def __getbatch__(self, positions: Positions, empty: Empty) -> dict[str, NDArray[Any]]:
         """Return the rows at `positions` as a batch, in memory from `empty(shape, dtype)`."""
         num_rows = len(positions)
-        form = self._forms.get(num_rows)
-        if form is None:
+        found = self._forms.get(num_rows)
+        if found is None:
+            found = self._formed(num_rows)
             if len(self._forms) >= _FORMS_KEPT:
                 self._forms.clear()
-                self._all_rows.clear()
-            self._all_rows[num_rows] = np.arange(num_rows)
-            self._forms[num_rows] = form = Form(self._fields, num_rows)
-        batch = form.taken(empty)
-        every = self._all_rows.get(num_rows)
-        self.fill(positions, batch, np.arange(num_rows) if every is None else every)
+            self._forms[num_rows] = found
+        form, sheet, every = found
+        numbers = self._numbers(positions)
+        memory = empty((form.num_bytes,), np.uint8)
+        batch = form.arrays(memory)
+        if self._rows.write(numbers, self._epoch, sheet, memory):
+            self._fill_rest(batch, every)
+        else:
+            self.fill(numbers, batch, every)
         return batch
+
+    def _formed(self, num_rows: int) -> tuple[Form, Sheet, NDArray[np.int64]]:
+        """Return how batches of so many rows lie in memory, and the numbers of all their rows."""
+        form, chosen = Form(self._fields, num_rows), self.settings
+        sheet = Sheet(
+            form.places,
+            num_bytes=form.num_bytes,
+            shape=(num_rows, self.length),
+            width=self.max_documents + 1,
+            source=self._documents.dtype,
+            dtype=self.dtype,
+            pad=chosen.pad,
+            ignored=chosen.ignored,
+        )
+        return form, sheet, np.arange(num_rows)
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         batch = self.__getbatch__([one_position(position)], np.empty)

@@ -13,7 +13,7 @@ from stoker.compose.documents import Documents
 from stoker.compose.layout import Facts, Layout, Numbers
 from stoker.compose.spans import Span, Spans
 from stoker.errors import DataError
-from stoker.native import Finder, Parts
+from stoker.native import Finder, Parts, Sheet
 from stoker.plan.mixing import derived_key
 from stoker.plan.packing import rotations
 
@@ -39,6 +39,10 @@ class Rows(Protocol):
 
     def placed(self, rows: Indices, epoch: int) -> tuple[Spans, NDArray[Any], Indices]:
         """Return the same, memory in which all their tokens are, checked, and where in it each span begins."""
+        ...
+
+    def write(self, rows: Indices, epoch: int, sheet: Sheet, memory: NDArray[np.uint8]) -> bool:
+        """Write rows into memory in one go; False if they have to be filled from `placed` spans."""
         ...
 
     def find(self, document: int, epoch: int) -> list[Span]:
@@ -155,6 +159,11 @@ class FittedRows:
         if finder is None or found is None:
             return _placed(self._documents, self._looked_up(rows, epoch))
         return Spans(*found[:6]), finder[1], found.elements
+
+    def write(self, rows: Indices, epoch: int, sheet: Sheet, memory: NDArray[np.uint8]) -> bool:
+        """Write rows into memory in one go, where that can be."""
+        finder = self._finder(epoch)
+        return finder is not None and finder[0].write(rows, sheet, memory)
 
     def _looked_up(self, rows: Indices, epoch: int) -> Spans:
         """Return what is in some rows, by NumPy: the definition of it. What is not seen yet is checked now."""
@@ -290,6 +299,10 @@ class LaidRows:
     def placed(self, rows: Indices, epoch: int) -> tuple[Spans, NDArray[Any], Indices]:
         """Return what is in some rows, and where it lies."""
         return _placed(self._documents, self.spans(rows, epoch))
+
+    def write(self, rows: Indices, epoch: int, sheet: Sheet, memory: NDArray[np.uint8]) -> bool:  # noqa: ARG002
+        """Leave it to `placed`."""
+        return False
 
     def find(self, document: int, epoch: int) -> list[Span]:  # noqa: ARG002
         """Return where a document is."""

@@ -121,7 +121,8 @@ def rng(position: Any = None) -> Generator:
 
     It is keyed by (seed, epoch, position), so that augmentation drawn from it is the same in every engine, for any
     number of threads, workers and ranks, and after a resume. Calls for the same sample return the same generator,
-    going on. Inside `__getitems__`, which reads many samples in one call, say which one: `rng(position)`.
+    going on. Inside `__getitems__`, which reads many samples in one call, say which one: `rng(position)`. In a
+    mixture, that one is keyed by the source and its epoch as well.
 
     Outside a loader it is a fresh generator, seeded by the operating system.
     """

@@ -8,12 +8,13 @@ from stoker.native.blocks import block_tables
 from stoker.native.library import told, without
 from stoker.native.rows import can_gather, fill_rows, gather_rows
 from stoker.native.sequence import apportion
-from stoker.native.spans import Finder, Found, Parts
+from stoker.native.spans import Finder, Found, Parts, Sheet
 
 __all__ = [
     "Finder",
     "Found",
     "Parts",
+    "Sheet",
     "apportion",
     "block_tables",
     "can_gather",

@@ -15,12 +15,13 @@ SWITCH = "STOKER_NATIVE"
 """The environment variable that turns the library off if it is 0."""
 
 # The structures that the functions take: addresses (P) and numbers (q), in the order of the sources.
-_LAYOUTS = {
+LAYOUTS = {
     "fill_rows": "Pqq PPPq PPq qq Pqq Pqq PP Pq",
     "gather_rows": "Pqq Pqq Pq Pq",
     "apportion": "Pq Pq",
     "block_tables": "Pqqqq Pq PPPPPPPP",
     "find_spans": "PPqPq",
+    "write_rows": "PPqPP",
 }
 
 
@@ -32,10 +33,11 @@ class Library:
     apportion: Callable[..., int]
     block_tables: Callable[..., int]
     find_spans: Callable[..., int]
+    write_rows: Callable[..., int]
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
-        for name, layout in _LAYOUTS.items():
+        for name, layout in LAYOUTS.items():
             setattr(self, name, _taking(library[f"stoker_{name}"], Struct(layout)))
 
 

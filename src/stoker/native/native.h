@@ -47,4 +47,23 @@ static inline int overlap(const void *a, int64_t a_bytes, const void *b, int64_t
            b_begin < a_begin + (uintptr_t)a_bytes;
 }
 
+/* What rows.c fills rows from, and the outputs. */
+struct filling {
+    const char *flat;
+    int64_t num_values, source;
+    const int64_t *elements, *sizes;
+    const uint8_t *has_next;
+    int64_t num_spans;
+    const int64_t *row_starts, *rows;
+    int64_t num_rows, num_places, length;
+    char *tokens; /* this and the outputs below may be 0 */
+    int64_t token_bytes, pad;
+    char *labels;
+    int64_t label_bytes, ignored;
+    int32_t *positions, *document_ids, *cu_seqlens;
+    int64_t width;
+};
+
+EXPORTED int64_t stoker_fill_rows(const struct filling *given);
+
 #endif

@@ -102,22 +102,6 @@ static inline void ask_on(struct asking *asking, const char *flat, int64_t value
     }
 }
 
-struct filling {
-    const char *flat;
-    int64_t num_values, source;
-    const int64_t *elements, *sizes;
-    const uint8_t *has_next;
-    int64_t num_spans;
-    const int64_t *row_starts, *rows;
-    int64_t num_rows, num_places, length;
-    char *tokens; /* this and the outputs below may be 0 */
-    int64_t token_bytes, pad;
-    char *labels;
-    int64_t label_bytes, ignored;
-    int32_t *positions, *document_ids, *cu_seqlens;
-    int64_t width;
-};
-
 EXPORTED int64_t stoker_fill_rows(const struct filling *given)
 {
     const char *flat = given->flat;

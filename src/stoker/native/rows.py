@@ -84,8 +84,8 @@ def fill_rows(
             check_writeable("cu_seqlens", cu_seqlens, cu_seqlens.shape)
             return False
         width = cu_seqlens.shape[1]
-    token_bytes = _bytes_for("pad", pad, tokens)
-    label_bytes = _bytes_for("ignored", ignored, labels)
+    token_bytes = 8 if tokens is None else bytes_for("pad", pad, tokens.dtype)
+    label_bytes = 8 if labels is None else bytes_for("ignored", ignored, labels.dtype)
     elements, sizes = inputs("elements", elements), inputs("sizes", sizes)
     has_next = inputs("has_next", has_next, dtype=BOOL)
     row_starts, rows = inputs("row_starts", row_starts), inputs("rows", rows)
@@ -125,13 +125,11 @@ def fill_rows(
     return True
 
 
-def _bytes_for(name: str, number: int, array: NDArray[Any] | None) -> int:
+def bytes_for(name: str, number: int, dtype: np.dtype[Any]) -> int:
     """Return how many bytes a number of an output has, after a look at whether it can hold `number`."""
-    if array is None:
-        return 8
-    num_bytes, smallest, largest = TARGETS[array.dtype]
+    num_bytes, smallest, largest = TARGETS[dtype]
     if not smallest <= number <= largest:
-        raise ArgumentError(f"{name}={number} is no number of {array.dtype}", hint=f"use {smallest} to {largest}")
+        raise ArgumentError(f"{name}={number} is no number of {dtype}", hint=f"use {smallest} to {largest}")
     return num_bytes
 
 

@@ -150,3 +150,45 @@ EXPORTED int64_t stoker_find_spans(const struct finding *given)
     }
     return FINE;
 }
+
+struct writing {
+    const struct tables *tables;
+    const int64_t *rows;
+    int64_t num_rows;
+    const struct filling *filling; /* with outputs counted from `memory`, and nothing yet to fill them from */
+    char *memory;
+};
+
+/* Look up spans, and fill rows from them. What NumPy has to look at is UNFOUND, and nothing is written then. */
+EXPORTED int64_t stoker_write_rows(const struct writing *given)
+{
+    const struct parts *values = &given->tables->values;
+    struct filling filling = *given->filling;
+    struct finding finding = {given->tables, given->rows, given->num_rows, NULL, 8 * given->num_rows};
+    int64_t wrong;
+    if (given->num_rows != filling.num_rows) return WRONG(UNFOUND, 0);
+    for (;;) {
+        size_t num_bytes = (size_t)(given->num_rows + 1 + 6 * finding.room) * 8;
+        finding.out = malloc(num_bytes);
+        if (!finding.out) return WRONG(NO_MEMORY, 0);
+        wrong = stoker_find_spans(&finding);
+        if ((wrong & 15) != NO_ROOM) break;
+        finding.room = finding.out[given->num_rows];
+        free(finding.out);
+    }
+    if (!wrong) {
+        int64_t *spans = finding.out + given->num_rows + 1, room = finding.room;
+        filling.flat = values->flat, filling.num_values = values->num_values;
+        filling.row_starts = finding.out, filling.num_spans = finding.out[given->num_rows];
+        filling.sizes = spans + 2 * room, filling.elements = spans + 4 * room;
+        filling.has_next = (uint8_t *)(spans + 5 * room);
+        filling.tokens = given->memory + (intptr_t)filling.tokens;
+        filling.labels = given->memory + (intptr_t)filling.labels;
+        filling.positions = (int32_t *)(given->memory + (intptr_t)filling.positions);
+        filling.document_ids = (int32_t *)(given->memory + (intptr_t)filling.document_ids);
+        filling.cu_seqlens = (int32_t *)(given->memory + (intptr_t)filling.cu_seqlens);
+        wrong = stoker_fill_rows(&filling);
+    }
+    free(finding.out);
+    return wrong;
+}

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.native.arrays import INT64, address, inputs, is_readable
+from stoker.errors import ArgumentError
+from stoker.native.arrays import INT64, SOURCES, TARGETS, address, inputs, is_readable
 from stoker.native.faults import NO_ROOM
-from stoker.native.library import library
+from stoker.native.library import LAYOUTS, library
+from stoker.native.rows import LONGEST, bytes_for
 
 Indices = NDArray[np.int64]
 
 _TABLES = Struct("PPqPqqq" + 4 * "PqqPPqPq")
+_FILLING = Struct(LAYOUTS["fill_rows"])
 _NUMBERS = (np.dtype(np.uint32), np.dtype(np.uint64), INT64)
+
+
+MOST_ROOM = 1 << 16
+"""Spans for which there is room at the first attempt."""
 
 
 class Parts(NamedTuple):
@@ -46,6 +54,48 @@ class Found(NamedTuple):
     has_next: NDArray[np.bool_]
     elements: Indices
     """Where in the memory of the documents' values each begins. All of it was seen."""
+
+
+class Sheet:
+    """How the arrays of some rows lie in one piece of memory: `places` tells how many bytes are before each.
+
+    `ArgumentError` if they do not fit into `num_bytes`.
+    """
+
+    def __init__(
+        self,
+        places: Mapping[str, int],
+        *,
+        num_bytes: int,
+        shape: tuple[int, int],
+        width: int,
+        source: np.dtype[Any],
+        dtype: np.dtype[Any],
+        pad: int,
+        ignored: int,
+    ) -> None:
+        num_rows, length = shape
+        self.num_rows, self.num_bytes, self.source = num_rows, num_bytes, source
+        sizes = dict.fromkeys(("tokens", "labels"), num_rows * length * dtype.itemsize)
+        sizes |= dict.fromkeys(("positions", "document_ids"), num_rows * length * 4)
+        sizes["cu_seqlens"] = num_rows * width * 4
+        if any(places[name] < 0 or places[name] % 8 or places[name] + size > num_bytes for name, size in sizes.items()):
+            raise ArgumentError(
+                "the arrays do not lie in the memory", hint="places count bytes, and are multiples of 8"
+            )
+        self.is_fit = source in SOURCES and dtype in TARGETS and 0 < length <= LONGEST
+        if not self.is_fit:
+            return
+        for name, number in (("pad", pad), ("ignored", ignored)):
+            bytes_for(name, number, dtype)
+        self._rows = np.arange(num_rows)
+        tokens, labels, positions, documents, borders = (places[name] for name in sizes)
+        filling = _FILLING.pack(
+            *(0, 0, SOURCES[source], 0, 0, 0, 0, 0, address(self._rows), num_rows, num_rows, length),
+            *(tokens, dtype.itemsize, pad, labels, dtype.itemsize, ignored, positions, documents, borders, width),
+        )
+        self._filling = np.frombuffer(filling, np.uint8)
+        self.address = address(self._filling)
 
 
 class Finder:
@@ -89,6 +139,7 @@ class Finder:
         self._tables = np.frombuffer(tables, np.uint8)
         self._address = address(self._tables)
         self._kept = kept  # for the addresses
+        self._source = values.flat.dtype
         self._room = 256
 
     def __call__(self, rows: Indices) -> Found | None:
@@ -106,8 +157,20 @@ class Finder:
                 break
             if wrong & 15 != NO_ROOM:
                 return None
-            self._room = room = num_spans + num_spans // 2
+            room = num_spans + num_spans // 2
+            self._room = min(room, MOST_ROOM)  # who once asks for all rows does not make all that follow large
         at = num_rows + 1
         documents, offsets, sizes, begins, elements = (out[at + i * room : at + i * room + num_spans] for i in range(5))
         has_next = np.ndarray((num_spans,), np.bool_, out, (at + 5 * room) * 8)
         return Found(out[:at], documents, offsets, sizes, begins, has_next, elements)
+
+    def write(self, rows: Indices, sheet: Sheet, memory: NDArray[np.uint8]) -> bool:
+        """Write rows into memory, as the sheet says; False, and nothing written, where NumPy has to."""
+        native = library()
+        if native is None or not (self._is_fit and sheet.is_fit and sheet.source == self._source):
+            return False
+        rows = inputs("rows", rows)
+        to = address(memory)
+        if not memory.flags.carray or memory.nbytes < sheet.num_bytes or to % 8 or len(rows) != sheet.num_rows:
+            return False
+        return not native.write_rows(self._address, address(rows), len(rows), sheet.address, to)

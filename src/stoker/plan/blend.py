@@ -108,7 +108,7 @@ class Blend:
             return found
         # at a border, those of the segment that ends there: behind the last there is no other
         held = np.maximum(numbers - 1, 0)
-        first, last = self._segment_at(int(held.min())), self._segment_at(int(held.max()))
+        first, last = self._segment_at(min(int(numbers.min()), int(held.min()))), self._segment_at(int(held.max()))
         places = np.searchsorted(self._starts, held, side="right") - 1
         for place in range(first, last + 1):
             segment, chosen = self._segments[place], np.flatnonzero(places == place)
@@ -175,7 +175,12 @@ class Blend:
                 last = self.find(source, wanted - 1)
                 if last is None:
                     raise ArgumentError(
-                        f"source {name!r} is never seen whole: it has no weight at the end of the schedule",
+                        f"source {name!r} is never seen whole: "
+                        + (
+                            "it has no weight at the end of the schedule"
+                            if self.total is None
+                            else f"after {self.total} samples all that have a weight there have reached their limits"
+                        ),
                         hint="choose another stop: 'first_exhausted', 'never' or a number of samples",
                     )
                 stop = max(stop, last + 1)
