@@ -19,7 +19,7 @@ def loaders(seed: int, batch_size: int, num_ranks: int) -> list[stoker.DataLoade
     packed = stoker.pack(DOCUMENTS, length=32, seed=seed)
     other = stoker.pack(DOCUMENTS[::2], length=32)
     mixture = stoker.mix({"a": (packed, 2), "b": (other, 1)}, seed=seed, stop="all_exhausted")
-    shuffled = {"batch_size": batch_size, "num_ranks": num_ranks, "rank": 0}
+    shuffled: dict[str, Any] = {"batch_size": batch_size, "num_ranks": num_ranks, "rank": 0}
     return [
         stoker.DataLoader(packed, shuffle=True, seed=seed, **shuffled),
         stoker.DataLoader(mixture, **shuffled),

@@ -341,7 +341,7 @@ def test_what_a_mixture_tells(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ({}, {}, "nothing to mix"),
-    ([A, B], {}, "nothing to mix"),
+    ([A, B], {}, "sources is a list"),
     ({"a": (A, 0)}, {}, "weight of 'a' is 0"),
     ({"a": (A, -1)}, {}, "weight of 'a' is -1"),
     ({"a": (A, float("nan"))}, {}, "weight of 'a' is nan"),
@@ -364,7 +364,8 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ({"a": (A, 1)}, {"schedule": {5: {"a": 1}, 3: {"a": 1}}, "batch_size": 2}, "goes back in time"),
     ({"a": (A, 1)}, {"schedule": {-5: {"a": 1}}, "batch_size": 2}, "-5 is not a step"),
     ({"a": (A, 1)}, {"schedule": {5: {"b": 1}}, "batch_size": 2}, "step 5: there is no source 'b'"),
-    ({"a": (A, 1)}, {"schedule": {5: {"a": 0}}, "batch_size": 2}, "step 5: the weight of 'a' is 0"),
+    ({"a": (A, 1)}, {"schedule": {5: {"a": 0}}, "batch_size": 2}, "step 5: {} gives no weights"),
+    ({"a": (A, 1)}, {"schedule": {5: {"a": -1}}, "batch_size": 2}, "step 5: the weight of 'a' is -1"),
     ({"a": (A, 1)}, {"schedule": {5: {}}, "batch_size": 2}, "gives no weights"),
     ({"a": (A, 1)}, {"schedule": {0: {"a": 1}}, "batch_size": 2}, "given twice"),
     ({"a": (A, 1)}, {"schedule": [1], "batch_size": 2}, "is not a table"),

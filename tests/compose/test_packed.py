@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 import stoker
+from stoker.compose import packed as packed_module
 from stoker.compose.fields import taken
 from stoker.compose.packed import Packed
 from stoker.errors import ArgumentError, DamagedFile, DataError, PositionError, StoreMismatch
@@ -276,6 +277,12 @@ def test_a_row_is_described_by_its_documents() -> None:
     assert "3 from token 8 on" in packed.describe(spans[1].row)
     assert spans[1].columns == range(spans[1].start, spans[1].stop)
     assert stoker.pack([[1]] * 20, 30).describe(0).endswith(" and 12 more")
+
+
+def test_rows_of_another_version_of_the_algorithm_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = stoker.pack(DOCUMENTS, 8).fingerprint
+    monkeypatch.setattr(packed_module, "VERSION", 0)
+    assert stoker.pack(DOCUMENTS, 8).fingerprint != before
 
 
 def test_fingerprints_tell_rows_apart(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 import stoker
 
+# batch sizes are tried in these that are not the schedule's
+pytestmark = pytest.mark.filterwarnings("ignore:the mixture's schedule counts")
+
 Row = tuple[int, ...]
 
 LENGTH = 24

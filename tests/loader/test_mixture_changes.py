@@ -17,6 +17,9 @@ import stoker
 from stoker.errors import ArgumentError, StateError
 from tests.loader.datasets import KeyedMany, KeyedOnly, KeyedWhole
 
+# batch sizes are tried in these that are not the schedule's
+pytestmark = pytest.mark.filterwarnings("ignore:the mixture's schedule counts")
+
 ENGINES: list[dict[str, Any]] = [{}, {"num_threads": 2}, {"num_workers": 1}, {"num_workers": 1, "num_threads": 2}]
 
 

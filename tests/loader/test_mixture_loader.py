@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -244,3 +245,45 @@ def test_what_cannot_be_found_is_refused() -> None:
         _ = plain.counts
     with pytest.raises(StateError, match="without a sampler or stream"):
         stoker.DataLoader(Numbers(30), sampler=[1, 2]).find(1)
+
+
+def test_a_schedule_of_other_steps_is_warned_of_unless_the_run_was_resumed() -> None:
+    def loader(batch_size: int) -> stoker.DataLoader[Any]:
+        mixture = stoker.mix(
+            {"a": list(range(50)), "b": list(range(50, 100))},
+            schedule={0: {"a": 1, "b": 0}, 2: {"a": 1, "b": 1}},
+            batch_size=8,
+            stop=80,
+        )
+        return stoker.DataLoader(mixture, batch_size=batch_size)
+
+    first = loader(8)
+    iterator = iter(first)
+    assert max(int(x) for _ in range(2) for x in next(iterator)) < 50  # a weight of 0: not yet
+    state = first.state_dict()
+    with pytest.warns(UserWarning, match="schedule counts steps of 8 samples, and those of this loader have 4"):
+        next(iter(loader(4)))
+    resumed = loader(4)
+    resumed.load_state_dict(state)
+    next(iter(resumed))
+
+
+def test_a_sampler_of_ones_own_is_refused_for_a_mixture() -> None:
+    mixture = stoker.mix({"a": ([1, 2], 1), "b": ([3, 4], 1)})
+    with pytest.raises(ArgumentError, match="a sampler of your own: a mixture has an order of its own"):
+        stoker.DataLoader(mixture, sampler=[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("sources", "told"),
+    [
+        ({"web": ("data/web", 0.7)}, "source 'web' is a path, and not a dataset\nhint: pass stoker.pack.'data/web'"),
+        ({"web": (Path("data/web"), 0.7)}, "source 'web' is a path"),
+        ({"web": (0.7, [1, 2])}, "source 'web' is the number 0.7\nhint: write \\(dataset, weight\\)"),
+        ([([1], 0.7)], "sources is a list, and not a table with names"),
+        ({}, "there is nothing to mix"),
+    ],
+)
+def test_what_is_no_source_is_refused(sources: Any, told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        stoker.mix(sources)

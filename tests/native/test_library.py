@@ -81,6 +81,22 @@ def test_a_library_of_other_sources_is_not_loaded_and_built_anew(checkout: Path)
     assert run(SHOWS, folder=checkout) == ["in use", "True"]
 
 
+@pytest.mark.usefixtures("native")
+def test_a_library_that_was_renewed_under_a_running_process_is_not_loaded(checkout: Path) -> None:
+    built(checkout)
+    renewed = """
+import subprocess, sys
+from stoker import native
+from stoker.native.building import SOURCES
+with (SOURCES / "rows.c").open("a") as file:
+    file.write("/* an update */")
+subprocess.run([sys.executable, "-m", "stoker.native.building"], check=True, stdout=subprocess.DEVNULL)
+"""
+    shown = run(renewed + SHOWS, folder=checkout)
+    assert shown[0].startswith("of other sources") and shown[1] == "False"
+    assert run(SHOWS, folder=checkout) == ["in use", "True"]
+
+
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"#!/bin/sh\n"])
 def test_a_file_that_is_no_library_is_not_used(checkout: Path, content: bytes) -> None:
     (checkout / "stoker" / "native" / LIBRARY.name).write_bytes(content)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
+from os import PathLike
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -81,10 +82,12 @@ def mix(
         changes: whether a state of other weights, limits or sources may be loaded: these hold from there on.
         force: mix tokens of different types or tokenizers.
     """
-    if not isinstance(sources, Mapping) or not sources:
-        raise ArgumentError(
-            "there is nothing to mix", hint='pass {"web": (dataset, 0.7), "code": (dataset, 0.3)}, by name'
+    given: Any = sources
+    if not isinstance(given, Mapping) or not given:
+        what = (
+            f"sources is a {type(given).__name__}, and not a table with names" if given else "there is nothing to mix"
         )
+        raise ArgumentError(what, hint='pass {"web": (dataset, 0.7), "code": (dataset, 0.3)}')
     if by not in ("samples", "tokens"):
         raise ArgumentError(f"by={by!r} is not known", hint="weights count samples or tokens")
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -97,6 +100,7 @@ def mix(
         datasets[name] = source[0] if is_pair else source
         if is_pair:
             weights[name] = source[1]
+        _check_source(name, datasets[name])
     parts = parts_of(datasets, order=order_named(order), seed=seed)
     check_alike(parts, force=force)
     tokens = {part.name: tokens_in(part.name, part.dataset) if by == "tokens" else Fraction(1) for part in parts}
@@ -109,7 +113,19 @@ def mix(
         stop=checked_stop(stop),
         names=tuple(datasets),
     )
-    return Mixture(parts, terms, label=label, changes=changes)
+    return Mixture(parts, terms, label=label, changes=changes, steps_of=batch_size if schedule else None)
+
+
+def _check_source(name: str, dataset: Any) -> None:
+    """Refuse what has a length and positions, or a weight's looks, and is no dataset."""
+    if isinstance(dataset, str | bytes | PathLike):
+        path = repr(str(dataset))
+        raise ArgumentError(
+            f"source {name!r} is a path, and not a dataset",
+            hint=f"pass stoker.pack({path}, length=...), or stoker.open({path}).tokens(length)",
+        )
+    if isinstance(dataset, int | float):
+        raise ArgumentError(f"source {name!r} is the number {dataset}", hint="write (dataset, weight)")
 
 
 def _warn_of_rounding(weights: Weights) -> None:
@@ -143,10 +159,13 @@ class Mixture:
         *,
         label: str | None = None,
         changes: bool = False,
+        steps_of: int | None = None,
         phases: tuple[Phase, ...] = (),
         epoch: int = 0,
     ) -> None:
         self.terms, self.label, self.changes = terms, label, changes
+        self.steps_of = steps_of
+        """How many samples the steps of the schedule have; None without one."""
         self._parts = parts
         self.names = tuple(part.name for part in parts)
         """The sources. Their numbers are their places here."""
@@ -182,6 +201,7 @@ class Mixture:
             "terms": self.terms,
             "label": self.label,
             "changes": self.changes,
+            "steps_of": self.steps_of,
             "phases": self.phases,
             "epoch": self._epoch,
         }
@@ -500,7 +520,12 @@ class Mixture:
             raise refusal
         # numbered as here, whatever they were before; those that have left come behind
         parts = [*ours.values(), *(_gone(name, identities[name]) for name in identities if name not in ours)]
-        options: dict[str, Any] = {"label": self.label, "changes": self.changes, "epoch": epoch}
+        options: dict[str, Any] = {
+            "label": self.label,
+            "changes": self.changes,
+            "steps_of": self.steps_of,
+            "epoch": epoch,
+        }
         old = Mixture(tuple(parts), before, phases=phases, **options)
         is_there = 0 <= number <= (_LAST if old.blend.total is None else old.blend.total)
         if not is_there or {name: count for name, count in old.counts(number).items() if name in counts} != counts:

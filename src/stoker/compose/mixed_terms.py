@@ -182,7 +182,7 @@ def checked_schedule(
             )
         starts.append((0, checked_weights(weights, tokens, where="mix")))
     starts += [
-        (step * (batch_size or 1), checked_weights(entry, tokens, where=f"schedule, step {step}"))
+        (step * (batch_size or 1), checked_weights(_without_none(entry), tokens, where=f"schedule, step {step}"))
         for step, entry in schedule.items()
     ]
     idle = [name for name in tokens if not any(name in entry for _, entry in starts)]
@@ -191,6 +191,13 @@ def checked_schedule(
             f"source {idle[0]!r} never has a weight in the schedule", hint="leave it out, or give it one"
         )
     return tuple(starts)
+
+
+def _without_none(entry: Any) -> Any:
+    """Return an entry of a schedule without the sources that do not come from there on: those of weight 0."""
+    if not isinstance(entry, Mapping):
+        return entry
+    return {name: weight for name, weight in entry.items() if not (type(weight) in (int, float) and weight == 0)}
 
 
 def checked_caps(limits: Any, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from stoker.compose.layout import Facts, Layout
 from stoker.compose.planning import laid_out, planned
 from stoker.compose.report import Report
 from stoker.compose.rows import FittedRows, LaidRows, Rows
-from stoker.compose.shelf import Shelf
+from stoker.compose.shelf import VERSION, Shelf
 from stoker.compose.spans import Span, Spans
 from stoker.errors import ArgumentError, DataError
 from stoker.native import Sheet
@@ -323,7 +323,7 @@ class Packed:
             return None
         chosen = self.settings
         way = f"{chosen.strategy}.{chosen.long}.{chosen.window or 'all'}" if chosen.strategy == "best_fit" else "concat"
-        return f"{fingerprint}.pack.{chosen.length}.{way}.{chosen.seed}.{chosen.pad}.{chosen.ignored}"
+        return f"{fingerprint}.pack{VERSION}.{chosen.length}.{way}.{chosen.seed}.{chosen.pad}.{chosen.ignored}"
 
     def expect(self, settings: Mapping[str, Any]) -> None:
         """Raise `StoreMismatch` unless the tokens were prepared with these settings, saying what differs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -57,8 +58,8 @@ def check_arguments(
             f"{' and '.join(sorted(kinds))} cannot be used with {what}, which decides the order itself",
             hint="leave it out, or pass a map-style dataset without a sampler",
         )
-    if is_mixed and (shuffle or order is not None):
-        what = f"order={order!r}" if order is not None else "shuffle=True"
+    if is_mixed and (shuffle or order is not None or not is_planned):
+        what = f"order={order!r}" if order is not None else "shuffle=True" if shuffle else "a sampler of your own"
         raise ArgumentError(
             f"{what}: a mixture has an order of its own, and another one would undo its shares",
             hint="leave it out; mix(order=..., seed=...) sets the order of its sources, which is shuffled by default",
@@ -105,6 +106,17 @@ def check_arguments(
         raise ArgumentError(
             f"timeout={timeout} cannot be kept without workers: the batch is made by the caller itself",
             hint="leave it out, or pass num_threads or num_workers",
+        )
+
+
+def check_schedule(steps_of: int | None, batch_size: int) -> None:
+    """Warn if a mixture's schedule counts other steps than a loader that begins with it."""
+    if steps_of is not None and steps_of != batch_size:
+        warnings.warn(
+            f"the mixture's schedule counts steps of {steps_of} samples, and those of this loader have {batch_size} "
+            "over all ranks: weights change at other steps than the schedule says\n"
+            "hint: pass mix(batch_size=...), the loader's batch_size times the number of ranks",
+            stacklevel=4,
         )
 
 

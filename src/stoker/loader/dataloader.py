@@ -29,7 +29,7 @@ from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
 from stoker.engine.worker import Job
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable
-from stoker.loader.arguments import check_arguments, check_expected, length_of
+from stoker.loader.arguments import check_arguments, check_expected, check_schedule, length_of
 from stoker.loader.course import Course
 from stoker.loader.finding import Found, places
 from stoker.loader.iterator import LoaderIterator
@@ -232,6 +232,8 @@ class DataLoader(TorchDataLoader[T_co]):
                 progress.go_on_from(self._progress)
         if self._mixture is not None:
             self._check_epoch(self._mixture, progress)
+            if self._resume is None and not self._num_iterations:  # resumed, it may well have another batch size
+                check_schedule(self._mixture.steps_of, course.batch_size * course.num_ranks)
         self._num_iterations += 1
         if isinstance(progress, StreamProgress):
             progress.iteration = self._num_iterations

@@ -32,10 +32,13 @@ def digest() -> str:
     return found.hexdigest()[:32]
 
 
-def is_current(library: Path = LIBRARY) -> bool:
-    """Return whether a library is there and was made from these very sources. It is not loaded for that."""
+def is_current(library: Path = LIBRARY, sources: str | None = None) -> bool:
+    """Return whether a library is there and was made from these very sources. It is not loaded for that.
+
+    `sources` is their digest, if it was taken before.
+    """
     try:
-        return MARK + digest().encode() in library.read_bytes()
+        return MARK + (sources or digest()).encode() in library.read_bytes()
     except OSError:
         return False
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from struct import Struct
 from typing import Any
 
-from stoker.native.building import LIBRARY, is_current
+from stoker.native.building import LIBRARY, digest, is_current
 
 SWITCH = "STOKER_NATIVE"
 """The environment variable that turns the library off if it is 0."""
@@ -23,6 +23,12 @@ LAYOUTS = {
     "find_spans": "PPqPq",
     "write_rows": "PPqPP",
 }
+
+try:
+    # Now, as the structures are of now too: an update under a running process brings a library that takes others.
+    _SOURCES = digest()
+except OSError:
+    _SOURCES = "unreadable"
 
 
 class Library:
@@ -77,7 +83,7 @@ def _looked_for() -> tuple[Library | None, str]:
         return None, f"off, as {SWITCH} is 0"
     if not LIBRARY.exists():
         return None, "not there; installing again with a C compiler at hand builds them"
-    if not is_current():
+    if not is_current(sources=_SOURCES):
         return None, "of other sources; `python -m stoker.native.building` makes them anew"
     try:
         return Library(str(LIBRARY)), "in use"
