@@ -59,7 +59,7 @@ $(PEERED): benchmarks/peers.txt constraints.txt
 	@$(PEERPIP) --no-deps --editable .
 	@touch $@
 
-peers: $(PEERED)  ## Make the environment with many peers, in which the benchmarks tokens and prepare then run
+peers: $(PEERED)  ## Make the environment with many peers, in which the benchmarks tokens, prepare and packing then run
 
 clean:  ## Remove the environments and everything made
 	rm -rf src/stoker/native/libstoker.so* $(VENV) $(PEERS) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
