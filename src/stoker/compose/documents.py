@@ -126,9 +126,17 @@ def _whole_numbers(document: Any, number: int) -> NDArray[Any]:
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ArgumentError(
             f"document {number} is not a row of whole numbers but of {array.dtype}, shape {array.shape}",
-            hint="pass token ids, a list or an array of them for each document",
+            hint=_hint_for(document),
         )
     return array if array.size else np.zeros(0, np.int64)
+
+
+def _hint_for(document: Any) -> str:
+    if isinstance(document, str):
+        return "text is tokenised first: `stoker prepare tokens` makes a store of it"
+    if isinstance(document, dict):
+        return f"pass one field of each: [document[{next(iter(document), 'input_ids')!r}] for document in documents]"
+    return "pass token ids, a list or an array of them for each document"
 
 
 class Adapted:
@@ -202,7 +210,8 @@ def documents_of(source: Any, column: str) -> Documents:
     if not is_listed or (isinstance(source, np.ndarray) and source.ndim != 2):
         raise ArgumentError(
             f"{_named(source)} cannot be packed",
-            hint="pass a store of tokens or its path, a Megatron dataset, or a list of lists of tokens",
+            hint="pass a store of tokens or its path, a Megatron dataset, or a list of lists of tokens; text becomes a "
+            "store by `stoker prepare tokens`",
         )
     return Held.of(source)
 

@@ -121,7 +121,8 @@ def pack(
 def _check_choices(*, length: Any, strategy: Any, window: Any, long: Any, blocks: Any) -> None:
     if not 2 <= _whole(length, "length") <= MAX_LENGTH:
         raise ArgumentError(
-            f"length={length} is not the length of a row", hint="a row has two tokens at least: one, and its label"
+            f"length={length} is not the length of a row",
+            hint=f"a row has from two tokens (one, and its label) to {MAX_LENGTH:,}",
         )
     if strategy not in ("best_fit", "concat"):
         raise ArgumentError(f"strategy={strategy!r} is not known", hint="choose best_fit or concat")
