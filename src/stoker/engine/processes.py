@@ -68,14 +68,15 @@ class Run(Generic[T]):
                     taken = self._next()
                 except Closed:
                     raise StopIteration from None  # as it would be if it had been closed before
+            if Team.is_at_exit:
+                rest()
             return taken.result  # type: ignore[no-any-return]
         except BaseException:
             if taken is not None:  # Ctrl-C on the way out: the batch is for the next call
                 self._queue.entries.appendleft(taken)
-            raise
-        finally:
             if Team.is_at_exit:
                 rest()
+            raise
 
     def _next(self) -> Pending:
         team, queue = self._team, self._queue
