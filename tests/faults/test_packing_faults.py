@@ -29,7 +29,7 @@ from stoker.compose.layout import Layout
 from stoker.compose.packed import Packed
 from stoker.errors import ArgumentError, DataError, StaleSource
 from stoker.store import Store, Writer, build, open_store, verify
-from tests.faults.test_store_faults import dying_at, flip, in_a_fork
+from tests.faults.test_store_faults import CALLS, dying_at, flip, in_a_fork
 from tests.store.places import folder
 
 LENGTH = 64
@@ -394,6 +394,48 @@ def test_a_planner_killed_anywhere_leaves_nothing_wrong(tmp_path: Path) -> None:
         assert is_same(again, expected)
         assert [path.name for path in (store.path / ".packs").iterdir()] == [again.plan_path.name]
     assert code == 0
+    assert number > 10
+
+
+class Striking:
+    """Raises what Ctrl-C does at the call `number`, of those that change something on disk."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def over(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+            return real(*arguments, **options)
+
+        return call
+
+
+def test_ctrl_c_anywhere_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = made(tmp_path / "s", count=2000)
+    expected = stoker.pack(store, LENGTH, cache=False)
+    packs = store.path / ".packs"
+    is_struck, number = True, 0
+    while is_struck:
+        number += 1
+        shutil.rmtree(packs, ignore_errors=True)
+        striking = Striking(number)
+        with monkeypatch.context() as patched:
+            for name in CALLS:
+                patched.setattr(os, name, striking.over(getattr(os, name)))
+            try:
+                stoker.pack(store, LENGTH)
+                is_struck = False
+            except KeyboardInterrupt:
+                pass
+        left = [path for path in packs.iterdir() if not path.name.startswith(".")] if packs.exists() else []
+        again = stoker.pack(store.path, LENGTH)
+        assert again.plan_path is not None
+        assert is_same(again, expected)
+        assert left in ([], [again.plan_path])
+        assert [path.name for path in packs.iterdir()] == [again.plan_path.name]
     assert number > 10
 
 

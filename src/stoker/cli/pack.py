@@ -23,19 +23,18 @@ class LongName(StrEnum):
     ERROR = "error"
 
 
-Strategy = Annotated[StrategyName, typer.Option(help="Whole documents by best fit, or one after the other and cut.")]
-Long = Annotated[LongName, typer.Option("--long", help="What becomes of documents longer than a row (best_fit).")]
-WindowOption = Annotated[
-    int | None, typer.Option("--window", min=1, help="Documents packed together; by default all of them.")
-]
-
-
 def pack(
     path: Annotated[str, typer.Argument(help="A store of tokens, or other tokens that stoker.open opens.")],
     length: Annotated[list[int] | None, typer.Option(min=2, help="Tokens in a row; several lengths compare.")] = None,
-    strategy: Strategy = StrategyName.best_fit,
-    long: Long = LongName.SPLIT,
-    window: WindowOption = None,
+    strategy: Annotated[
+        StrategyName, typer.Option(help="Whole documents by best fit, or one after the other and cut.")
+    ] = StrategyName.best_fit,
+    long: Annotated[
+        LongName, typer.Option(help="What becomes of documents longer than a row (best_fit).")
+    ] = LongName.SPLIT,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Documents packed together; by default all of them.")
+    ] = None,
     column: Annotated[str, typer.Option(help="The column that holds the tokens.")] = "tokens",
     json: Annotated[bool, typer.Option("--json", help="Print the reports as one JSON list.")] = False,
 ) -> None:

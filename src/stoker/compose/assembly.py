@@ -33,8 +33,7 @@ def fill_rows(
     Span `s` is `flat[elements[s] : elements[s] + sizes[s]]`, and the label of its last token the one behind it if
     `has_next[s]`. No other element of `flat` is looked at. `stoker.native` does it where it can, in one pass.
     """
-    by_native = getattr(native, "fill_rows", None)
-    if by_native is None or not by_native(
+    if not native.fill_rows(
         flat,
         elements,
         sizes,
