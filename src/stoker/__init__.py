@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from stoker.compose.packed import Packed, pack
     from stoker.deliver import Normalize
     from stoker.engine.ledger import Ledger, Policy, Skipped
-    from stoker.engine.randomness import rng, sample_context
     from stoker.loader import DataLoader
     from stoker.plan import Plan, Sequential, Shuffle, Window
+    from stoker.randomness import rng, sample_context
     from stoker.source import Lines
     from stoker.source.opening import open  # noqa: A004  # stoker.open, as in zarr or xarray
     from stoker.store import Store
@@ -52,8 +52,8 @@ _HOMES = {
     "mix": "stoker.compose.mixed",
     "open": "stoker.source.opening",
     "pack": "stoker.compose.packed",
-    "rng": "stoker.engine.randomness",
-    "sample_context": "stoker.engine.randomness",
+    "rng": "stoker.randomness",
+    "sample_context": "stoker.randomness",
 }
 _ROOMS = (
     "batch",

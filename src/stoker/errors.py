@@ -10,6 +10,7 @@
     │   ├── PositionError (IndexError)      a position outside the data
     │   ├── EarlyStop (RuntimeError)        StopIteration where a sample should have come
     │   ├── BadLine (ValueError)            a line of a file cannot be parsed
+    │   ├── BadImage (ValueError)           a picture cannot be decoded
     │   ├── StaleSource                     a file changed after it was opened
     │   ├── DamagedFile                     a file's bytes are not what its name says
     │   │   └── DamagedBlock                a block of a store is not what was written
@@ -114,6 +115,18 @@ class BadLine(DataError, ValueError):
             "hint: mend the line, or pass on_error='skip' to leave such lines out and list them in the ledger"
         )
         self.path, self.line, self.offset, self.reason = str(path), line, offset, reason
+
+
+class BadImage(DataError, ValueError):
+    """A picture cannot be decoded: cut short, damaged, empty, too large, or no picture at all."""
+
+    def __init__(self, path: str | Path, *, reason: str) -> None:
+        super().__init__(
+            f"{path} cannot be decoded: {reason}\n"
+            "hint: `stoker verify images` finds all such files beforehand; on_error='skip' puts another picture in the "
+            "place of each and lists them in the ledger"
+        )
+        self.path, self.reason = str(path), reason
 
 
 class StaleSource(DataError):

@@ -44,4 +44,6 @@ def tensors(batch: Any) -> Any:
         return torch.from_numpy(batch)
     if type(batch) is list or type(batch) is tuple:
         return type(batch)(tensors(value) for value in batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(tensors, batch))
     return batch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -36,6 +35,7 @@ from stoker.plan import Order, derived_key, order_named
 from stoker.plan.blend import Blend, Weights
 from stoker.plan.order import Indices
 from stoker.plan.quota import Quota, apportioned, whole
+from stoker.randomness import strand
 from stoker.store.positions import Positions, in_range, one_position
 
 MOST_AHEAD = 4096
@@ -558,13 +558,10 @@ class Mixture:
 
     def _drawing(self, key: int) -> AbstractContextManager[Any]:
         """Let `rng(position)` be another generator in every source, and in each epoch of one."""
-        # What is not loaded yet, nobody draws from. It lies in a room further down, which cannot be imported here.
-        randomness = None if self.is_pure else sys.modules.get("stoker.engine.randomness")
-        if randomness is None:
+        if self.is_pure:
             return _NO_DRAWS
         epoch, source = divmod(key, len(self._parts))
-        strand: AbstractContextManager[Any] = randomness.strand(derived_key(self._parts[source].seed, epoch))
-        return strand
+        return strand(derived_key(self._parts[source].seed, epoch))
 
     def _placed(self, numbers: Indices) -> tuple[Indices, Indices]:
         """Return the keys of samples (epoch of the source * number of sources + source), and the positions in it."""

@@ -41,7 +41,7 @@ from stoker.loader.ranks import resolved_ranks
 from stoker.loader.sampler_progress import SamplerProgress
 from stoker.loader.stream import Sharing, StreamMaker, StreamSetting
 from stoker.loader.stream_progress import StreamProgress
-from stoker.loader.work import Beginning, Ended, Finisher, Made, MapMaker, Told
+from stoker.loader.work import Beginning, Ended, Finisher, Made, MapMaker, Told, teller
 from stoker.plan import Order, Plan, Recipe, Sequential, Shuffle, Tail, derived_key, order_named
 from stoker.source import LineStream
 
@@ -501,7 +501,7 @@ class DataLoader(TorchDataLoader[T_co]):
             chosen = self._chosen_epoch
             if isinstance(progress, StreamProgress):
                 return workers.run(StreamErrand(progress, recipes, chosen_epoch=chosen))
-            return workers.run(MapErrand(recipes, chosen_epoch=chosen))
+            return workers.run(MapErrand(recipes, chosen_epoch=chosen, tell=teller(self._course.dataset)))
         maker = self._maker(pin)
         if not self.num_threads:
             return Inline(recipes, maker.make)

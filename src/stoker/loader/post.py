@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stoker.errors import WorkerError
@@ -81,15 +81,17 @@ def _poisoned(error: Exception, notes: list[str]) -> Poison:
 class MapErrand:
     """Recipes for whichever worker process is free."""
 
-    def __init__(self, recipes: Iterator[Any], *, chosen_epoch: int | None) -> None:
-        self._recipes, self._chosen_epoch = recipes, chosen_epoch
+    def __init__(
+        self, recipes: Iterator[Any], *, chosen_epoch: int | None, tell: Callable[[], Any] = lambda: None
+    ) -> None:
+        self._recipes, self._chosen_epoch, self._tell = recipes, chosen_epoch, tell
 
     def __next__(self) -> Any:
         return next(self._recipes)
 
     def content(self, recipe: Any) -> tuple[int | None, Sent]:
         """Return what a worker needs to know."""
-        return self._chosen_epoch, sent(recipe)
+        return self._chosen_epoch, sent(recipe, self._tell())
 
     def result(self, recipe: Recipe, answer: tuple[Any, bytes]) -> Made:
         """Return the batch with its recipe, which has stayed here."""

@@ -27,10 +27,10 @@ from stoker.engine.desk import Desk
 from stoker.engine.identity import act_as, has_looked
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
-from stoker.engine.randomness import SampleContext, entered
 from stoker.errors import EarlyStop
 from stoker.loader.work import AwayTask, Ended, Finisher, Made, batch_key, posted
 from stoker.plan import Recipe, Tail, derived_key
+from stoker.randomness import SampleContext, entered
 
 T = TypeVar("T")
 

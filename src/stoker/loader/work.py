@@ -5,19 +5,19 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from stoker.batch import Gathering, placed, plain_collate, stack_plainly
+from stoker.batch import Gathering, Tray, Trays, placed, plain_collate, stack_plainly
 from stoker.engine.desk import Desk
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
-from stoker.engine.randomness import SampleContext, entered, key_of
 from stoker.errors import EarlyStop, NothingCollated
 from stoker.plan import Recipe, derived_key
 from stoker.plan.mixing import GOLDEN, MASK
+from stoker.randomness import SampleContext, entered, key_of
 
 MAX_REPLACEMENTS = 8
 """Samples tried in the place of a bad one, before the error is raised after all."""
@@ -41,25 +41,36 @@ class Ended(NamedTuple):
     """Where a dataset that stays with its worker is now, at the beginning of its next epoch."""
 
 
-Sent = tuple[int, int, int, bytes | list[Any]]
-"""What a worker is told of a recipe: step, epoch, rank and positions, the plan's as the bytes of 64-bit integers.
+Sent = tuple[int, int, int, bytes | list[Any], Any]
+"""What a worker is told of a recipe: step, epoch, rank, positions, the plan's as the bytes of 64-bit integers, and what
+the dataset tells.
 
 Pickling all of a recipe would take longer than all else about a small batch.
 """
 
 
-def sent(recipe: Recipe) -> Sent:
+def sent(recipe: Recipe, told: Any = None) -> Sent:
     """Return what is to be sent of a recipe."""
     positions: Any = recipe.positions
     listed = positions if isinstance(positions, list) else positions.tobytes()
-    return recipe.step, recipe.epoch, recipe.rank, listed
+    return recipe.step, recipe.epoch, recipe.rank, listed, told
 
 
 def received(content: Sent) -> Recipe:
     """Return the recipe, as far as a worker needs it."""
-    step, epoch, rank, positions = content
+    step, epoch, rank, positions, _ = content
     listed: Any = np.frombuffer(positions, np.int64) if isinstance(positions, bytes) else positions
     return Recipe(step, epoch, rank, (), listed, None, 0)  # type: ignore[arg-type]
+
+
+def teller(dataset: Any) -> Callable[[], Any]:
+    """Return what tells, with every recipe, what a dataset in the trainer's process has to say to whoever reads it."""
+    tell = getattr(dataset, "tell", None)
+    return tell if callable(tell) else _nothing
+
+
+def _nothing() -> None:
+    return None
 
 
 def posted(made: Made | Ended) -> tuple[Any, bytes]:
@@ -143,6 +154,10 @@ class MapMaker:
         self.gathers = finish.is_batched and finish.collate_fn is None and hasattr(dataset, "__getbatch__")
         """The dataset may make batches whole."""
         self._gather = Gathering() if self.gathers else None
+        self.fills = finish.is_batched and finish.collate_fn is None and callable(getattr(dataset, "tray", None))
+        """The dataset may write samples where they belong in the batch."""
+        self._trays = Trays()
+        self._tell = teller(dataset)
         self._has_epochs = callable(getattr(dataset, "in_epoch", None))
         self._view: tuple[int | None, Any] = (None, dataset)
         self.is_pure = self.gathers and getattr(dataset, "is_pure", False) is True
@@ -165,6 +180,10 @@ class MapMaker:
         return self._loan.run(self._make, recipe, batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank))
 
     def _make(self, recipe: Recipe) -> Made:
+        if self.fills:
+            tray = self.opened(recipe, self._tell())
+            if tray is not None:
+                return self.filled(recipe, tray)
         if self.gathers:
             made = self.gathered(recipe)
             if made is not None:
@@ -199,12 +218,67 @@ class MapMaker:
             return None
         return Made(recipe, batch if self.finish.pin is None else self.finish.pin(batch), (), None)
 
+    def opened(self, recipe: Recipe, told: Any, desk: Desk | None = None) -> Tray | None:
+        """Return a tray for a recipe, in the slot on `desk` if there is one; None if the dataset has none after all."""
+        dataset = self.dataset_in(recipe.epoch) if self._has_epochs else self.dataset
+        num_samples = len(recipe.positions)
+        if desk is None:
+            tray = self._trays.opened(dataset, num_samples, told)
+        else:
+            desk.clear()
+            with self.finish.onto(desk):
+                tray = self._trays.opened(dataset, num_samples, told, clear=desk.clear)
+        if tray is NotImplemented:
+            self.fills = False
+            return None
+        return tray  # type: ignore[no-any-return]
+
+    def filled(self, recipe: Recipe, tray: Tray) -> Made:
+        """Return the batch of a tray, filled here and now."""
+        skipped: list[Skipped] = []
+        self.fill(recipe, tray, _listed_positions(recipe), 0, skipped)
+        return self.lifted(recipe, tray, skipped)
+
+    def lifted(self, recipe: Recipe, tray: Tray, skipped: list[Skipped]) -> Made:
+        """Return the batch of a tray that is full."""
+        try:
+            batch = self._trays.lifted(tray)
+        except Exception as error:
+            _noted(error, f"while putting together {listed(recipe)}")
+            raise
+        return Made(recipe, batch if self.finish.pin is None else self.finish.pin(batch), skipped, None)
+
+    def fill(self, recipe: Recipe, tray: Tray, positions: list[Any], row: int, skipped: list[Skipped]) -> None:
+        """Put the samples at `positions` into the rows from `row` on; bad ones are replaced, if the policy says so."""
+        walk = iter(positions)
+        previous = entered(SampleContext(self.seed, recipe.epoch, positions, walk))
+        put = tray.put
+        try:
+            for position in walk:
+                try:
+                    put(row, position)
+                except Exception as error:
+                    if isinstance(error, StopIteration):
+                        error = EarlyStop("put")
+                    if self.policy.action == "raise":
+                        self._blame(error, recipe, position)
+                        raise error from error.__cause__
+                    self._replaced(error, recipe, position, skipped, partial(put, row))
+                row += 1
+        finally:
+            entered(previous)
+
     def make_away(self, content: Sent, desk: Desk) -> tuple[Any, bytes]:
         """Make a batch in a worker process, straight into the slot on `desk`; with a note for the ledger, if any."""
         recipe = received(content)
         key = batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank)
 
         def make(recipe: Recipe) -> Made:
+            if self.fills:
+                tray = self.opened(recipe, content[-1], desk)
+                if tray is not None:
+                    with self.finish.onto(desk):
+                        return self.filled(recipe, tray)
             if self.gathers:
                 desk.clear()
                 with self.finish.onto(desk):
@@ -221,11 +295,13 @@ class MapMaker:
 
     def task_away(self, content: Sent, desk: Desk) -> AwayTask:
         """Return the making of a batch in a worker process that has several threads."""
-        return AwayTask(self.task(received(content)), self.finish, desk)
+        recipe = received(content)
+        tray = self.opened(recipe, content[-1], desk) if self.fills else None
+        return AwayTask(MapTask(self, recipe, tray), self.finish, desk)
 
     def task(self, recipe: Recipe) -> MapTask:
         """Return the work of `recipe`, to be shared out among threads."""
-        return MapTask(self, recipe)
+        return MapTask(self, recipe, self.opened(recipe, self._tell()) if self.fills else None)
 
     def read(self, recipe: Recipe, positions: list[Any], skipped: list[Skipped]) -> list[Any]:
         """Return the samples at `positions`; bad ones are replaced and noted in `skipped`, if the policy says so."""
@@ -254,13 +330,20 @@ class MapMaker:
                 except Exception as error:
                     position = positions[len(samples)]
                     if self.policy.action == "raise":
-                        self._tell(error, recipe, position)
+                        self._blame(error, recipe, position)
                         raise
                     samples.append(self._replaced(error, recipe, position, skipped))
         finally:
             entered(previous)
 
-    def _replaced(self, error: Exception, recipe: Recipe, position: Any, skipped: list[Skipped]) -> Any:
+    def _replaced(
+        self,
+        error: Exception,
+        recipe: Recipe,
+        position: Any,
+        skipped: list[Skipped],
+        read: Callable[[Any], Any] | None = None,
+    ) -> Any:
         """Return another sample for a bad one, the same in every engine: a function of (seed, epoch, position)."""
         if self.owns_order:
             others: Sequence[Any] = range(len(self.dataset))
@@ -270,12 +353,13 @@ class MapMaker:
         instead = getattr(dataset, "instead", None)
         if self.owns_order and callable(instead):  # a mixture, whose shares must stay what they are
             others = dataset.others(position)
+        read = read or dataset.__getitem__
         for attempt in range(MAX_REPLACEMENTS if others else 0):
             other = others[derived_key(self.seed, recipe.epoch, key_of(position), attempt) % len(others)]
             walk = iter([other])
             previous = entered(SampleContext(self.seed, recipe.epoch, [other], walk))
             try:
-                sample = instead(position, next(walk)) if callable(instead) else dataset[next(walk)]
+                sample = instead(position, next(walk)) if callable(instead) else read(next(walk))
             except Exception:
                 continue
             finally:
@@ -283,12 +367,12 @@ class MapMaker:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             skipped.append(Skipped(recipe.epoch, recipe.step, position, reason, described(dataset, position), other))
             return sample
-        self._tell(error, recipe, position)
+        self._blame(error, recipe, position)
         tried = f"{MAX_REPLACEMENTS} other samples, tried in its place, could not be read either"
         error.add_note(tried if others else "there is no other sample in this batch to take its place")
         raise error
 
-    def _tell(self, error: Exception, recipe: Recipe, position: Any) -> None:
+    def _blame(self, error: Exception, recipe: Recipe, position: Any) -> None:
         where = described(self.dataset_in(recipe.epoch), position)
         error.add_note(
             f"raised while reading position {position}{f' ({where})' if where else ''} of "
@@ -334,14 +418,15 @@ class Told:
 class MapTask:
     """The reading of one batch in parts, by several threads."""
 
-    __slots__ = ("gathers", "maker", "positions", "recipe", "samples", "size", "skipped")
+    __slots__ = ("gathers", "maker", "positions", "recipe", "samples", "size", "skipped", "tray")
 
-    def __init__(self, maker: MapMaker, recipe: Recipe) -> None:
-        self.maker, self.recipe = maker, recipe
+    def __init__(self, maker: MapMaker, recipe: Recipe, tray: Tray | None = None) -> None:
+        self.maker, self.recipe, self.tray = maker, recipe, tray
         self.positions = _listed_positions(recipe)
         # one call for all, where the dataset takes many positions: it may want to see them together
-        self.gathers = maker.gathers
-        self.size = 1 if maker.reads_many or self.gathers else len(self.positions)
+        self.gathers = maker.gathers and tray is None
+        is_one = tray is None and (maker.reads_many or self.gathers)
+        self.size = 1 if is_one else len(self.positions)
         self.samples: list[Any] = [None] * len(self.positions)
         self.skipped: list[tuple[int, list[Skipped]]] = []
 
@@ -352,7 +437,9 @@ class MapTask:
 
     def _read(self, start: int, stop: int) -> None:
         skipped: list[Skipped] = []
-        if self.maker.reads_many:
+        if self.tray is not None:
+            self.maker.fill(self.recipe, self.tray, self.positions[start:stop], start, skipped)
+        elif self.maker.reads_many:
             self.samples = self.maker.read(self.recipe, self.positions, skipped)
         else:
             self.samples[start:stop] = self.maker.read(self.recipe, self.positions[start:stop], skipped)
@@ -367,6 +454,8 @@ class MapTask:
                 return made
             self._read(0, len(self.positions))
         skipped = [entry for _, part in sorted(self.skipped, key=lambda item: item[0]) for entry in part]
+        if self.tray is not None:
+            return self.maker.lifted(self.recipe, self.tray, skipped)
         return Made(self.recipe, self.maker.finish(self.recipe, self.samples), skipped, None)
 
 
