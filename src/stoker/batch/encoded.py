@@ -45,7 +45,7 @@ class Encoded:
         self.sizes = _tensor(sizes)
         """int64 [num_files, 2]: width and height of the whole pictures."""
         self.regions = _tensor(regions)
-        """int64 [num_files, 4]: left, top, right, bottom of the part that may be looked at, in pixels of the picture."""
+        """int64 [num_files, 4]: left, top, right, bottom of the part that may be looked at, in its pixels."""
         self.boxes = _tensor(boxes)
         """float64 [num_files, 4]: the part that is resized to [H, W], in the same pixels, inside the region."""
         self.flips = _tensor(flips)
