@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stoker import source as source
     from stoker import store as store
     from stoker import transform as transform
+    from stoker import view as view
     from stoker.compose.mixed import Mixture, mix
     from stoker.compose.packed import Packed, pack
     from stoker.deliver import Normalize
@@ -68,6 +69,7 @@ _ROOMS = (
     "source",
     "store",
     "transform",
+    "view",
 )
 
 __all__ = [

@@ -87,6 +87,11 @@ class Widening:
         """Return the widening that is asked for, or None if there is nothing to do."""
         return None if to is None and normalize is None else cls(to, normalize)
 
+    @property
+    def normalize(self) -> Normalize | None:
+        """What images are normalised with."""
+        return self._normalize
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_constants": {}}  # tensors on a device, made again where they are needed
 

@@ -6,6 +6,7 @@ import multiprocessing
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from typing import Any, Literal, Protocol, TypeVar, cast
 from weakref import finalize
 
@@ -202,6 +203,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self.prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
         self.num_threads, self.shard, self.seed = num_threads, shard, seed
         self.device = device
+        self.normalize = None if self._widening is None else self._widening.normalize
         self._own_collate = collate_fn
         self._is_stream, self._is_planned = is_stream, is_planned
         self._num_iterations = 0
@@ -413,6 +415,23 @@ class DataLoader(TorchDataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         # workers and slots stay with the process that has them
         return self.__dict__ | {"_processes": None, "_ring": None, "_iterator": None}
+
+    def __copy__(self) -> DataLoader[T_co]:
+        """Return a loader whose next iteration is what this one's would be: to look without being noticed.
+
+        They have the dataset in common, and nothing else: workers, ledger and place are each one's own.
+        """
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__getstate__())
+        if self._is_planned:
+            _ = self._course.seed  # drawn by now, and the same for both
+        twin._course = copy(self._course)
+        twin._loan = Loan(is_repeatable=not self._is_stream)
+        twin.ledger = Ledger(self.ledger.policy)
+        if self._resume is not None:
+            twin._resume = None
+            twin.load_state_dict(self.state_dict())
+        return twin
 
     def _identity(self) -> dict[str, Any]:
         """Return what tells this dataset from another one."""

@@ -1,0 +1,317 @@
+"""Pictures and their labels, found in a batch of whatever form.
+
+Shapes: B pictures of H rows and W columns, with C channels first or last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.batch.encoded import Encoded
+from stoker.errors import ArgumentError
+
+Pixels = NDArray[np.uint8]
+
+IMAGES = ("image", "images", "picture", "pictures", "pixels", "pixel_values", "img", "x", "input", "inputs", "data")
+LABELS = ("label", "labels", "target", "targets", "class", "classes", "y")
+"""Names of fields, the likeliest first."""
+
+CHANNELS = (1, 3, 4)
+
+NAN_COLOUR = (255, 0, 200)
+"""What is no number is not to be overlooked."""
+
+SLACK = 1e-3
+"""How far outside 0 to 1 numbers may be and still mean it: resizing and half precision go a little beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The pictures of a batch, ready to be drawn."""
+
+    pictures: list[Pixels]
+    """uint8 [H, W, 3] each; of different sizes, perhaps."""
+    labels: Any
+    """What the batch says about each, or None."""
+    num_all: int
+    """How many the batch has; there may be more than were asked for."""
+    kind: str
+    """What they were: shape and type."""
+    notes: list[str] = field(default_factory=list)
+    """What had to be done so that they can be seen."""
+
+
+def found(batch: Any, *, normalize: Any = None, limit: int) -> Found:
+    """Return the first `limit` pictures of a batch, with their labels.
+
+    A batch is a tensor or array of pictures (channels first or last, grey too), one picture, a list of pictures, or a
+    dict or tuple that holds one of these. `normalize` is what they were normalised with.
+    """
+    images, labels = _parts(batch)
+    if images is None:
+        raise ArgumentError(
+            f"there are no pictures in {_described(batch)}",
+            hint="pass a tensor of shape [B, C, H, W] or [B, H, W, C] with 1, 3 or 4 channels, or a dict or tuple that "
+            "holds one; packed rows are known by their 'document_ids'",
+        )
+    whole = images if isinstance(images, list) else _batched(images)
+    shown = [_array(image) for image in whole[:limit]] if isinstance(whole, list) else [*_array(whole[:limit])]
+    pictures, notes = _drawable(shown, _constants(normalize))
+    shape = " x ".join(map(str, whole.shape if not isinstance(whole, list) else shown[0].shape)) if shown else "0"
+    return Found(pictures, labels, len(whole), f"{shape} {_type(images)}", notes)
+
+
+def has_pictures(batch: Any) -> bool:
+    """Return whether there are pictures in a batch."""
+    return _parts(batch)[0] is not None
+
+
+def named(labels: Any, classes: Sequence[str] | None, number: int) -> list[str | None]:
+    """Return what is written below each of the first `number` pictures: the name of its class, or the label itself."""
+    if labels is None:
+        return [None] * number
+    values = _array(labels[:number]) if _is_array(labels) else list(labels)[:number]
+    told: list[str | None] = [_told(value, classes) for value in values]
+    return told + [None] * (number - len(told))
+
+
+# ---------------------------------------------------------------- where they are
+
+
+def _parts(batch: Any) -> tuple[Any, Any]:
+    """Return the pictures and the labels of a batch, each None if there are none."""
+    if isinstance(batch, Encoded):
+        raise ArgumentError(
+            f"{batch.num_files} pictures of this batch are still files, to be decoded on a device",
+            hint="look at a batch that was delivered, DataLoader(..., device='cuda'), or load with decode='cpu'",
+        )
+    if _is_image(batch) or (_is_array(batch) and _looks_like_pictures(batch)):
+        return ([batch] if _is_image(batch) else batch), None
+    if hasattr(batch, "_asdict"):
+        batch = batch._asdict()
+    if isinstance(batch, Mapping):
+        return _of_fields(batch)
+    if isinstance(batch, list) and batch and all(_is_picture(entry) for entry in batch):
+        return batch, None
+    if isinstance(batch, tuple | list):
+        if batch and all(isinstance(entry, tuple | list) and entry and _is_picture(entry[0]) for entry in batch):
+            return _of_samples(batch)
+        return _of_entries(batch)
+    return None, None
+
+
+def _of_fields(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
+    names = [name for name in IMAGES if name in fields] + [name for name in fields if name not in LABELS]
+    for name in names:
+        images, labels = _parts(fields[name]) if not isinstance(fields[name], str) else (None, None)
+        if images is not None:
+            found_labels = next((fields[label] for label in LABELS if label in fields and label != name), labels)
+            return images, found_labels
+    return None, None
+
+
+def _of_entries(entries: Sequence[Any]) -> tuple[Any, Any]:
+    for at, entry in enumerate(entries):
+        images, labels = _parts(entry) if not isinstance(entry, str) else (None, None)
+        if images is not None:
+            size = len(images) if isinstance(images, list) else len(_batched(images))
+            others = (other for number, other in enumerate(entries) if number != at)
+            return images, next((other for other in others if _is_labels(other, size)), labels)
+    return None, None
+
+
+def _of_samples(samples: Sequence[Any]) -> tuple[Any, Any]:
+    """Return the parts of a list of samples that nobody has collated."""
+    images = [sample[0] for sample in samples]
+    return images, [sample[1] for sample in samples] if all(len(sample) > 1 for sample in samples) else None
+
+
+def _described(batch: Any) -> str:
+    """Return what a batch is, so that one sees what was passed."""
+    if _is_array(batch):
+        return f"a tensor of shape {tuple(batch.shape)}"
+    if hasattr(batch, "_asdict"):
+        batch = batch._asdict()
+    if isinstance(batch, Mapping):
+        parts = [f"{name}: {_described(value).removeprefix('a tensor of shape ')}" for name, value in batch.items()]
+        return "{" + ", ".join(parts) + "}"
+    if isinstance(batch, tuple | list) and len(batch) <= 4:
+        return f"a {type(batch).__name__} of {', '.join(map(_described, batch)) or 'nothing'}"
+    return f"a {type(batch).__name__}"
+
+
+def _is_labels(entry: Any, size: int) -> bool:
+    if _is_array(entry):
+        return entry.ndim in (1, 2) and len(entry) == size
+    return isinstance(entry, list | tuple) and len(entry) == size
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "ndim")
+
+
+def _is_image(value: Any) -> bool:
+    """Whether it is an image of Pillow's."""
+    return hasattr(value, "getbands") and hasattr(value, "convert")
+
+
+def _is_picture(value: Any) -> bool:
+    """Whether it is one picture."""
+    return _is_image(value) or (_is_array(value) and value.ndim in (2, 3) and _looks_like_pictures(value))
+
+
+def _looks_like_pictures(array: Any) -> bool:
+    shape = tuple(array.shape)
+    if array.ndim == 4:
+        return bool(shape[1] in CHANNELS or shape[-1] in CHANNELS)
+    if array.ndim == 3:  # rows of embeddings have this many dimensions, too: those are long and thin, and rarely bytes
+        return min(shape[-2:]) >= 2 or shape[-1] in CHANNELS
+    return bool(array.ndim == 2 and "uint8" in str(array.dtype))
+
+
+def _batched(images: Any) -> Any:
+    """Return [B, H, W] or [B, ?, ?, ?] of what may be a single picture."""
+    if images.ndim == 2 or (images.ndim == 3 and (images.shape[0] in CHANNELS or images.shape[-1] in CHANNELS)):
+        return images[None]
+    return images
+
+
+# ---------------------------------------------------------------- what they become
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """Return a tensor, of whatever device and type, an array or an image as an array."""
+    if _is_image(value):
+        return np.asarray(value.convert("RGB"))
+    if hasattr(value, "detach"):
+        value = value.detach()
+        if value.dtype.is_floating_point and value.dtype.itemsize < 4:
+            value = value.float()  # bfloat16 is not known to NumPy
+        return np.asarray(value.cpu().numpy())
+    return np.asarray(value)
+
+
+def _type(images: Any) -> str:
+    first = images[0] if isinstance(images, list) and images else images
+    return str(getattr(first, "dtype", None) or getattr(first, "mode", "")).removeprefix("torch.")
+
+
+def _constants(normalize: Any) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    if normalize is None:
+        return None
+    mean, std = (normalize.mean, normalize.std) if hasattr(normalize, "mean") else normalize
+    return np.atleast_1d(np.asarray(mean, np.float64)), np.atleast_1d(np.asarray(std, np.float64))
+
+
+def _drawable(
+    arrays: list[NDArray[Any]], constants: tuple[NDArray[Any], NDArray[Any]] | None
+) -> tuple[list[Pixels], list[str]]:
+    """Return all pictures as bytes, brightened or darkened alike, and what was done to them."""
+    arrays = [_channels_last(array) for array in arrays]
+    if not arrays or all(array.dtype == np.uint8 for array in arrays):
+        return [_coloured(array) for array in arrays], []
+    notes = []
+    finite = [np.isfinite(array) for array in arrays] if arrays[0].dtype.kind == "f" else None
+    if finite is not None:
+        num_odd = sum(not good.all() for good in finite)
+        if num_odd:
+            notes.append(f"{num_odd} with values that are no numbers, in magenta")
+            arrays = [np.where(good, array, 0) for good, array in zip(finite, arrays)]
+    if constants is not None and arrays[0].dtype.kind == "f":
+        mean, std = constants
+        if any(array.shape[-1] != len(mean) and len(mean) > 1 for array in arrays):
+            raise ArgumentError(
+                f"normalize has {len(mean)} channels, the pictures have {arrays[0].shape[-1]}",
+                hint="give one mean and one standard deviation for each channel",
+            )
+        arrays = [array * std + mean for array in arrays]
+        low, high = 0.0, 1.0
+    else:
+        low, high, note = _range(arrays)
+        notes += [note] if note else []
+    scale = 255 / (high - low) if high > low else 0.0
+    drawn = [_coloured(np.rint((array.astype(np.float64) - low) * scale).clip(0, 255)) for array in arrays]
+    for good, picture in zip(finite or (), drawn):
+        picture[~good.all(-1)] = NAN_COLOUR
+    return drawn, notes
+
+
+def _range(arrays: list[NDArray[Any]]) -> tuple[float, float, str | None]:
+    """Return which numbers are black and white, and a note where that is a guess."""
+    low = min((float(array.min()) for array in arrays if array.size), default=0.0)
+    high = max((float(array.max()) for array in arrays if array.size), default=1.0)
+    kind = arrays[0].dtype.kind
+    if kind == "b" or (kind == "f" and low >= -SLACK and high <= 1 + SLACK):
+        return 0.0, 1.0, None
+    if low >= 0 and high <= 255:
+        return 0.0, 255.0, None
+    if arrays[0].dtype == np.uint16:
+        return 0.0, 65535.0, None
+    if kind == "f" and low >= -1 - SLACK and high <= 1 + SLACK:
+        return -1.0, 1.0, "values from -1 to 1, shown from black to white"
+    return (
+        low,
+        high,
+        f"values from {low:.3g} to {high:.3g}, shown from black to white: pass normalize= for true colours",
+    )
+
+
+def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
+    """Return [H, W, C] of a picture [H, W], [C, H, W] or [H, W, C]."""
+    if array.ndim == 2:
+        return array[:, :, None]
+    if array.ndim == 3 and array.shape[0] in CHANNELS:
+        return array.transpose(1, 2, 0)
+    if array.ndim == 3 and array.shape[-1] in CHANNELS:
+        return array
+    raise ArgumentError(
+        f"a picture of shape {array.shape} cannot be drawn",
+        hint="pictures have 1, 3 or 4 channels, first or last; pass a slice such as batch[:, :3]",
+    )
+
+
+def _coloured(array: NDArray[Any]) -> Pixels:
+    """Return [H, W, 3] bytes: grey as it is, and what is transparent on white."""
+    pixels = array.astype(np.uint8)
+    if pixels.shape[-1] == 1:
+        return np.repeat(pixels, 3, axis=-1)
+    if pixels.shape[-1] == 4:
+        opacity = pixels[..., 3:].astype(np.float64) / 255
+        return np.rint(pixels[..., :3] * opacity + 255 * (1 - opacity)).astype(np.uint8)
+    return pixels
+
+
+# ---------------------------------------------------------------- labels
+
+
+def _told(value: Any, classes: Sequence[str] | None) -> str | None:
+    if value is None or isinstance(value, str | bytes):
+        return value.decode(errors="replace") if isinstance(value, bytes) else value
+    numbers = _array(value)
+    if numbers.ndim == 0:
+        return _name(numbers.item(), classes)
+    if numbers.ndim == 1 and len(numbers) == 1:
+        return _name(numbers[0].item(), classes)
+    if _is_shared_out(numbers):  # labels that were mixed: the likeliest two
+        order = np.argsort(-numbers, kind="stable")[:2]
+        parts = [(_name(int(at), classes), float(numbers[at])) for at in order if numbers[at] >= 0.005]
+        return parts[0][0] if len(parts) == 1 else ", ".join(f"{name} {share:.0%}" for name, share in parts)
+    shown = ", ".join(_name(number, None) for number in numbers.flat[:4].tolist())
+    return shown + (", ..." if numbers.size > 4 else "")
+
+
+def _is_shared_out(numbers: NDArray[Any]) -> bool:
+    return numbers.ndim == 1 and numbers.min() >= 0 and abs(float(numbers.sum()) - 1) < 0.01
+
+
+def _name(value: Any, classes: Sequence[str] | None) -> str:
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value))
+    if isinstance(value, int):
+        return str(classes[value]) if classes is not None and 0 <= value < len(classes) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
