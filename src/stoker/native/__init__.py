@@ -5,7 +5,9 @@ Nothing needs it: each function says by False that NumPy has to do the same, whi
 """
 
 from stoker.native.blocks import block_tables
+from stoker.native.header import JpegHeader, jpeg_header
 from stoker.native.library import told, without
+from stoker.native.pictures import resize
 from stoker.native.rows import can_gather, fill_rows, gather_rows
 from stoker.native.sequence import apportion
 from stoker.native.spans import Finder, Found, Parts, Sheet
@@ -13,6 +15,7 @@ from stoker.native.spans import Finder, Found, Parts, Sheet
 __all__ = [
     "Finder",
     "Found",
+    "JpegHeader",
     "Parts",
     "Sheet",
     "apportion",
@@ -20,6 +23,8 @@ __all__ = [
     "can_gather",
     "fill_rows",
     "gather_rows",
+    "jpeg_header",
+    "resize",
     "told",
     "without",
 ]

@@ -25,6 +25,8 @@ INT32, INT64, BOOL = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.bool_)
 _nothing = ctypes.c_char * 0
 _from_buffer: Callable[[Any], Any] = _nothing.from_buffer
 _addressof = ctypes.addressof
+_address_of = ctypes.pythonapi["PyBytes_AsString"]  # by its name in brackets it is ours alone
+_address_of.argtypes, _address_of.restype = (ctypes.py_object,), ctypes.c_void_p
 
 
 def address(array: NDArray[Any]) -> int:
@@ -33,6 +35,19 @@ def address(array: NDArray[Any]) -> int:
         return _addressof(_from_buffer(array))  # a fifth of the time that the array's own ways take
     except TypeError:  # it is read-only
         return int(array.__array_interface__["data"][0])
+
+
+def address_of_bytes(data: Any) -> tuple[int, int]:
+    """Return where bytes, a memoryview or an array of bytes begins, and how many there are. It has to be kept."""
+    if type(data) is bytes:
+        return _address_of(data), len(data)
+    if type(data) is not np.ndarray:
+        data = np.frombuffer(data, np.uint8)  # only looks at it, and refuses what has gaps
+    elif data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
+        raise ArgumentError(
+            f"a file is given as {data.dtype} in {data.ndim} dimensions", hint="uint8 in one dimension is needed"
+        )
+    return address(data), len(data)
 
 
 def inputs(name: str, array: Any, *, dtype: np.dtype[Any] = INT64) -> NDArray[Any]:

@@ -57,7 +57,7 @@ def build(library: Path = LIBRARY) -> Path:
     try:
         for options in ([CLONES], []):  # not every system can choose among clones
             mark = f'-DSTOKER_SOURCES="{digest()}"'
-            command = [*compiler, *FLAGS, *options, mark, "-o", str(unfinished), *sources]
+            command = [*compiler, *FLAGS, *options, mark, "-o", str(unfinished), *sources, "-lm"]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
             except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.errors import ArgumentError
 
-# In the order of native.h, of which the last two are for those who call.
+# In the order of native.h. Those without words are for those who call.
 _FAULTS = (
     ("", ""),
     ("there is no memory", ""),
@@ -16,6 +16,9 @@ _FAULTS = (
     ("row {row} has more spans than cu_seqlens has room for", "it takes one more than spans, the padding counted"),
     ("the weights are negative, or their sum is not the period", "they say how many slots of the period each has"),
     ("the borders of row {row} do not go from 0 up to the length", "cu_seqlens repeats the length up to its end"),
+    ("", ""),
+    ("", ""),
+    ("the box is not within the picture", "it is left, top, right and bottom, in pixels"),
 )
 
 NO_ROOM, UNFOUND = 10, 11

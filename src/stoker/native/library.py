@@ -14,7 +14,7 @@ from stoker.native.building import LIBRARY, digest, is_current
 SWITCH = "STOKER_NATIVE"
 """The environment variable that turns the library off if it is 0."""
 
-# The structures that the functions take: addresses (P) and numbers (q), in the order of the sources.
+# The structures that the functions take: addresses (P) and numbers (q, d), in the order of the sources.
 LAYOUTS = {
     "fill_rows": "Pqq PPPq PPq qq Pqq Pqq PP Pq",
     "gather_rows": "Pqq Pqq Pq Pq",
@@ -22,6 +22,8 @@ LAYOUTS = {
     "block_tables": "Pqqqq Pq PPPPPPPP",
     "find_spans": "PPqPq",
     "write_rows": "PPqPP",
+    "jpeg_header": "PqP",
+    "resize": "Pqqqq dddd Pqqqqqq",
 }
 
 try:
@@ -40,6 +42,8 @@ class Library:
     block_tables: Callable[..., int]
     find_spans: Callable[..., int]
     write_rows: Callable[..., int]
+    jpeg_header: Callable[..., int]
+    resize: Callable[..., int]
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
@@ -51,7 +55,7 @@ def _taking(function: Any, layout: Struct) -> Callable[..., int]:
     function.argtypes, function.restype = (ctypes.c_char_p,), ctypes.c_int64
     pack = layout.pack
 
-    def call(*fields: int) -> int:
+    def call(*fields: float) -> int:
         found: int = function(pack(*fields))
         return found
 

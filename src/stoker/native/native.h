@@ -36,6 +36,7 @@ enum {
     BAD_BORDERS,   /* cu_seqlens do not go from 0 to the length */
     NO_ROOM,       /* there are more spans than room for them: no fault, and never raised, like the next */
     UNFOUND,       /* a span is not where the tables say, or not known to be */
+    BAD_BOX,       /* a box is not within its picture */
 };
 
 #define WRONG(what, row) ((int64_t)(row) << 4 | (what))
