@@ -75,6 +75,16 @@ class ArrowFolder:
         return list(self._columns)
 
     @property
+    def files(self) -> tuple[KnownFile, ...]:
+        """The files of data, in order."""
+        return self._rows.files
+
+    @property
+    def schema(self) -> Any:
+        """What Arrow says of all columns, those that are not read included."""
+        return self._rows.schema
+
+    @property
     def fingerprint(self) -> str:
         """A short text that changes when the files do, judged by their names, sizes and ends."""
         more = self._mapping.files if self._mapping is not None else ()

@@ -13,6 +13,7 @@ from stoker.errors import ArgumentError
 from stoker.source import arrow_file, megatron, npy_header, parquet
 from stoker.source.array_file import ArrayFile, is_array_file
 from stoker.source.arrow_folder import ArrowFolder, is_saved_dataset
+from stoker.source.images.listing import EXTENSIONS
 from stoker.source.known_file import Paths, files_within, has_pattern
 from stoker.source.lines import Lines
 from stoker.source.megatron import Megatron
@@ -42,7 +43,9 @@ _CAN_BE_OPENED = """what can be opened:
   .parquet files, or a folder of them
   a folder from datasets.save_to_disk (Hugging Face), or .arrow files
   .jsonl, .json, .csv, .tsv, .txt, also .gz and .zst
-  a pattern such as "data/*.parquet", or a list, of files of one of these kinds"""
+  a pattern such as "data/*.parquet", or a list, of files of one of these kinds
+pictures (folders of JPEG, PNG and others, tar archives) are opened by stoker.images"""
+_PICTURES = tuple(f".{extension}" for extension in (*EXTENSIONS, "tar"))
 
 
 def open(path: Paths, *, expect: Mapping[str, Any] | None = None, **options: Any) -> Any:  # noqa: A001
@@ -115,6 +118,10 @@ def _kind_of_file(file: Path, options: Mapping[str, Any]) -> Callable[..., Any]:
     for suffixes, kind in _BY_SUFFIX:
         if name.endswith(suffixes):
             return kind
+    if name.endswith(_PICTURES):
+        raise ArgumentError(
+            f"{file} holds pictures, which are opened in another way", hint=f"stoker.images([{str(file)!r}])"
+        )
     raise ArgumentError(f"{file} is none of the kinds of data that are known", hint=_CAN_BE_OPENED)
 
 
@@ -138,6 +145,10 @@ def _kind_of_folder(folder: Path) -> tuple[Callable[..., Any] | None, Any]:
     beside = {"dataset_info.json", "dataset_infos.json", "metadata.json", "meta.json"}
     found = [file for file in found if file.name not in beside] or found
     if not found:
+        if any(name.lower().endswith(_PICTURES) for _, _, names in os.walk(folder) for name in names):
+            raise ArgumentError(
+                f"{folder} holds pictures, which are opened in another way", hint=f"stoker.images({str(folder)!r})"
+            )
         raise ArgumentError(f"{folder} holds nothing that can be opened", hint=_CAN_BE_OPENED)
     return _kind_of_several(found, folder)
 

@@ -96,6 +96,11 @@ class Parquet:
         return list(self._columns)
 
     @property
+    def files(self) -> tuple[KnownFile, ...]:
+        """The files, in order."""
+        return self._files
+
+    @property
     def fingerprint(self) -> str:
         """A short text that changes when the files do, judged by their names, sizes and ends."""
         return fingerprint_of(self._files, *self._columns)

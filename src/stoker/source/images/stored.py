@@ -1,0 +1,89 @@
+"""Pictures in a store that `stoker prepare images` made."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ArgumentError
+from stoker.source.images.labels import Labels, digest_of
+from stoker.source.images.names import printable
+from stoker.store import Store
+
+IMAGE, LABEL, NAME = "image", "label", "name"
+"""The columns of such a store."""
+
+
+@final
+class StoredPictures:
+    """Pictures in a store, memory-mapped, each block checked when it is first read. Threads, pickling: as the store."""
+
+    def __init__(self, store: Store, column: str, labels: Labels) -> None:
+        self._store, self._column = store, column
+        self._stretch = store.stretch(column)
+        self.labels, self.classes = labels.values, labels.classes
+
+    def __repr__(self) -> str:
+        return f"StoredPictures({str(self._store.path)!r}, {len(self):,} pictures)"
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @property
+    def store(self) -> Store:
+        """Where they lie."""
+        return self._store
+
+    def read(self, position: int, /) -> NDArray[np.uint8]:
+        """Return the picture at `position`, as it is mapped."""
+        begins, sizes = self._stretch.bounds(np.array([position], np.int64))
+        size = int(sizes[0])
+        if not size:
+            return np.empty(0, np.uint8)
+        values, elements = self._stretch.spans(begins, sizes)
+        begin = int(elements[0])
+        return values[begin : begin + size]
+
+    def name(self, position: int, /) -> str:
+        """Return the name of the file that the picture was, below the store's path."""
+        return f"{self._store.path}: {printable(self.within(position))}"
+
+    def within(self, position: int) -> bytes:
+        """Return the name of the file that the picture was."""
+        if NAME not in self._store.columns:
+            return str(position).encode()
+        values, _ = self._store.read_ragged(NAME, [position])
+        return values.tobytes()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells these pictures from others."""
+        store = np.frombuffer(f"{self._store.fingerprint} {self._column}".encode(), np.uint8)
+        return digest_of([store], Labels(self.labels, self.classes))
+
+
+def of_store(store: Store, *, column: str | None, label: str | None, has_labels: bool) -> StoredPictures:
+    """Return the pictures of a store."""
+    column = IMAGE if column is None else column
+    found = store.columns.get(column)
+    if found is None or (found.dtype, found.shape, found.is_ragged) != ("uint8", (), True):
+        fitting = [name for name, one in store.columns.items() if one.kind == "bytes"]
+        raise ArgumentError(
+            f"{store.path} has no column {column!r} of pictures",
+            hint=f"pass column=, one of {', '.join(fitting)}" if fitting else "it is a store of other things",
+        )
+    if label is not None and label not in store.columns:
+        raise ArgumentError(f"{store.path} has no column {label!r}", hint=f"it has {', '.join(store.columns)}")
+    label = LABEL if label is None else label
+    labels = Labels()
+    if has_labels and label in store.columns and not store.columns[label].is_ragged:
+        labels = Labels(store.read(label, np.arange(len(store))), _classes(store.meta))
+    return StoredPictures(store, column, labels)
+
+
+def _classes(meta: dict[str, Any]) -> list[str] | None:
+    names = meta.get("classes")
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
