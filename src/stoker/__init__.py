@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stoker import store as store
     from stoker import transform as transform
     from stoker import view as view
+    from stoker.compose.images import Images, images
     from stoker.compose.mixed import Mixture, mix
     from stoker.compose.packed import Packed, pack
     from stoker.deliver import Normalize
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 # Every name and where it lives. Nothing is imported before it is used: `import stoker` stays quick and without torch.
 _HOMES = {
     "DataLoader": "stoker.loader",
+    "Images": "stoker.compose.images",
     "Ledger": "stoker.engine.ledger",
     "Lines": "stoker.source",
     "Mixture": "stoker.compose.mixed",
@@ -50,6 +52,7 @@ _HOMES = {
     "Skipped": "stoker.engine.ledger",
     "Store": "stoker.store",
     "Window": "stoker.plan",
+    "images": "stoker.compose.images",
     "mix": "stoker.compose.mixed",
     "open": "stoker.source.opening",
     "pack": "stoker.compose.packed",
@@ -74,6 +77,7 @@ _ROOMS = (
 
 __all__ = [
     "DataLoader",
+    "Images",
     "Ledger",
     "Lines",
     "Mixture",
@@ -87,6 +91,7 @@ __all__ = [
     "Store",
     "Window",
     "__version__",
+    "images",
     "mix",
     "open",
     "pack",

@@ -116,6 +116,11 @@ def sample_context(position: Any, *, epoch: int = 0, seed: int = 0) -> Iterator[
         entered(previous)
 
 
+def in_sample() -> bool:
+    """Return whether a sample is being read, so that `rng()` is its own."""
+    return _local.context is not None
+
+
 def rng(position: Any = None) -> Generator:
     """Return the random generator of the sample that is being read.
 

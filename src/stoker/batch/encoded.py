@@ -17,7 +17,18 @@ class Encoded:
     to a device never sees one.
     """
 
-    __slots__ = ("boxes", "data", "flips", "offsets", "pixels", "positions", "regions", "rows", "sizes")
+    __slots__ = (
+        "boxes",
+        "data",
+        "flips",
+        "is_channels_last",
+        "offsets",
+        "pixels",
+        "positions",
+        "regions",
+        "rows",
+        "sizes",
+    )
 
     def __init__(
         self,
@@ -30,6 +41,8 @@ class Encoded:
         regions: Any,
         boxes: Any,
         flips: Any,
+        *,
+        is_channels_last: bool = False,
     ) -> None:
         self.pixels = _tensor(pixels)
         """uint8, [B, C, H, W] or [B, H, W, C] by `strides` alone: the shape is always [B, C, H, W]. Rows that are
@@ -50,6 +63,8 @@ class Encoded:
         """float64 [num_files, 4]: the part that is resized to [H, W], in the same pixels, inside the region."""
         self.flips = _tensor(flips)
         """bool [num_files]: mirror it left to right, last of all."""
+        self.is_channels_last = is_channels_last
+        """Whoever loads asked for the shape [B, H, W, C]: see `shaped`."""
 
     def __len__(self) -> int:
         """Return the number of pictures."""
@@ -71,6 +86,10 @@ class Encoded:
         """Return the bytes of a file."""
         start, stop = self.offsets[number : number + 2].tolist()
         return self.data[start:stop]
+
+    def shaped(self, pixels: Tensor) -> Tensor:
+        """Return pixels of shape [B, C, H, W], when all rows are there, in the shape that they are handed out in."""
+        return pixels.permute(0, 2, 3, 1) if self.is_channels_last else pixels
 
     def pin_memory(self) -> Encoded:
         """Return the same in page-locked memory; the files stay where they are, for they are read by the host."""

@@ -32,3 +32,36 @@ class View(NamedTuple):
 def whole(width: int, height: int) -> View:
     """Return the view of all of a picture, as it is."""
     return View((0, 0, width, height), (0.0, 0.0, float(width), float(height)), (height, width))
+
+
+def is_plain(view: View) -> bool:
+    """Return whether a view takes pixels as they are: nothing is resized."""
+    left, top, right, bottom = view.box
+    height, width = view.size
+    return right - left == width and bottom - top == height and left % 1 == 0 and top % 1 == 0
+
+
+def cut(view: View, left: int, top: int, width: int, height: int) -> View:
+    """Return the part of a view that begins at (left, top) of what comes of it."""
+    (view_height, view_width), flip = view.size, view.flip
+    if flip:  # what is mirrored last is cut on the other side
+        left = view_width - left - width
+    first, upper, last, lower = view.box
+    if is_plain(view):
+        x, y = int(first) + left, int(upper) + top
+        return View(
+            (x, y, x + width, y + height),
+            (float(x), float(y), float(x + width), float(y + height)),
+            (height, width),
+            flip,
+        )
+    # It was resized: the same pixels come of a part of the box, if all of the region may still be looked at.
+    across, down = (last - first) / view_width, (lower - upper) / view_height
+    right, bottom = left + width, top + height
+    box = (
+        first + left * across,
+        upper + top * down,
+        last if right == view_width else first + right * across,
+        lower if bottom == view_height else upper + bottom * down,
+    )
+    return View(view.region, box, (height, width), flip)

@@ -1,0 +1,243 @@
+"""Pictures as a dataset: read, decoded as far as needed, cut, resized, straight into the batch."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.batch.tray import Empty
+from stoker.compose.image_tray import LooseTray, PictureTray
+from stoker.errors import ArgumentError, PositionError
+from stoker.randomness import rng
+from stoker.source.images import Pictures, open_pictures
+from stoker.transform.image.decoding import MAX_PIXELS, MODES, Data
+from stoker.transform.image.forms import as_array, is_image, is_tensor
+from stoker.transform.image.pipeline import Drawing, Pipeline
+from stoker.transform.image.uniforms import uniforms
+
+Layout = Literal["nchw", "nhwc", "channels_last"]
+Decode = Literal["cpu", "device", "auto"]
+
+
+class Picture(NamedTuple):
+    """A picture and its label; of a batch, all pictures and all labels."""
+
+    image: Any
+    label: Any
+
+
+def images(
+    path: Any,
+    *,
+    transform: Any = None,
+    labels: Any = None,
+    decode: Decode = "cpu",
+    layout: Layout = "nchw",
+    mode: Literal["RGB", "L"] = "RGB",
+    exact: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    in_trainer: bool = False,
+    **opening: Any,
+) -> Images:
+    """Return the pictures at `path` as a dataset.
+
+    A sample is `Picture(image, label)`, or the image alone where there are no labels. The image is uint8; widening and
+    normalising are the loader's (`to=`, `normalize=`), after it was copied to the device.
+
+    Args:
+        path: a folder, with a sub-folder for each class or without; a list of files or (file, label) pairs; WebDataset
+            tar archives; Parquet or Hugging Face datasets with a column of pictures; a store made by
+            `stoker prepare images`.
+        transform: one, or a list: those in `stoker.transform`, which have torchvision's names and arguments, and any
+            others (torchvision, albumentations, functions), which get a PIL image. What decides the size of a picture
+            should be ours: only then no more is decoded than is needed, straight into the batch.
+        labels: a table (.csv, .parquet), a mapping or a list; False for none. By default those that are there.
+        decode: "cpu"; "device", where workers only read and the GPU decodes (JPEG); or "auto", which shares the work
+            out so that neither waits.
+        layout: of a batch: "nchw" is [B, C, H, W], "nhwc" is [B, H, W, C], "channels_last" has the shape of the first
+            and the memory of the second, which convolutions on GPUs like best.
+        mode: "RGB", or "L" for grey.
+        exact: Pillow's pixels, bit for bit; slower. See `stoker.transform.image.decoding.decode`.
+        max_pixels: larger pictures are refused, as bombs.
+        in_trainer: let `num_threads` of a loader without workers be threads of the trainer's own process. Otherwise
+            they are those of one worker process, for decoding threads take the interpreter away from the trainer.
+        opening: more about where pictures and labels are: see `stoker.source.images.open_pictures`.
+    """
+    pictures = open_pictures(path, labels=labels, **opening)
+    return Images(
+        pictures,
+        transform=transform,
+        decode=decode,
+        layout=layout,
+        mode=mode,
+        exact=exact,
+        max_pixels=max_pixels,
+        in_trainer=in_trainer,
+    )
+
+
+class Images:
+    """Pictures addressed by position, changed by transforms. `images()` makes one.
+
+    Reading is safe from any thread and process. Which part of a picture is taken and what is done to it depends on
+    (seed, epoch, position) alone, whatever the engine, the decoder, the layout or `exact`.
+    """
+
+    def __init__(
+        self,
+        pictures: Pictures,
+        *,
+        transform: Any = None,
+        decode: Decode = "cpu",
+        layout: Layout = "nchw",
+        mode: Literal["RGB", "L"] = "RGB",
+        exact: bool = False,
+        max_pixels: int = MAX_PIXELS,
+        in_trainer: bool = False,
+    ) -> None:
+        _check_one_of("decode", decode, get_args(Decode))
+        _check_one_of("layout", layout, get_args(Layout))
+        _check_one_of("mode", mode, tuple(MODES))
+        self.pictures = pictures
+        self.pipeline = Pipeline(transform)
+        self.decode, self.layout, self.mode = decode, layout, mode
+        self.prefers_process = not in_trainer
+        """Threads that read it are to be in a process of their own, unless a loader has workers anyway."""
+        self.decoding: dict[str, Any] = {"mode": mode, "exact": exact, "max_pixels": max_pixels}
+        """Options of `decode`."""
+        self.share: float | None = None
+        """The part of each batch that is left to the device, for decode="auto": set by the loader as it measures."""
+        self.leaves_files = decode != "cpu" and self._reason_against_files() is None
+        """Some rows of a batch may stay files, for the device to decode."""
+        if decode == "device" and (reason := self._reason_against_files()) is not None:
+            raise ArgumentError(
+                f"decode='device' cannot be: {reason}",
+                hint="decode='cpu' can; or end the transforms with RandomResizedCrop, RandomCrop, CenterCrop or "
+                "Resize((height, width)), and do all else on the device, after the loader",
+            )
+        self._labels = pictures.labels
+        self._classes = pictures.classes
+
+    # ---------------------------------------------------------------- what there is
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @property
+    def labels(self) -> NDArray[Any] | None:
+        """For each picture the number of its class, or the values that a table has for it; None without labels."""
+        return self._labels
+
+    @property
+    def targets(self) -> list[Any]:
+        """The same as a list, by the name that torchvision has for it."""
+        return [] if self._labels is None else self._labels.tolist()
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of the classes by their numbers, if labels are classes."""
+        return self._classes
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The numbers of the classes by their names."""
+        return {name: number for number, name in enumerate(self._classes or ())}
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells these pictures from others."""
+        return self.pictures.fingerprint
+
+    def describe(self, position: int) -> str:
+        """Return where the picture at `position` lies."""
+        return self.pictures.name(self._checked(position))
+
+    def __repr__(self) -> str:
+        classes = f", {len(self._classes)} classes" if self._classes else ""
+        return f"Images({len(self):,} pictures{classes}, transform={self.pipeline!r})"
+
+    # ---------------------------------------------------------------- samples
+
+    def __getitem__(self, position: int) -> Any:
+        """Return the sample at `position`."""
+        position = self._checked(position)
+        image = self.arranged(self.found(position))
+        return image if self._labels is None else Picture(image, self.label(position))
+
+    def drawing(self) -> Drawing:
+        """Return what draws the view of the sample that is being read."""
+        return Drawing(self.pipeline, uniforms(rng()))
+
+    def found(self, position: int, out: NDArray[np.uint8] | None = None) -> Any:
+        """Return pixels [H, W, C] of the picture at `position`, or whatever the last transform has made of them.
+
+        Pixels are written to `out`, if there is one.
+        """
+        return self.decoded(self.pictures.read(position), position, self.drawing(), out)
+
+    def decoded(self, data: Data, position: int, drawing: Drawing, out: NDArray[np.uint8] | None = None) -> Any:
+        """Return the same of a picture that was read, and whose view may have been drawn."""
+        pictures = self.pictures
+        return self.pipeline.picture(data, drawing, out=out, name=lambda: pictures.name(position), **self.decoding)
+
+    def arranged(self, found: Any) -> Any:
+        """Return a picture by the layout; tensors, and what nobody knows, as they are."""
+        if is_image(found):
+            found = as_array(found)
+        if is_tensor(found) or not isinstance(found, np.ndarray) or found.ndim not in (2, 3):
+            return found
+        if found.ndim == 2:
+            found = found[:, :, None]
+        if self.layout == "nhwc":
+            return found
+        turned = found.transpose(2, 0, 1)
+        return turned if self.layout == "channels_last" else np.ascontiguousarray(turned)
+
+    def label(self, position: int) -> Any:
+        """Return the label of the picture at `position`: a number, or an array where there are several."""
+        assert self._labels is not None
+        label = self._labels[position]
+        return label.item() if label.ndim == 0 else label
+
+    def _checked(self, position: int) -> int:
+        number, length = operator.index(position), len(self.pictures)
+        if number < 0:
+            number += length
+        if not 0 <= number < length:
+            raise PositionError(position, length=length, what="the pictures")
+        return number
+
+    # ---------------------------------------------------------------- batches
+
+    def tell(self) -> float | None:
+        """Return what workers are told with every batch: the part of it that is to stay files."""
+        return self.share
+
+    def tray(self, num_samples: int, empty: Empty, told: float | None) -> PictureTray | LooseTray:
+        """Return the memory of a batch, which pictures are decoded into, each in its row.
+
+        Where their size is only known when they are decoded, they are kept until all are there.
+        """
+        if self.pipeline.size is None or not self.pipeline.is_ours:
+            return LooseTray(self, num_samples)
+        share = (1.0 if self.decode == "device" else told or 0.0) if self.leaves_files else 0.0
+        return PictureTray(self, num_samples, empty, num_files=round(share * num_samples))
+
+    def _reason_against_files(self) -> str | None:
+        """Return why the device cannot decode these; None if it can."""
+        pipeline = self.pipeline
+        if self.decoding["exact"]:
+            return "exact=True asks for the pixels of Pillow, which is not there"
+        if pipeline.tail:
+            return f"{pipeline.tail[0]!r} changes pixels, which are not there before the device has decoded them"
+        if pipeline.size is None:
+            return "pictures have the sizes they have, and a batch on the device has to be of one"
+        return None
+
+
+def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ArgumentError(f"{name}={value!r} is not known", hint=f"choose one of {', '.join(known)}")

@@ -1,0 +1,116 @@
+"""Changes of colour: torchvision's transforms, with the pixels they give on PIL images.
+
+The random numbers are those of the sample (`stoker.rng()`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stoker.errors import ArgumentError
+from stoker.transform.image.forms import pillow
+from stoker.transform.image.geometry import Transform, probability
+from stoker.transform.image.uniforms import Uniform, whole_number
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Range = tuple[float, float]
+
+
+class ColorJitter(Transform):
+    """Changes brightness, contrast, saturation and hue by random amounts, in random order."""
+
+    def __init__(
+        self,
+        brightness: float | Sequence[float] = 0,
+        contrast: float | Sequence[float] = 0,
+        saturation: float | Sequence[float] = 0,
+        hue: float | Sequence[float] = 0,
+    ) -> None:
+        self.brightness = _factors("brightness", brightness)
+        self.contrast = _factors("contrast", contrast)
+        self.saturation = _factors("saturation", saturation)
+        self.hue = _factors("hue", hue, middle=0.0, least=-0.5, most=0.5)
+        changes = ((brightened, self.brightness), (contrasted, self.contrast), (saturated, self.saturation))
+        self._changes = [(change, factors) for change, factors in (*changes, (hued, self.hue)) if factors is not None]
+
+    def apply(self, image: Image, uniform: Uniform) -> Image:
+        """Return `image` with its colours changed."""
+        drawn = [(change, low + (high - low) * uniform()) for change, (low, high) in self._changes]
+        for last in range(len(drawn) - 1, 0, -1):  # in any order
+            other = whole_number(uniform, last + 1)
+            drawn[last], drawn[other] = drawn[other], drawn[last]
+        for change, amount in drawn:
+            image = change(image, amount)
+        return image
+
+
+class RandomGrayscale(Transform):
+    """Takes the colours out, with probability `p`; the number of channels stays."""
+
+    def __init__(self, p: float = 0.1) -> None:
+        self.p = probability(p)
+
+    def apply(self, image: Image, uniform: Uniform) -> Image:
+        """Return `image` without colours, or as it is."""
+        if uniform() >= self.p or image.mode == "L":
+            return image
+        return image.convert("L").convert(image.mode)
+
+
+def blended(under: Image, image: Image, amount: float) -> Image:
+    """Return `under` at 0, `image` at 1, and what lies between or beyond at other amounts."""
+    mixed: Image = pillow().blend(under, image, amount)
+    return mixed
+
+
+def brightened(image: Image, amount: float) -> Image:
+    """Return a PIL image from black (0) over as it is (1) to brighter."""
+    return blended(pillow().new(image.mode, image.size, 0), image, amount)
+
+
+def contrasted(image: Image, amount: float) -> Image:
+    """Return a PIL image from its mean grey (0) over as it is (1) to more contrast."""
+    counts = image.convert("L").histogram()
+    num_pixels = sum(counts)
+    mean = int(sum(value * count for value, count in enumerate(counts)) / num_pixels + 0.5) if num_pixels else 0
+    return blended(pillow().new("L", image.size, mean).convert(image.mode), image, amount)
+
+
+def saturated(image: Image, amount: float) -> Image:
+    """Return a PIL image from grey (0) over as it is (1) to stronger colours."""
+    return image if image.mode == "L" else blended(image.convert("L").convert(image.mode), image, amount)
+
+
+def hued(image: Image, amount: float) -> Image:
+    """Return a PIL image with its hues turned, by a whole circle at 1."""
+    if image.mode == "L":
+        return image
+    hue, saturation, value = image.convert("HSV").split()
+    step = int(amount * 255) % 256
+    turned = (np.asarray(hue).astype(np.uint16) + step).astype(np.uint8)
+    merged: Image = pillow().merge("HSV", (pillow().fromarray(turned), saturation, value))
+    return merged.convert(image.mode)
+
+
+def _factors(
+    name: str, value: Any, *, middle: float = 1.0, least: float = 0.0, most: float = float("inf")
+) -> Range | None:
+    """Return the range of amounts, None if nothing is to be changed."""
+    if isinstance(value, int | float):
+        if value < 0:
+            raise ArgumentError(
+                f"{name}={value} is negative", hint="give how far it may change, or a range (low, high)"
+            )
+        low, high = middle - value, middle + value
+        if middle:
+            low = max(low, 0.0)
+    else:
+        low, high = map(float, value)
+    if not least <= low <= high <= most:
+        raise ArgumentError(f"{name}={value} goes beyond {least} to {most}", hint="give a smaller range")
+    return None if low == high == middle else (low, high)

@@ -1,0 +1,77 @@
+"""The forms a picture comes in: PIL image, array [H, W, C], tensor [C, H, W]."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stoker.errors import ArgumentError, MissingExtra
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def pillow() -> Any:
+    """Return `PIL.Image`."""
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise MissingExtra(
+            "Pillow", extra="images", need="pictures other than plain JPEG, and changing them"
+        ) from error
+    return PIL.Image
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether this is a tensor, without importing torch for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_image(value: Any) -> bool:
+    """Return whether this is a PIL image, without importing Pillow for it."""
+    module = sys.modules.get("PIL.Image")
+    return module is not None and isinstance(value, module.Image)
+
+
+def as_image(value: Any) -> Image:
+    """Return a picture in any of the forms as a PIL image."""
+    if is_image(value):
+        return value  # type: ignore[no-any-return]
+    if is_tensor(value):
+        if value.dim() == 3:
+            value = value.permute(1, 2, 0)
+        value = value.numpy()
+    array = np.asarray(value)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+        raise ArgumentError(
+            f"{type(value).__name__} of {array.dtype} and shape {array.shape} is no picture that can be changed",
+            hint="uint8 arrays [H, W, C] and tensors [C, H, W] are, of 1, 3 or 4 channels; put what makes other "
+            "numbers of them (ToTensor, Normalize) last",
+        )
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    return pillow().fromarray(np.ascontiguousarray(array))  # type: ignore[no-any-return]
+
+
+def as_array(image: Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return a PIL image as an array [H, W, C]."""
+    array = np.asarray(image)
+    return array if array.ndim == 3 else array[:, :, None]
+
+
+def like(original: Any, image: Image) -> Any:
+    """Return a PIL image in the form that `original` has."""
+    if is_image(original):
+        return image
+    array = np.array(image)  # a copy: the image's own memory is read-only
+    if not is_tensor(original):
+        return array if original.ndim == array.ndim else array[:, :, None] if array.ndim == 2 else array
+    import torch
+
+    if array.ndim == 3:
+        return torch.from_numpy(np.ascontiguousarray(array.transpose(2, 0, 1)))
+    tensor = torch.from_numpy(array)
+    return tensor[None] if original.dim() == 3 else tensor

@@ -1,0 +1,167 @@
+"""JPEG files decoded no further than a view needs: its region alone, and at 1/2, 1/4 or 1/8 where it is made smaller.
+
+By our own library where it was built, else by simplejpeg (whole pictures), else by Pillow. All of them let other
+threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from math import ceil, floor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import native
+from stoker.transform.image.forms import as_array, pillow
+from stoker.transform.image.geometry import seen
+from stoker.transform.image.undecodable import Undecodable
+from stoker.transform.image.view import Box, Region, View
+
+_native: Any = native  # TODO until native.decode_jpeg is there
+
+
+def _has_jpeg() -> bool:
+    return hasattr(native, "has_jpeg") and _native.has_jpeg()
+
+
+SCALES = (8, 4, 2)
+"""What JPEG can be decoded at: one in so many pixels, in both directions."""
+
+
+def is_plain_jpeg(header: native.JpegHeader) -> bool:
+    """Return whether any decoder gives RGB for it, or grey. CMYK, 12 bits and arithmetic codes are Pillow's."""
+    return (
+        header.num_components in (1, 3)
+        and header.precision == 8
+        and not header.is_arithmetic
+        and header.width > 0
+        and header.height > 0
+    )
+
+
+def decode_jpeg(
+    data: Any, header: native.JpegHeader, region: Region, box: Box, out: NDArray[np.uint8], *, shrink: float
+) -> None:
+    """Write a box of a JPEG file, resized, to `out` [h, w, 3 or 1] of any strides; all as it is stored.
+
+    Nothing outside `region` is looked at. It is decoded at 1/2, 1/4 or 1/8 if the box still has `shrink` times the
+    pixels of `out` in both directions; never, if that is 0.
+    """
+    region = _needed(region, box, out)
+    if not header.has_end:
+        # It may be cut short, below the region or in it: then the half that is there must not pass for a whole.
+        pixels = _whole(data, header, 1, out.shape[2])
+        write(pixels, region, box, out)
+    elif _has_jpeg():
+        _decoded(data, region, out, shrink, box)
+    else:
+        scale = _scale(box, out, shrink)
+        pixels = _whole(data, header, scale, out.shape[2])
+        if scale > 1:
+            left, top, right, bottom = region
+            region = left // scale, top // scale, -(-right // scale), -(-bottom // scale)
+            first, upper, last, lower = box
+            box = first / scale, upper / scale, last / scale, lower / scale
+        write(pixels, region, box, out)
+
+
+def check_jpeg(data: Any, header: native.JpegHeader) -> None:
+    """Raise `Undecodable` if anything in a JPEG file is damaged or missing: Pillow alone makes that grey, silently."""
+    if is_plain_jpeg(header) and _has_jpeg():
+        small = np.empty((max(1, header.height // SCALES[0]), max(1, header.width // SCALES[0]), 1), np.uint8)
+        _decoded(data, (0, 0, header.width, header.height), small, 1.0)
+    elif _simplejpeg() is not None and header.precision == 8:
+        _by_simplejpeg(data, header, SCALES[0], "CMYK" if header.num_components == 4 else "GRAY")
+
+
+def write(pixels: NDArray[np.uint8], region: Region, box: Box, out: NDArray[np.uint8]) -> None:
+    """Write a box of `pixels` [H, W, C], resized, to `out` [h, w, C]; nothing outside `region` is looked at."""
+    left, top, right, bottom = region
+    part = pixels[top:bottom, left:right]
+    first, upper, last, lower = box
+    inner = first - left, upper - top, min(last, right) - left, min(lower, bottom) - top
+    height, width = out.shape[:2]
+    if part.shape == out.shape and inner == (0.0, 0.0, float(width), float(height)):
+        out[...] = part
+    elif not native.resize(part, inner, out):
+        image = pillow().fromarray(np.ascontiguousarray(part if part.shape[2] > 1 else part[:, :, 0]))
+        out[...] = as_array(seen(image, View((0, 0, image.width, image.height), inner, (height, width))))
+
+
+def _needed(region: Region, box: Box, out: NDArray[np.uint8]) -> Region:
+    """Return the part of a region that comes into a box resized: the filter reaches one pixel of the result around."""
+    left, top, right, bottom = region
+    first, upper, last, lower = box
+    if (first, upper, last, lower) == (left, top, right, bottom):
+        return region
+    height, width = out.shape[:2]
+    across, down = max(1.0, (last - first) / width) + 1, max(1.0, (lower - upper) / height) + 1
+    return (
+        max(left, floor(first - across)),
+        max(top, floor(upper - down)),
+        min(right, ceil(last + across)),
+        min(bottom, ceil(lower + down)),
+    )
+
+
+def _scale(box: Box, out: NDArray[np.uint8], shrink: float) -> int:
+    height, width = out.shape[:2]
+    if shrink > 0:
+        for scale in SCALES:
+            if box[2] - box[0] >= shrink * scale * width and box[3] - box[1] >= shrink * scale * height:
+                return scale
+    return 1
+
+
+def _decoded(data: Any, region: Region, out: NDArray[np.uint8], shrink: float, box: Box | None = None) -> None:
+    try:
+        _native.decode_jpeg(data, region, box or region, out, shrink=shrink)
+    except _native.JpegFault as fault:
+        raise Undecodable(str(fault)) from fault
+
+
+def _whole(data: Any, header: native.JpegHeader, scale: int, num_channels: int) -> NDArray[np.uint8]:
+    """Return all of a picture at 1/scale, or raise if any of it is damaged."""
+    if scale == 1 and _has_jpeg():
+        pixels = np.empty((header.height, header.width, num_channels), np.uint8)
+        _decoded(data, (0, 0, header.width, header.height), pixels, 0)
+        return pixels
+    if _simplejpeg() is not None:
+        return _by_simplejpeg(data, header, scale, "GRAY" if num_channels == 1 else "RGB")
+    return _by_pillow(data, header, scale, "L" if num_channels == 1 else "RGB")
+
+
+def _by_simplejpeg(data: Any, header: native.JpegHeader, scale: int, colours: str) -> NDArray[np.uint8]:
+    decode = _simplejpeg()
+    least = {"min_height": -(-header.height // scale), "min_width": -(-header.width // scale)} if scale > 1 else {}
+    try:
+        try:
+            return decode(data, colours, strict=True, **least)  # type: ignore[no-any-return]
+        except ValueError as error:
+            if "xtraneous" not in str(error):
+                raise
+            return decode(data, colours, strict=False, **least)  # type: ignore[no-any-return]  # they harm nobody
+    except ValueError as error:
+        raise Undecodable(str(error)) from error
+
+
+def _by_pillow(data: Any, header: native.JpegHeader, scale: int, mode: str) -> NDArray[np.uint8]:
+    try:
+        image = pillow().open(io.BytesIO(data), formats=["JPEG"])
+        if scale > 1:
+            image.draft(mode, (-(-header.width // scale), -(-header.height // scale)))
+        return as_array(image.convert(mode))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise Undecodable(str(error) or type(error).__name__) from error
+
+
+@cache
+def _simplejpeg() -> Any:
+    try:
+        from simplejpeg import decode_jpeg  # type: ignore[import-untyped]
+    except ImportError:
+        return None
+    return decode_jpeg

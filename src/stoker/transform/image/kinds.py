@@ -1,0 +1,42 @@
+"""What a file looks like, from its first bytes: names are not to be trusted."""
+
+from __future__ import annotations
+
+_OTHERS = (
+    (b"<!doctype html", "a web page (HTML), perhaps an error that a download was answered with"),
+    (b"<html", "a web page (HTML), perhaps an error that a download was answered with"),
+    (b"<svg", "a drawing (SVG), which has no pixels"),
+    (b"<?xml", "XML, perhaps an error that a download was answered with"),
+    (b"version https://git-lfs", "a Git LFS pointer; `git lfs pull` fetches the file itself"),
+    (b"%pdf", "a PDF document"),
+    (b"%!ps", "PostScript"),
+    (b"pk\x03\x04", "a zip archive"),
+    (b"\x1f\x8b", "gzip-compressed data"),
+    (b"{", "JSON, or other text"),
+)
+
+_PICTURES = (
+    (b"\xff\xd8", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF8", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\x00", "TIFF"),
+    (b"MM\x00*", "TIFF"),
+)
+
+
+def appearance(data: bytes | memoryview) -> str:
+    """Return what bytes that are no picture look like, in words."""
+    head = bytes(data[:512])
+    for start, kind in _PICTURES:
+        if head.startswith(start):
+            return f"it begins as {kind} does, but its header cannot be read"
+    if not head.strip(b"\0"):
+        return "it begins with zero bytes: was it written completely?"
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    for start, kind in _OTHERS:
+        if text.startswith(start):
+            return f"it looks like {kind}"
+    if head.isascii() and min(head) >= 9:
+        return "it looks like text"
+    return f"it is no picture of a known kind; it begins with {head[:8].hex(' ')}"

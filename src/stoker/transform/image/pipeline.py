@@ -1,0 +1,135 @@
+"""Transforms in a row: what can be told before decoding is, the rest is done to the pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import ArgumentError
+from stoker.transform.image.decoding import Data, decode
+from stoker.transform.image.forms import as_array, as_image
+from stoker.transform.image.geometry import Geometric, Transform
+from stoker.transform.image.uniforms import Uniform
+from stoker.transform.image.view import View, whole
+
+Pixels = NDArray[np.uint8]
+
+
+class Pipeline:
+    """What is done to every picture: at first what decides which part of it is decoded, then the rest.
+
+    Ours are `Geometric` or other `Transform`s; everything else that can be called is somebody else's.
+    """
+
+    def __init__(self, transform: Any = None) -> None:
+        self.transforms = _listed(transform)
+        head = 0
+        while head < len(self.transforms) and isinstance(self.transforms[head], Geometric):
+            head += 1
+        self.head: tuple[Geometric, ...] = self.transforms[:head]
+        """Drawn before decoding."""
+        self.tail: tuple[Any, ...] = _grouped(self.transforms[head:])
+        """Done to the pixels."""
+        self.size: tuple[int, int] | None = None
+        """Height and width of what comes of every picture, if that is known."""
+        self.is_ours = True
+        """What comes of it are pixels, and not whatever a transform of somebody else's returns."""
+        for step in (*self.head, *self.tail):
+            self.is_ours = isinstance(step, Transform)
+            if isinstance(step, Geometric):
+                self.size = step.resulting_size(self.size)
+            elif not self.is_ours:
+                self.size = None
+
+    def drawing(self, uniform: Uniform) -> Drawing:
+        """Return what draws the view of one picture."""
+        return Drawing(self, uniform)
+
+    def picture(
+        self,
+        data: Data,
+        drawing: Drawing,
+        *,
+        out: Pixels | None = None,
+        name: str | Callable[[], str] = "the picture",
+        **decoding: Any,
+    ) -> Any:
+        """Return what comes of an encoded picture: pixels [H, W, C], or what a transform of somebody else's returned.
+
+        Pixels are written to `out`, if there is one. `decoding` are options of `decode`.
+        """
+        pixels = decode(data, drawing.view, out=lambda _: None if drawing.left else out, name=name, **decoding)
+        if not drawing.left:
+            return pixels
+        found: Any = pixels
+        uniform = drawing.uniform
+        for step in drawing.left:
+            image = as_image(found)
+            found = step.apply(image, uniform) if isinstance(step, Transform) else step.run(image, uniform)
+        if not self.is_ours:
+            return found
+        pixels = as_array(as_image(found))
+        if out is None:
+            return pixels
+        out[...] = pixels
+        return out
+
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(repr, self.transforms))}]"
+
+
+class Drawing:
+    """The view of one picture, and what is left to be done to its pixels."""
+
+    __slots__ = ("_pipeline", "_view", "left", "uniform")
+
+    def __init__(self, pipeline: Pipeline, uniform: Uniform) -> None:
+        self._pipeline, self.uniform = pipeline, uniform
+        self._view: View | None = None
+        self.left: Sequence[Any] = pipeline.tail
+        """What is to be done to the pixels of the view, once that is drawn."""
+
+    def view(self, width: int, height: int) -> View:
+        """Return the view of a picture of this size: always the same one, once it is drawn."""
+        if self._view is not None:
+            return self._view
+        view, uniform = whole(width, height), self.uniform
+        for number, step in enumerate(self._pipeline.head):
+            refined = step.refine(view, uniform)
+            if refined is None:
+                self.left = (*self._pipeline.head[number:], *self._pipeline.tail)
+                break
+            view = refined
+        self._view = view
+        return view
+
+
+def _listed(transform: Any) -> tuple[Any, ...]:
+    if transform is None:
+        return ()
+    listed = tuple(transform) if isinstance(transform, list | tuple) else (transform,)
+    for step in listed:
+        if not callable(step):
+            raise ArgumentError(
+                f"{step!r} is no transform", hint="give a transform, a function, or a list of them, in their order"
+            )
+        if isinstance(step, type):
+            raise ArgumentError(f"{step.__name__} is a class", hint=f"call it: {step.__name__}(...)")
+    return listed
+
+
+def _grouped(transforms: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the transforms with those of others, where several follow each other, as one."""
+    steps: list[Any] = []
+    for is_ours, group in groupby(transforms, key=lambda step: isinstance(step, Transform)):
+        if is_ours:
+            steps += group
+        else:
+            from stoker.transform.image.foreign import Foreign
+
+            steps.append(Foreign(list(group)))
+    return tuple(steps)

@@ -1,0 +1,118 @@
+"""RandAugment: a few changes of shape or colour, picked at random, all of the same strength (Cubuk et al., 2019).
+
+The changes, their strengths and the chances are torchvision's, and the pixels those it gives on PIL images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import ArgumentError
+from stoker.transform.image.colour import blended, brightened, contrasted, saturated
+from stoker.transform.image.forms import pillow
+from stoker.transform.image.geometry import Transform
+from stoker.transform.image.uniforms import Uniform, whole_number
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class RandAugment(Transform):
+    """Does `num_ops` changes one after the other, each any of fourteen, of strength `magnitude` out of
+    `num_magnitude_bins`.
+    """
+
+    def __init__(
+        self,
+        num_ops: int = 2,
+        magnitude: int = 9,
+        num_magnitude_bins: int = 31,
+        interpolation: Any = "nearest",
+        fill: int | Sequence[int] | None = None,
+    ) -> None:
+        if getattr(interpolation, "value", interpolation) not in ("nearest", 0):
+            raise ArgumentError(
+                f"interpolation={interpolation!r} is not done here",
+                hint="pass torchvision's own RandAugment instead: transforms of others run unchanged",
+            )
+        if num_ops < 0 or not 0 <= magnitude < num_magnitude_bins:
+            raise ArgumentError(
+                f"num_ops={num_ops}, magnitude={magnitude} of num_magnitude_bins={num_magnitude_bins}",
+                hint="magnitude is one of the bins, counted from 0",
+            )
+        self.num_ops, self.magnitude, self.num_magnitude_bins = num_ops, magnitude, num_magnitude_bins
+        self.fill = fill if fill is None or isinstance(fill, int) else tuple(fill)
+
+    def apply(self, image: Image, uniform: Uniform) -> Image:
+        """Return `image` with some changes."""
+        strength = self.magnitude / max(1, self.num_magnitude_bins - 1)
+        for _ in range(self.num_ops):
+            name, is_signed = CHANGES[whole_number(uniform, len(CHANGES))]
+            sign = -1 if is_signed and uniform() < 0.5 else 1
+            image = changed(image, name, sign * strength, self.fill)
+        return image
+
+
+CHANGES = (
+    ("Identity", False),
+    ("ShearX", True),
+    ("ShearY", True),
+    ("TranslateX", True),
+    ("TranslateY", True),
+    ("Rotate", True),
+    ("Brightness", True),
+    ("Color", True),
+    ("Contrast", True),
+    ("Sharpness", True),
+    ("Posterize", False),
+    ("Solarize", False),
+    ("AutoContrast", False),
+    ("Equalize", False),
+)
+"""What can be done, and whether it may go either way."""
+
+
+def changed(image: Image, name: str, strength: float, fill: int | Sequence[int] | None = None) -> Image:
+    """Return a PIL image with one of `CHANGES`, as strong as can be at 1, and the other way at -1."""
+    from PIL import ImageFilter, ImageOps
+
+    match name:
+        case "ShearX":
+            return _moved(image, (1, 0.3 * strength, 0, 0, 1, 0), fill)
+        case "ShearY":
+            return _moved(image, (1, 0, 0, 0.3 * strength, 1, 0), fill)
+        case "TranslateX":
+            return _moved(image, (1, 0, -int(150.0 / 331.0 * image.width * strength), 0, 1, 0), fill)
+        case "TranslateY":
+            return _moved(image, (1, 0, 0, 0, 1, -int(150.0 / 331.0 * image.height * strength)), fill)
+        case "Rotate":
+            return image.rotate(30.0 * strength, pillow().Resampling.NEAREST, fillcolor=_colour(image, fill))
+        case "Brightness":
+            return brightened(image, 1.0 + 0.9 * strength)
+        case "Color":
+            return saturated(image, 1.0 + 0.9 * strength)
+        case "Contrast":
+            return contrasted(image, 1.0 + 0.9 * strength)
+        case "Sharpness":
+            return blended(image.filter(ImageFilter.SMOOTH), image, 1.0 + 0.9 * strength)
+        case "Posterize":
+            return ImageOps.posterize(image, 8 - round(4 * strength))
+        case "Solarize":
+            return ImageOps.solarize(image, 255.0 * (1.0 - strength))  # type: ignore[arg-type]  # it compares
+        case "AutoContrast":
+            return ImageOps.autocontrast(image)
+        case "Equalize":
+            return ImageOps.equalize(image)
+    return image
+
+
+def _moved(image: Image, matrix: tuple[float, ...], fill: Any) -> Image:
+    module = pillow()
+    return image.transform(
+        image.size, module.Transform.AFFINE, matrix, module.Resampling.NEAREST, fillcolor=_colour(image, fill)
+    )
+
+
+def _colour(image: Image, fill: Any) -> Any:
+    return tuple([fill] * len(image.getbands())) if isinstance(fill, int) and image.mode != "L" else fill
