@@ -1,12 +1,24 @@
-"""From a slot to the accelerator: page-locking, copies on a side stream, widening and normalising on the device.
+"""From a slot to the accelerator: page-locking, copies on a side stream; decoding, widening, normalising on the device.
 
 The only room that touches CUDA.
 """
 
 from __future__ import annotations
 
+from stoker.deliver.decoder import NvJpeg, check_nvjpeg
 from stoker.deliver.delivery import Delivery, checked_device
 from stoker.deliver.page_lock import CudaPageLock
+from stoker.deliver.split import Split
 from stoker.deliver.widen import Normalize, To, Widening
 
-__all__ = ["CudaPageLock", "Delivery", "Normalize", "To", "Widening", "checked_device"]
+__all__ = [
+    "CudaPageLock",
+    "Delivery",
+    "Normalize",
+    "NvJpeg",
+    "Split",
+    "To",
+    "Widening",
+    "check_nvjpeg",
+    "checked_device",
+]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stoker.batch.encoded import Encoded
+from stoker.deliver.decoding import Job
 from stoker.deliver.structure import OnTensor, mapped, moved, tensors_in
 
 _cuda: Any = torch.cuda  # parts of it have no types
@@ -25,7 +28,7 @@ _cuda: Any = torch.cuda  # parts of it have no types
 class Copy:
     """One batch on its way."""
 
-    __slots__ = ("batch", "event", "has_more", "is_blind", "sent", "sources", "tensors")
+    __slots__ = ("batch", "event", "has_more", "is_blind", "jobs", "sent", "sources", "tensors")
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
@@ -39,12 +42,18 @@ class Copy:
         """Some of it can only be moved on the trainer's stream, when it is handed over."""
         self.is_blind = False
         """Some of what was moved is out of sight, and torch cannot be told who reads it."""
+        self.jobs: list[Job] = []
+        """Pictures in it that are still files; each stands in the batch for the tensor it becomes."""
 
 
 class CopyStream:
-    """Copies batches to the device with number `device`, and widens them there."""
+    """Copies batches to the device with number `device`, and widens them there.
 
-    def __init__(self, device: int, widen: OnTensor | None) -> None:
+    If it `decodes`, pictures that are still files become jobs; whoever does them widens what comes of them.
+    """
+
+    def __init__(self, device: int, widen: OnTensor | None, *, decodes: bool = False) -> None:
+        self._decodes = decodes
         self._device, self._widen = torch.device("cuda", device), widen
         self._index = device
         self._stream = _stream_of(device)
@@ -75,8 +84,16 @@ class CopyStream:
                     batch,
                     on_mover=lambda thing, field: self._sent(copy, thing, field),
                     on_rest=self._left,
+                    on_kind={Encoded: lambda encoded, field: self._laid_out(copy, encoded, field)}
+                    if self._decodes
+                    else None,
                 )
                 copy.event = self._in_flight.recorded(self._stream)
+                for (
+                    job
+                ) in copy.jobs:  # an event of its own: those of copies are used again as soon as they are complete
+                    job.ready = _cuda.Event()
+                    job.ready.record(self._stream)
             except BaseException:
                 self._stream.synchronize()  # some of it may be on its way, and is about to be let go of
                 raise
@@ -86,14 +103,21 @@ class CopyStream:
         self._follows = self._follows or copy.is_blind
         return copy
 
-    def handed_over(self, copy: Copy) -> Any:
-        """Return the batch, for work that the caller puts on its current stream from now on."""
+    def handed_over(self, copy: Copy, jobs: Sequence[Job] = ()) -> Any:
+        """Return the batch, for work that the caller puts on its current stream from now on; also with what has come
+        of `jobs`.
+        """
         stream = torch.cuda.current_stream(self._index)
         if copy.event is not None:
             stream.wait_event(copy.event)
         for tensor in copy.tensors:
             tensor.record_stream(stream)
         batch = self._late(copy, copy.batch) if copy.has_more else copy.batch
+        for job in jobs:
+            if job.event is not None:
+                stream.wait_event(job.event)
+            if job.tensor is not None:
+                job.tensor.record_stream(stream)
         copy.batch, copy.tensors, copy.sent = None, [], []
         return batch
 
@@ -114,6 +138,20 @@ class CopyStream:
             copied = self._widen(copied, field)
         copy.tensors.append(copied)
         return copied
+
+    def _laid_out(self, copy: Copy, encoded: Encoded, field: str | None) -> Job:
+        """Return what decodes pictures into memory on the device, to which all that are pixels already are copied."""
+        pixels = encoded.pixels
+        if encoded.num_files == len(pixels):
+            on_device = torch.empty_like(pixels, device=self._device)
+        else:
+            if self._can_pin and not pixels.is_pinned():
+                pixels = pixels.pin_memory()
+            copy.sources.append(pixels)
+            on_device = pixels.to(self._device, non_blocking=True)
+        job = Job(encoded, field, on_device)
+        copy.jobs.append(job)
+        return job
 
     def _sent(self, copy: Copy, thing: Any, field: str | None) -> Any:
         """Move an object that moves itself, if its tensors can be seen; it may let go of the old ones at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -10,8 +11,12 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
+from stoker.batch.encoded import Encoded
 from stoker.deliver.copy_stream import Copy, CopyStream
-from stoker.deliver.structure import OnTensor, mapped, moved, tensors_in
+from stoker.deliver.decoder import Decoder
+from stoker.deliver.decoding import Bench, Decoding, Job, Rescue
+from stoker.deliver.split import Split
+from stoker.deliver.structure import OnTensor, mapped, moved, put_row, tensors_in
 from stoker.engine.task import Engine
 from stoker.errors import ArgumentError
 
@@ -80,6 +85,10 @@ class Delivery(Generic[T]):
     `of` returns the batch of a result (None: the result carries none and is passed on), `replaced` the result with
     another batch in its place. `on_rest` is called once, before the first batch is handed over of which some parts stay
     on the host, where the caller may go on to copy them himself.
+
+    With a `decoder`, given the device, pictures of a batch that are still files become pixels there, in a thread, and
+    a batch is handed over when its files are decoded. Files that it refuses are read by `rescue`; without one they are
+    errors. `split` is told who was waited for.
     """
 
     def __init__(
@@ -92,6 +101,9 @@ class Delivery(Generic[T]):
         of: Callable[[T], Any] = _whole,
         replaced: Callable[[T, Any], T] = _replaced,
         on_rest: Callable[[], None] | None = None,
+        decoder: Callable[[torch.device], Decoder] | None = None,
+        rescue: Rescue[T] | None = None,
+        split: Split | None = None,
     ) -> None:
         self._engine, self._depth, self._widen = engine, depth, widen
         self._of, self._replaced, self._on_rest = of, replaced, on_rest
@@ -100,25 +112,51 @@ class Delivery(Generic[T]):
         self._copies: CopyStream | None = None
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
-            self._copies = CopyStream(index, widen)
+            self._copies = CopyStream(index, widen, decodes=decoder is not None)
             # Whoever drops this in mid-epoch may still use the batch that came last: its copy has to run to its end.
             finalize(self, self._copies.in_flight.settle)
+            self._device = device = torch.device("cuda", index)
+        self._decoding: Decoding | None = None
+        self._rescue, self._split = rescue, split
+        self._num_pictures = 0
+        if split is not None:
+            split.begin()
+        if decoder is not None:
+            # on the host, what comes of files is widened with all else when it is handed over
+            widen = widen if device.type == "cuda" else None
+            self._decoding = Decoding(Bench(decoder(device), device, widen=widen, rescue=rescue))
 
     @property
     def is_ready(self) -> bool:
         """Whether the next result can be had without waiting."""
-        return bool(self._ahead) or self._engine.is_ready
+        if not self._ahead:
+            return self._engine.is_ready
+        copy = self._ahead[0].copy
+        return copy is None or all(job.is_done for job in copy.jobs)
 
     def __next__(self) -> T:
+        if self._decoding is None:
+            return self._next()
+        try:
+            return self._next()
+        except BaseException:
+            self._decoding.stop()  # the end, an error or Ctrl-C: nothing of ours goes on running
+            raise
+
+    def _next(self) -> T:
         ahead, copies = self._ahead, self._copies
         if copies is not None:
             copies.in_flight.release()
-        if not ahead:
+        began = time.perf_counter()
+        is_late = not ahead
+        if is_late:
             self._take()
         while len(ahead) <= self._depth and self._goes_on(ahead[-1]) and self._engine.is_ready:
             self._take()
-        if copies is not None:
+        if copies is not None or self._decoding is not None:
             self._begin(copies)
+        if self._decoding is not None:
+            self._wait(self._decoding, began, is_late=is_late)
         # Taken out only now: an interrupt, until here, costs nothing.
         entry = ahead.popleft()
         if entry.is_end:
@@ -136,6 +174,8 @@ class Delivery(Generic[T]):
         try:
             self._engine.close()
         finally:
+            if self._decoding is not None:
+                self._decoding.close()
             if self._copies is not None:
                 self._copies.in_flight.settle()
             self._ahead.clear()
@@ -156,8 +196,28 @@ class Delivery(Generic[T]):
         """Whether the engine may be asked for more: after an error or the end, only when the caller does."""
         return entry.error is None and not entry.is_end
 
-    def _begin(self, copies: CopyStream) -> None:
-        """Start the copies of all that is in hand."""
+    def _wait(self, decoding: Decoding, began: float, *, is_late: bool) -> None:
+        """Wait until the files of the first batch are decoded, and note who was waited for since `began`.
+
+        Files that have only come in this call could not be decoded before: that is the workers' doing.
+        """
+        copy = self._ahead[0].copy
+        came = time.perf_counter()
+        if copy is not None and copy.jobs and not decoding.wait(copy.jobs):
+            raise StopIteration  # closed by another thread
+        if self._split is not None and self._goes_on(self._ahead[0]):
+            now = time.perf_counter()
+            if copy is not None and copy.jobs:
+                self._num_pictures = sum(len(job) for job in copy.jobs)
+            self._split.note(
+                now,
+                for_workers=now - began if is_late else 0.0,
+                for_device=0.0 if is_late else now - came,
+                whole=decoding.file_seconds * self._num_pictures,
+            )
+
+    def _begin(self, copies: CopyStream | None) -> None:
+        """Start the copies of all that is in hand, and the decoding of its files."""
         for entry in self._ahead:
             if entry.copy is not None or not self._goes_on(entry):
                 continue
@@ -166,28 +226,58 @@ class Delivery(Generic[T]):
             if batch is None:
                 continue
             try:
-                entry.copy = copies.begin(batch)
+                entry.copy = _kept(batch) if copies is None else copies.begin(batch)
             except Exception:
                 if entry is not self._ahead[0]:
                     return  # it is tried again in its turn; if there was no memory on the device, there may be then
                 self._ahead.popleft()
                 raise
-            if copies.leaves_some and self._on_rest is not None:
+            if copies is not None and copies.leaves_some and self._on_rest is not None:
                 self._on_rest()
                 self._on_rest = None
             # from here on the host's batch is the copy's to hold, as long as it has to be
             entry.result = self._replaced(result, None)
+            if entry.copy.jobs and self._decoding is not None:
+                for job in entry.copy.jobs:
+                    job.result = entry.result
+                self._decoding.add(entry.copy.jobs)
 
     def _delivered(self, entry: _Entry[T]) -> T:
         result: Any = entry.result
+        copy = entry.copy
+        if copy is not None and copy.jobs and self._decoding is not None:
+            return self._decoded(copy, result)
         if self._copies is not None:
-            if entry.copy is None:
+            if copy is None:
                 return result  # type: ignore[no-any-return]
-            return self._replaced(result, self._copies.handed_over(entry.copy))
-        batch = self._of(result)
-        if batch is None or (self._device.type == "cpu" and self._widen is None):
+            return self._replaced(result, self._copies.handed_over(copy))
+        batch = self._of(result) if copy is None else copy.batch
+        if batch is None:
             return result  # type: ignore[no-any-return]
+        if self._device.type == "cpu" and self._widen is None:
+            return result if copy is None else self._replaced(result, batch)
         return self._replaced(result, mapped(self._moved, batch, on_mover=self._sent))
+
+    def _decoded(self, copy: Copy, result: T) -> T:
+        """Return a result some of whose pictures were files."""
+        jobs, copy.jobs = copy.jobs, []
+        for job in jobs:
+            error, job.error = job.error, None
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    del error, job, jobs
+        batch = copy.batch if self._copies is None else self._copies.handed_over(copy, jobs)
+        batch = mapped(_same, batch, on_mover=_same, on_kind={Job: lambda job, _: job.tensor})
+        if self._copies is None:
+            batch = mapped(self._moved, batch, on_mover=self._sent)
+        for job in jobs:
+            for row, one in job.rescued:
+                put_row(batch, row, mapped(self._moved, one, on_mover=self._sent))
+            if job.notes and self._rescue is not None:
+                result = self._rescue.noted(result, job.notes)
+        return self._replaced(result, batch)
 
     # ---------------------------------------------------------------- without streams: the host, and other devices
 
@@ -200,3 +290,20 @@ class Delivery(Generic[T]):
             return thing
         thing = moved(thing, self._device, is_blocking=True)
         return thing if self._widen is None else mapped(self._widen, thing, field=field)
+
+
+def _same(part: Any, _: str | None) -> Any:
+    return part
+
+
+def _kept(batch: Any) -> Copy:
+    """Return a batch that stays on the host, with what decodes its files there."""
+    copy = Copy(batch)
+
+    def laid_out(encoded: Encoded, field: str | None) -> Job:
+        job = Job(encoded, field, encoded.pixels.clone())
+        copy.jobs.append(job)
+        return job
+
+    copy.batch = mapped(_same, batch, on_mover=_same, on_kind={Encoded: laid_out})
+    return copy

@@ -19,6 +19,9 @@ from torch import Tensor
 OnTensor = Callable[[Tensor, str | None], Any]
 """Takes a tensor and its field: the nearest dict key, named tuple field or dataclass field around it."""
 
+OnKind = Callable[[Any, str | None], Any]
+"""The same for things of a kind that is named."""
+
 ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None), np.str_, np.bytes_})
 """What holds no tensor, told by its type without a further look."""
 
@@ -29,6 +32,7 @@ def mapped(
     *,
     on_mover: Callable[[Any, str | None], Any] | None = None,
     on_rest: Callable[[Any], None] | None = None,
+    on_kind: Mapping[type, OnKind] | None = None,
     field: Any = None,
 ) -> Any:
     """Return `batch` with every tensor replaced by what `on_tensor` makes of it.
@@ -36,16 +40,19 @@ def mapped(
     Dicts and other mappings, lists, tuples, named tuples and dataclasses are rebuilt, of the same types; `batch` itself
     stays as it is. Anything else is passed on untouched. `on_mover`, if given, is called for an object that can move
     itself (see `moves_itself`), in place of a look inside; `on_rest` for what stays as it is and may hold memory:
-    arrays, and objects that nobody knows how to look into.
+    arrays, and objects that nobody knows how to look into. `on_kind` goes before all that, for things of exactly the
+    types it names.
     """
     kind = type(batch)
     if kind in ATOMS:
         return batch
     if isinstance(batch, Tensor):
         return on_tensor(batch, field)
+    if on_kind is not None and kind in on_kind:
+        return on_kind[kind](batch, field)
 
     def inner(item: Any, name: str | None) -> Any:
-        return mapped(on_tensor, item, on_mover=on_mover, on_rest=on_rest, field=name)
+        return mapped(on_tensor, item, on_mover=on_mover, on_rest=on_rest, on_kind=on_kind, field=name)
 
     if kind is dict:
         return {key: inner(item, _named(key, field)) for key, item in batch.items()}
@@ -78,6 +85,23 @@ def mapped(
     if on_rest is not None:
         on_rest(batch)
     return batch
+
+
+def put_row(batch: Any, row: int, one: Any) -> None:
+    """Write the only row of `one`, a batch of the same structure, into row `row` of `batch`."""
+    if isinstance(batch, Tensor | np.ndarray):
+        batch[row] = one[0]
+    elif isinstance(batch, Mapping):
+        for key, part in batch.items():
+            put_row(part, row, one[key])
+    elif isinstance(batch, tuple) or (isinstance(batch, list) and not all(type(item) in ATOMS for item in batch)):
+        for part, its_one in zip(batch, one, strict=True):
+            put_row(part, row, its_one)
+    elif isinstance(batch, list):
+        batch[row] = one[0]
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        for field in dataclasses.fields(batch):
+            put_row(getattr(batch, field.name), row, getattr(one, field.name))
 
 
 def moves_itself(thing: Any) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from stoker.errors import ArgumentError, EmptyDataset
+import torch
+
+from stoker.deliver import check_nvjpeg
+from stoker.errors import ArgumentError, EmptyDataset, MissingExtra
 from stoker.plan import Order, Sequential, Tail, order_named
 
 
@@ -24,6 +28,16 @@ def length_of(dataset: Any) -> int:
     if not length:
         raise EmptyDataset(type(dataset).__name__)
     return length
+
+
+def workers_for(dataset: Any, num_workers: int, num_threads: int) -> int:
+    """Return the number of worker processes: one for threads that the dataset wants to have out of this process.
+
+    Where there can be none (not on Linux, or in a daemon process, which must have no children), threads stay here.
+    """
+    wants_one = bool(num_threads) and num_workers == 0 and getattr(dataset, "prefers_process", False) is True
+    can_have = sys.platform == "linux" and not multiprocessing.current_process().daemon
+    return 1 if wants_one and can_have else num_workers
 
 
 def check_arguments(
@@ -118,6 +132,30 @@ def check_schedule(steps_of: int | None, batch_size: int) -> None:
             "hint: pass mix(batch_size=...), the loader's batch_size times the number of ranks",
             stacklevel=4,
         )
+
+
+def resolved_decode(dataset: Any, device: torch.device | None, *, collates: bool) -> str:
+    """Return who decodes the pictures of a dataset: "cpu", "device", or "auto" if the work is to be shared.
+
+    A dataset that leaves all to the device is refused where it cannot be; one that leaves it to us is read by the CPU.
+    """
+    decode = getattr(dataset, "decode", None)
+    if decode not in ("device", "auto") or not callable(getattr(dataset, "tray", None)):
+        return "cpu"
+    need = f"decode={decode!r}"
+    if not collates and decode == "device":
+        raise ArgumentError(
+            f"{need} leaves whole batches of pictures to the device, and this loader does not make batches itself",
+            hint="leave out collate_fn and batch_size=None, or use decode='cpu'",
+        )
+    try:
+        check_nvjpeg(device, need=need)
+    except (ArgumentError, MissingExtra):
+        if decode == "device":
+            raise
+        return "cpu"
+    is_possible = collates and getattr(dataset, "leaves_files", True) is True
+    return decode if is_possible else "cpu"
 
 
 def check_expected(dataset: Any, settings: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import operator
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
@@ -18,7 +19,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from stoker.compose.contents import Content, contents
 from stoker.compose.mixed import Mixture
-from stoker.deliver import CudaPageLock, Delivery, Normalize, To, Widening, checked_device
+from stoker.deliver import CudaPageLock, Delivery, Normalize, NvJpeg, Split, To, Widening, checked_device
 from stoker.engine.errand import Staff
 from stoker.engine.inline import Inline
 from stoker.engine.ledger import Ledger, Policy
@@ -30,7 +31,14 @@ from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
 from stoker.engine.worker import Job
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable
-from stoker.loader.arguments import check_arguments, check_expected, check_schedule, length_of
+from stoker.loader.arguments import (
+    check_arguments,
+    check_expected,
+    check_schedule,
+    length_of,
+    resolved_decode,
+    workers_for,
+)
 from stoker.loader.course import Course
 from stoker.loader.finding import Found, places
 from stoker.loader.iterator import LoaderIterator
@@ -39,6 +47,7 @@ from stoker.loader.positions import SequentialPositions, ShuffledPositions
 from stoker.loader.post import MapErrand, StreamErrand, Unfailing
 from stoker.loader.progress import Progress, readable
 from stoker.loader.ranks import resolved_ranks
+from stoker.loader.rescue import Rescue
 from stoker.loader.sampler_progress import SamplerProgress
 from stoker.loader.stream import Sharing, StreamMaker, StreamSetting
 from stoker.loader.stream_progress import StreamProgress
@@ -76,7 +85,8 @@ class DataLoader(TorchDataLoader[T_co]):
         rank, num_ranks: this process's share: `batch_size` samples of each global batch of `batch_size * num_ranks`.
         distributed: find out rank and num_ranks from torch.distributed or the launcher (torchrun, Slurm, MPI).
         num_threads: threads that load ahead, in this process or, with `num_workers`, in each worker process; the
-            samples of one batch are spread over them.
+            samples of one batch are spread over them. A dataset may ask for a process of their own by
+            `prefers_process = True`, as `stoker.images` does: without `num_workers`, they are then in one worker.
         on_error: "raise", "skip" or a `stoker.Policy`: what to do about a sample that cannot be read.
         shard: "auto" shares an iterable dataset out, so that every sample comes exactly once whatever the number of
             workers and ranks. By default, as in torch, every worker reads all of it unless the dataset sees to it.
@@ -129,6 +139,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if expect is not None:
             check_expected(dataset, expect)
         skip = tuple(skip)
+        num_workers = workers_for(dataset, num_workers, num_threads)
         self._device = checked_device(device)
         self._widening = Widening.of(to, normalize)
         if self._widening is not None and self._device is None:
@@ -204,6 +215,13 @@ class DataLoader(TorchDataLoader[T_co]):
         self.num_threads, self.shard, self.seed = num_threads, shard, seed
         self.device = device
         self.normalize = None if self._widening is None else self._widening.normalize
+        self._decode = resolved_decode(
+            dataset, self._device, collates=collate_fn is None and self._auto_collation and not is_stream
+        )
+        self.split: Split | None = None
+        """For pictures with decode="auto": the share of them that is left to the device, and who is waited for."""
+        if self._decode == "auto":
+            self.split = Split(num_cores=min(max(1, num_workers) * max(1, num_threads), _num_cores()))
         self._own_collate = collate_fn
         self._is_stream, self._is_planned = is_stream, is_planned
         self._num_iterations = 0
@@ -508,7 +526,18 @@ class DataLoader(TorchDataLoader[T_co]):
             of=_batch_of,
             replaced=_with_batch,
             on_rest=None if self._ring is None else self._ring.unwatch,
+            decoder=None if self._decode == "cpu" else NvJpeg,
+            rescue=None if self._decode == "cpu" else self._rescue(),
+            split=self.split,
         )
+
+    def _rescue(self) -> Any:
+        maker = self._maker(None)
+        assert isinstance(maker, MapMaker)
+        return Rescue(maker)
+
+    def _teller(self) -> Callable[[], Any]:
+        return teller(self._course.dataset) if self.split is None else self.split.tell
 
     def _engine(self, progress: Progress) -> Engine[Made | Ended]:
         recipes = Unfailing(self._readable(progress))
@@ -520,8 +549,10 @@ class DataLoader(TorchDataLoader[T_co]):
             chosen = self._chosen_epoch
             if isinstance(progress, StreamProgress):
                 return workers.run(StreamErrand(progress, recipes, chosen_epoch=chosen))
-            return workers.run(MapErrand(recipes, chosen_epoch=chosen, tell=teller(self._course.dataset)))
+            return workers.run(MapErrand(recipes, chosen_epoch=chosen, tell=self._teller()))
         maker = self._maker(pin)
+        if isinstance(maker, MapMaker):
+            maker.tell = self._teller()
         if not self.num_threads:
             return Inline(recipes, maker.make)
         assert self.prefetch_factor is not None
@@ -607,6 +638,10 @@ class DataLoader(TorchDataLoader[T_co]):
             return None
         device = torch.cuda.current_device() if accelerator.type == "cuda" else None
         return _Pin(device)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _batch_of(made: Made | Ended) -> Any:

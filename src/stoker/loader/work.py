@@ -157,7 +157,8 @@ class MapMaker:
         self.fills = finish.is_batched and finish.collate_fn is None and callable(getattr(dataset, "tray", None))
         """The dataset may write samples where they belong in the batch."""
         self._trays = Trays()
-        self._tell = teller(dataset)
+        self.tell = teller(dataset)
+        """What says how to make the next batch, where it is made in the trainer's process."""
         self._has_epochs = callable(getattr(dataset, "in_epoch", None))
         self._view: tuple[int | None, Any] = (None, dataset)
         self.is_pure = self.gathers and getattr(dataset, "is_pure", False) is True
@@ -181,7 +182,7 @@ class MapMaker:
 
     def _make(self, recipe: Recipe) -> Made:
         if self.fills:
-            tray = self.opened(recipe, self._tell())
+            tray = self.opened(recipe, self.tell())
             if tray is not None:
                 return self.filled(recipe, tray)
         if self.gathers:
@@ -301,7 +302,7 @@ class MapMaker:
 
     def task(self, recipe: Recipe) -> MapTask:
         """Return the work of `recipe`, to be shared out among threads."""
-        return MapTask(self, recipe, self.opened(recipe, self._tell()) if self.fills else None)
+        return MapTask(self, recipe, self.opened(recipe, self.tell()) if self.fills else None)
 
     def read(self, recipe: Recipe, positions: list[Any], skipped: list[Skipped]) -> list[Any]:
         """Return the samples at `positions`; bad ones are replaced and noted in `skipped`, if the policy says so."""

@@ -1,0 +1,151 @@
+"""How many pictures of each batch are left to the device to decode, so that neither it nor the workers are waited for.
+
+Decoding on the device takes time from the training, so the share is kept as small as can be: it grows while the trainer
+waits for the workers, shrinks while it waits for the device, and is lowered now and then while it waits for nobody.
+Whatever the share, the order of the data is the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WINDOW = 8
+"""Batches that are looked at before the share is changed; all of them made after the last change."""
+
+START = 12
+"""Batches at the beginning of an iteration that tell nothing: all have to get going, one after the other."""
+
+NEGLIGIBLE = 0.02
+"""A part of the time that nobody minds: timings are no more certain than that."""
+
+COARSE, FINE = 1 / 4, 1 / 64
+"""The most that the share is changed by at a time, and what it is lowered by for a try."""
+
+MAX_PATIENCE = 64
+"""Windows between two tries to do with less, when others have failed."""
+
+DEVICE_RATE, CORE_RATE = 10_000, 450
+"""Photographs per second that a large GPU and one core decode, roughly: where to begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The parts of the time, from 0 to 1, for which the trainer has waited, in the window before last."""
+
+    for_workers: float = 0.0
+    for_device: float = 0.0
+
+
+class Split:
+    """The share of pictures that the device decodes, found by watching who is waited for.
+
+    `num_cores` is how many the workers have to decode with.
+    """
+
+    def __init__(self, *, num_cores: int = 1) -> None:
+        self.share = DEVICE_RATE / (DEVICE_RATE + CORE_RATE * max(1, num_cores))
+        """From 0, all pictures are decoded by the workers, to 1."""
+        self.waits = Waits()
+        self._num_told = self._num_handed = 0
+        self._first_new = 0
+        """The first batch that was made with the present share."""
+        self._last: float | None = None
+        self._periods: list[float] = []
+        self._for_workers: list[float] = []
+        self._for_device: list[float] = []
+        self._workers = 0.0
+        """Seconds per batch if the workers decoded all of it, when they were last waited for."""
+        self._enough: float | None = None
+        """A share with which nobody was waited for, while a smaller one is tried."""
+        self._probe = FINE
+        self._num_quiet, self._patience = 0, 2
+
+    def __repr__(self) -> str:
+        return (
+            f"<Split: {self.share:.0%} decoded by the device; waited {self.waits.for_workers:.0%} of the time for "
+            f"workers, {self.waits.for_device:.0%} for the device>"
+        )
+
+    def begin(self) -> None:
+        """A new iteration begins: nothing is on its way, and the wait for its first batches tells nothing."""
+        self._num_told = self._num_handed = 0
+        self._changed(self.share)
+        self._first_new = START
+
+    def tell(self) -> float:
+        """Return the share for the next batch that is asked for."""
+        self._num_told += 1
+        return self.share
+
+    def note(self, now: float, *, for_workers: float, for_device: float, whole: float) -> None:
+        """A batch is handed over, at the time `now`, after so many seconds of waiting.
+
+        `whole` is how long the device would take to decode all of its pictures; 0 if that is not known.
+        """
+        last, self._last = self._last, now
+        self._num_handed += 1
+        if last is None or self._num_handed <= self._first_new:
+            return
+        # Each batch by itself, so that a pause for validation counts as one batch without waiting.
+        seconds = max(now - last, 1e-9)
+        self._periods.append(seconds)
+        self._for_workers.append(min(1.0, for_workers / seconds))
+        self._for_device.append(min(1.0, for_device / seconds))
+        if len(self._periods) < WINDOW:
+            return
+        period = sorted(self._periods)[WINDOW // 2]
+        self.waits = Waits(sum(self._for_workers) / WINDOW, sum(self._for_device) / WINDOW)
+        self._forget()
+        self._consider(self.waits, period, whole)
+
+    def _consider(self, waits: Waits, period: float, whole: float) -> None:
+        if max(waits.for_workers, waits.for_device) < NEGLIGIBLE:
+            self._try_less()
+            return
+        self._num_quiet = 0
+        enough, self._enough = self._enough, None
+        excess = waits.for_workers - waits.for_device
+        if enough is not None and excess > 0:  # that was too little
+            self._patience = min(2 * self._patience, MAX_PATIENCE)
+            self._probe = FINE
+            self._changed(enough)
+        elif excess > NEGLIGIBLE:
+            self._workers = period / max(1 - self.share, FINE)
+            # As if reading a file cost nothing. It does cost something, so this is too little, and the next time is
+            # closer: from one side, without going back and forth.
+            wanted = self.share + (1 - self.share) * excess
+            wanted = min(wanted, max(self.share, self._balance(whole)))
+            self._changed(min(wanted, self.share + COARSE))
+        elif excess < -NEGLIGIBLE:
+            # The device takes as long as there are files; but with too few of them the workers would take longer.
+            balance, wanted = min(self.share, self._balance(whole)), self.share * (1 + excess)
+            if wanted < balance:
+                wanted = balance
+                self._workers *= 0.95  # they may have become quicker since
+            self._changed(max(wanted, self.share - COARSE))
+
+    def _balance(self, whole: float) -> float:
+        """Return the share with which the workers and the device take equally long, as far as that is known."""
+        if not whole:
+            return 1.0 if self._workers else 0.0
+        return self._workers / (self._workers + whole)
+
+    def _try_less(self) -> None:
+        self._num_quiet += 1
+        if self.share == 0 or self._num_quiet < self._patience:
+            return
+        self._num_quiet = 0
+        if self._enough is not None:  # less was enough too: go on, in longer steps
+            self._probe = min(8 * FINE, 2 * self._probe)
+        self._enough = self.share
+        self._changed(self.share - self._probe)
+
+    def _changed(self, share: float) -> None:
+        self.share = min(1.0, max(0.0, share))
+        # two more, which had to wait for the start or were begun while it was noted
+        self._first_new = max(self._num_told, self._num_handed) + 2
+        self._forget()
+
+    def _forget(self) -> None:
+        for numbers in (self._periods, self._for_workers, self._for_device):
+            numbers.clear()
