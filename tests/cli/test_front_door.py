@@ -40,6 +40,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["inspect", "--help"],
         ["pack", "--help"],
         ["verify", "--help"],
+        ["verify", "images", "--help"],
+        ["view", "images", "--help"],
+        ["view", "tokens", "--help"],
     ],
     ids=" ".join,
 )
@@ -68,6 +71,10 @@ VERBS = [
     ["prepare", "tokenizer"],
     ["inspect"],
     ["verify"],
+    ["verify", "images"],
+    ["view", "images"],
+    ["view", "tokens"],
+    ["view", "mask"],
 ]
 
 

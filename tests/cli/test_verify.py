@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from stoker.cli.app import app
@@ -83,3 +84,74 @@ def test_an_empty_store_is_sound(tmp_path: Path) -> None:
     result = run(tmp_path / "empty")
     assert result.exit_code == 0, result.output
     assert "sound 0 blocks in 0 shards" in result.output
+
+
+# ---------------------------------------------------------------- pictures
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    (folder / "cats").mkdir(parents=True)
+    noise = np.random.default_rng(1).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+    for number in range(5):
+        Image.fromarray(noise).save(folder / "cats" / f"{number}.jpg")
+    return folder
+
+
+def test_sound_pictures_are_said_to_be_sound(photos: Path) -> None:
+    result = run("images", photos)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("sound 5 pictures, ")
+    assert "kinds 5 JPEG" in result.output
+    assert "decoding" not in result.output  # no bar where nobody looks
+
+
+def test_bad_pictures_are_named_with_reasons_and_summed_up(photos: Path) -> None:
+    whole = (photos / "cats" / "0.jpg").read_bytes()
+    (photos / "cats" / "1.jpg").write_bytes(whole[: len(whole) // 2])
+    (photos / "cats" / "3.jpg").write_bytes(b"")
+    Image.open(photos / "cats" / "4.jpg").save(photos / "cats" / "[bold].png", format="JPEG")
+    result = run("images", photos, "--workers", "0")
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert lines[0].startswith(f"cut short {photos}/cats/1.jpg: ")
+    assert lines[1].startswith(f"empty {photos}/cats/3.jpg: ")
+    assert lines[2].startswith("bad 2 of 6 pictures, ")
+    assert lines[2].endswith(": 1 cut short, 1 empty")
+    assert lines[3] == "kinds 4 JPEG"
+    assert lines[4] == f"odd 1 JPEG named .png: {photos}/cats/[bold].png"
+    assert lines[5].startswith("hint: ")
+
+
+def test_pictures_as_json(photos: Path) -> None:
+    (photos / "cats" / "2.jpg").write_bytes(b"no picture at all")
+    result = run("images", photos, "--json")
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert (told["num_pictures"], told["is_sound"], told["formats"]) == (5, False, {"JPEG": 4})
+    assert told["num_bad"] == {"no picture": 1}
+    assert told["bad"] == [
+        {"path": f"{photos}/cats/2.jpg", "kind": "no picture", "reason": "it looks like text"},
+    ]
+
+
+def test_a_store_is_what_is_meant_whatever_its_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(store.path.parent)
+    assert run("store").output.startswith("sound ")  # the folder is called so
+    assert run("store", "store").output.startswith("sound ")
+    store.path.rename(store.path.parent / "images")
+    assert run("images").output.startswith("sound ")
+    assert run("./images").output.startswith("sound ")
+
+
+def test_a_folder_of_pictures_is_no_store_and_says_where_to_go(photos: Path) -> None:
+    result = run(photos)
+    assert result.exit_code == 1
+    assert f"`stoker verify images {photos}` checks them" in result.output
+
+
+def test_nothing_to_verify_is_a_usage_error() -> None:
+    assert run("images").exit_code == 2
+    assert "FOLDER" in run("images").output
+    assert "images FOLDER" in run().output

@@ -17,7 +17,8 @@ from stoker.cli.lines import lines
 from stoker.cli.pack import pack
 from stoker.cli.plan import plan_app
 from stoker.cli.prepare import prepare_app
-from stoker.cli.verify import verify
+from stoker.cli.verify import verify_app
+from stoker.cli.view import view_app
 from stoker.errors import StokerError
 
 INTERRUPTED = 130
@@ -94,5 +95,6 @@ app.add_typer(prepare_app, name="prepare")
 app.command()(pack)
 app.command()(lines)
 app.command()(inspect)
-app.command()(verify)
+app.add_typer(verify_app, name="verify")
+app.add_typer(view_app, name="view")
 app.command()(about)

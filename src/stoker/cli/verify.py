@@ -1,24 +1,60 @@
-"""`stoker verify`: every byte of a store compared with its checksums."""
+"""`stoker verify`: every byte of a store compared with its checksums, or every picture of a folder decoded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from stoker.prepare import ImageCheck
     from stoker.store import Damage, Store, Verdict
 
+STORE, IMAGES = "store", "images"
 
+MAX_LISTED = 3
+"""Files of each oddity that are named; JSON names all."""
+
+
+class StoreFirst(TyperGroup):
+    """A group whose argument is the path of a store, unless it begins with the name of a command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Take `verify PATH` for `verify store PATH`, also where the path happens to be the name of a command."""
+        is_alone = len(args) == 1 and (args[0] not in self.commands or Path(args[0]).exists())
+        if is_alone or (args and args[0] not in self.commands):
+            args = [STORE, *args]
+        return super().resolve_command(ctx, args)
+
+
+verify_app = typer.Typer(
+    cls=StoreFirst,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    subcommand_metavar="PATH | images FOLDER",
+    help="""Compare every byte of a store with its checksums; or decode every picture of a folder.
+
+    `stoker verify PATH` is about the store at PATH, `stoker verify images FOLDER` about pictures. The exit code is 0 if
+    all is sound and 1 if it is not.
+
+    Example: [bold cyan]stoker verify data/corpus[/]
+
+    Example: [bold cyan]stoker verify images data/photos[/]
+    """,
+)
+
+
+@verify_app.command(STORE)
 def verify(path: Annotated[Path, typer.Argument(help="The folder of a store.")]) -> None:
     """Compare every byte of a store with its checksums, and name each block that is damaged.
 
-    The exit code is 0 if the store is sound and 1 if it is not.
+    The exit code is 0 if the store is sound and 1 if it is not. The word `store` may be left out.
 
     Example: [bold cyan]stoker verify data/corpus[/]
     """
@@ -26,11 +62,17 @@ def verify(path: Annotated[Path, typer.Argument(help="The folder of a store.")])
 
     from rich.console import Console
 
+    from stoker.errors import NotAStore
     from stoker.store import open_store
     from stoker.store import verify as verified
 
     console = Console(highlight=False)
-    store = open_store(path)
+    try:
+        store = open_store(path)
+    except NotAStore as error:
+        if path.is_dir():
+            error.add_note(f"hint: if it holds pictures, `stoker verify images {path}` checks them")
+        raise
     begin = perf_counter()
     with _watched(console, sum(shard.num_bytes for shard in store.manifest.shards)) as advance:
         verdict = verified(path, progress=advance)
@@ -40,6 +82,106 @@ def verify(path: Annotated[Path, typer.Argument(help="The folder of a store.")])
     console.print(_summary(verdict, seconds), soft_wrap=True)
     if not verdict.is_sound:
         raise typer.Exit(1)
+
+
+@verify_app.command(IMAGES)
+def images(
+    path: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="A folder of pictures, .tar archives, Parquet, or a store of them.")
+    ],
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes; by default one for each core.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+) -> None:
+    """Decode every picture from its first byte to its last, and name each one that is bad, and why.
+
+    Bad is what is empty, no picture, cut short, damaged, too large to decode or cannot be read; a decoder that makes do
+    with half a picture is not asked. The exit code is 0 if all are good and 1 if any is bad.
+
+    Example: [bold cyan]stoker verify images data/photos[/]
+    """
+    from json import dumps
+    from time import perf_counter
+
+    from rich.console import Console
+
+    from stoker.prepare import check_images
+
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    begin = perf_counter()
+    with _counted(errors) as watch:
+        found = check_images(path, num_workers=workers, watch=watch)
+    seconds = perf_counter() - begin
+    if json:
+        print(dumps(_facts(path, found, seconds), indent=2, ensure_ascii=False))
+    else:
+        _print_images(found, seconds, console)
+    if not found.is_sound:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _counted(console: Console) -> Iterator[Callable[[int, int, int], None]]:
+    """Show how many pictures are done, where somebody is looking."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from stoker.cli.words import bytes_told
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[size]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("listing", total=None, size="")
+
+        def watch(num_done: int, num_bytes: int, num_all: int) -> None:
+            progress.update(task, description="decoding", completed=num_done, total=num_all, size=bytes_told(num_bytes))
+
+        yield watch
+
+
+def _print_images(found: ImageCheck, seconds: float, console: Console) -> None:
+    from rich.markup import escape
+
+    from stoker.cli.words import bytes_told, counted, seconds_told
+
+    for bad in found.bad:
+        console.print(f"[bold red]{bad.kind}[/] [bold]{escape(bad.path)}[/]: {escape(bad.reason)}", soft_wrap=True)
+    speed = f"{found.num_pictures / seconds:,.0f} pictures/s"
+    seen = f"{counted(found.num_pictures, 'picture')}, {bytes_told(found.num_bytes)} ({seconds_told(seconds)}, {speed})"
+    if found.is_sound:
+        console.print(f"[bold green]sound[/] {seen}", soft_wrap=True)
+    else:
+        kinds = ", ".join(f"{number:,} {kind}" for kind, number in found.bad_by_kind().items())
+        console.print(f"[bold red]bad[/] {len(found.bad):,} of {seen}: {kinds}", soft_wrap=True)
+    kinds = ", ".join(f"{number:,} {kind}" for kind, number in found.formats.items())
+    if kinds:
+        console.print(f"[bold]kinds[/] {escape(kinds)}", soft_wrap=True)
+    for what, paths in found.odd.items():
+        shown = ", ".join(paths[:MAX_LISTED]) + (", ..." if len(paths) > MAX_LISTED else "")
+        console.print(f"[bold yellow]odd[/] {len(paths):,} {escape(what)}: [dim]{escape(shown)}[/]", soft_wrap=True)
+    if found.bad:
+        console.print(
+            "[bold cyan]hint:[/] mend or delete these files, or train with on_error='skip', which puts another picture "
+            "in the place of each and lists them in the ledger",
+            soft_wrap=True,
+        )
+
+
+def _facts(path: str, found: ImageCheck, seconds: float) -> dict[str, Any]:
+    return {
+        "path": path,
+        "is_sound": found.is_sound,
+        "num_pictures": found.num_pictures,
+        "num_bytes": found.num_bytes,
+        "seconds": round(seconds, 3),
+        "formats": found.formats,
+        "num_bad": found.bad_by_kind(),
+        "bad": [bad._asdict() for bad in found.bad],
+        "odd": found.odd,
+    }
 
 
 @contextmanager

@@ -1,0 +1,191 @@
+"""`stoker view`: batches as pictures, as a model would see them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stoker.cli.pack import StrategyName
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from stoker.loader import DataLoader
+    from stoker.plan import Recipe
+
+view_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Look at batches: images after augmentation, packed rows, attention masks. "
+    "Try [bold]stoker view images --help[/].",
+)
+
+_Seed = Annotated[int, typer.Option(help="The loader's seed.")]
+_Step = Annotated[int, typer.Option(min=0, help="Which batch of the run, from 0.")]
+_Tokens = Annotated[str, typer.Argument(metavar="STORE", help="A store of tokens, or others that stoker.open opens.")]
+_Length = Annotated[int, typer.Option(min=2, help="Tokens in a row.")]
+_Strategy = Annotated[StrategyName, typer.Option(help="How documents come into rows.")]
+_Column = Annotated[str, typer.Option(help="The column that holds the tokens.")]
+
+
+def _output(name: str) -> Any:
+    return typer.Option("-o", "--out", help=f"The file to write; its ending says what kind. By default {name}.")
+
+
+@view_app.command()
+def images(
+    path: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="A folder of pictures, or whatever else stoker.images takes.")
+    ],
+    out: Annotated[Path, _output("sheet.png")] = Path("sheet.png"),
+    size: Annotated[int, typer.Option(min=1, help="Height and width of an image, as the model gets it.")] = 224,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in the batch.")] = 32,
+    augment: Annotated[
+        bool,
+        typer.Option("--augment/--no-augment", help="RandomResizedCrop and flip, or the middle of the whole image."),
+    ] = True,
+    seed: _Seed = 0,
+    step: _Step = 0,
+    columns: Annotated[int | None, typer.Option(min=1, help="Images side by side.")] = None,
+) -> None:
+    """Draw a contact sheet of a shuffled batch: every image as it comes out, with its label and position.
+
+    Example: [bold cyan]stoker view images data/photos -o sheet.png[/]
+
+    Example: [bold cyan]stoker view images data/photos --no-augment --batch-size 64 --step 3[/]
+    """
+    _check_output(out)
+    import stoker
+    from stoker.loader import DataLoader
+    from stoker.transform import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+
+    transform: list[Any] = (
+        [RandomResizedCrop(size), RandomHorizontalFlip()] if augment else [Resize(size), CenterCrop(size)]
+    )
+    dataset: Any = stoker.images(path, transform=transform)
+    batch_size = min(batch_size, len(dataset))
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size, shuffle=True, seed=seed, skip=((0, step),) * bool(step))
+    _check_step(loader, step)
+    batch, recipe = _taken(loader)
+    how = "augmented" if augment else "not augmented"
+    image = stoker.view.batch(
+        batch,
+        classes=dataset.classes,
+        positions=recipe.positions.tolist(),
+        columns=columns,
+        max_images=batch_size,
+        title=f"{Path(path).absolute().name}: {len(dataset):,} images, step {step}, seed {seed}, {how}",
+    )
+    _save(image, out)
+
+
+@view_app.command()
+def tokens(
+    path: _Tokens,
+    out: Annotated[Path, _output("rows.png")] = Path("rows.png"),
+    length: _Length = 1024,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows in the batch.")] = 16,
+    strategy: _Strategy = StrategyName.best_fit,
+    seed: _Seed = 0,
+    step: _Step = 0,
+    column: _Column = "tokens",
+) -> None:
+    """Draw a shuffled batch of packed rows: each document in a colour, with its number of tokens; padding hatched.
+
+    Example: [bold cyan]stoker view tokens data/corpus -o rows.png --length 2048[/]
+    """
+    _check_output(out)
+    import stoker
+
+    batch, recipe, told = _packed(path, length, batch_size, strategy, seed, step, column)
+    image = stoker.view.batch(batch, positions=recipe.positions.tolist(), max_images=batch_size, title=told)
+    _save(image, out)
+
+
+@view_app.command()
+def mask(
+    path: _Tokens,
+    out: Annotated[Path, _output("mask.png")] = Path("mask.png"),
+    length: _Length = 1024,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows in the batch, one mask each.")] = 4,
+    strategy: _Strategy = StrategyName.best_fit,
+    seed: _Seed = 0,
+    step: _Step = 0,
+    column: _Column = "tokens",
+) -> None:
+    """Draw the attention masks of a shuffled batch of packed rows: which tokens each token sees.
+
+    Example: [bold cyan]stoker view mask data/corpus -o mask.png --length 512[/]
+    """
+    _check_output(out)
+    import stoker
+
+    batch, recipe, told = _packed(path, length, batch_size, strategy, seed, step, column)
+    image = stoker.view.mask(batch, positions=recipe.positions.tolist(), max_masks=batch_size, title=told)
+    _save(image, out)
+
+
+def _packed(
+    path: str, length: int, batch_size: int, strategy: StrategyName, seed: int, step: int, column: str
+) -> tuple[Any, Recipe, str]:
+    """Return a batch of packed rows, what is in it, and what to write above it."""
+    import stoker
+    from stoker.loader import DataLoader
+
+    rows = stoker.pack(stoker.open(path), length, strategy=strategy.value, column=column)
+    batch_size = min(batch_size, len(rows))
+    loader: DataLoader[Any] = DataLoader(rows, batch_size, shuffle=True, seed=seed, skip=((0, step),) * bool(step))
+    _check_step(loader, step)
+    batch, recipe = _taken(loader)
+    return batch, recipe, f"{Path(path).absolute().name}: {len(rows):,} rows, step {step}, seed {seed}"
+
+
+def _taken(loader: DataLoader[Any]) -> tuple[Any, Recipe]:
+    batches = iter(loader)
+    try:
+        batch = next(batches)
+    finally:
+        batches.close()
+    recipe = loader.recipe
+    assert recipe is not None
+    return batch, recipe
+
+
+def _check_step(loader: DataLoader[Any], step: int) -> None:
+    from stoker.errors import ArgumentError
+
+    plan = loader.plan
+    assert plan is not None
+    if step >= plan.steps_in(0):
+        raise ArgumentError(
+            f"there is no step {step}: an epoch has {plan.steps_in(0)} of {plan.batch_size}",
+            hint=f"choose one from 0 to {plan.steps_in(0) - 1}, or a smaller --batch-size",
+        )
+
+
+def _check_output(out: Path) -> None:
+    """Refuse what could not be written, before anything is loaded."""
+    from stoker.errors import ArgumentError
+    from stoker.view.showing import pillow
+
+    pillow()
+    from PIL import Image
+
+    Image.init()
+    suffix = out.suffix.lower()
+    if Image.registered_extensions().get(suffix) not in Image.SAVE:
+        raise ArgumentError(
+            f"{out} ends in {suffix!r}, which is no kind of picture that is written here"
+            if suffix
+            else f"{out} has no ending that says what kind of picture it is to be",
+            hint="use .png, .jpg, .webp or .pdf",
+        )
+    if not out.absolute().parent.is_dir():
+        raise ArgumentError(f"there is no folder {out.absolute().parent}", hint="make it first, or write elsewhere")
+
+
+def _save(image: Image, out: Path) -> None:
+    image.save(out)
+    print(f"{out}: {image.width} x {image.height} pixels")
