@@ -29,6 +29,39 @@ def test_the_example_runs_as_it_is(path: Path, tmp_path: Path, tmp_path_factory:
     assert list(tmp_path.iterdir()) == []  # nothing is left lying about
 
 
+def faces(*arguments: str, folder: Path) -> str:
+    """Run the exercise."""
+    [path] = [path for path in EXAMPLES if path.name == "faces.py"]
+    command = [sys.executable, "-W", "error", str(path), *arguments]
+    environment = {**os.environ, "TMPDIR": str(folder), "MPLCONFIGDIR": str(folder)}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_exercise_shows_a_batch(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    assert "faces_batch.png" in faces("-visualize_batch", "--batch_size", "8", "--out", str(out), folder=tmp_path)
+    assert [path.name for path in out.iterdir()] == ["faces_batch.png"]
+
+
+def test_the_exercise_times_a_number_of_workers(tmp_path: Path) -> None:
+    told = faces(
+        "-get_timing", "-num_workers", "1", "-batches_to_check", "2", "--batch_size", "4", folder=tmp_path
+    ).splitlines()
+    assert [line.split(",")[0] for line in told] == ["1 workers", "1 workers"]
+    assert all("ms per batch, standard deviation" in line for line in told)
+
+
+@pytest.mark.slow
+def test_the_exercise_draws_the_plot_over_workers(tmp_path: Path) -> None:
+    told = faces("-get_timing", "-batches_to_check", "2", "--batch_size", "4", "--out", ".", folder=tmp_path)
+    assert "0 workers" in told
+    assert "1 workers" in told
+    assert (tmp_path / "faces_timing.png").stat().st_size > 10_000
+
+
 def test_the_quickstart_fits_on_a_screen() -> None:
     [quickstart] = [path for path in EXAMPLES if path.name == "quickstart.py"]
     assert len(quickstart.read_text().splitlines()) < 40
