@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from stoker import native
@@ -147,4 +148,10 @@ class LooseTray:
                 "hint: let the transforms end in one size: stoker.transform.RandomResizedCrop(224), or Resize(256) and "
                 "CenterCrop(224), or Resize((height, width)); otherwise load with batch_size=None, or pass a collate_fn"
             )
-        return plain_collate()(self._samples)
+        batch = plain_collate()(self._samples)
+        if self._images.layout == "channels_last" and isinstance(pictures[0], np.ndarray):
+            image = (batch if self._images.labels is None else batch.image).contiguous(
+                memory_format=torch.channels_last
+            )
+            return image if self._images.labels is None else batch._replace(image=image)
+        return batch

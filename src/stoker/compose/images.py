@@ -169,7 +169,7 @@ class Images:
 
     def drawing(self) -> Drawing:
         """Return what draws the view of the sample that is being read."""
-        return Drawing(self.pipeline, uniforms(rng()))
+        return Drawing(self.pipeline, uniforms(rng()), exact=self.decoding["exact"])
 
     def found(self, position: int, out: NDArray[np.uint8] | None = None) -> Any:
         """Return pixels [H, W, C] of the picture at `position`, or whatever the last transform has made of them.

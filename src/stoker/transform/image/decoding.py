@@ -14,7 +14,7 @@ from stoker import native
 from stoker.errors import ArgumentError, BadImage
 from stoker.transform.image.forms import as_array
 from stoker.transform.image.geometry import seen
-from stoker.transform.image.jpeg_decoding import check_jpeg, decode_jpeg, is_plain_jpeg, write
+from stoker.transform.image.jpeg_decoding import check_jpeg, completed, decode_jpeg, is_plain_jpeg, write
 from stoker.transform.image.orientation import UPRIGHT, is_turned, stored_array, stored_box
 from stoker.transform.image.pillow_decoding import decode_by_pillow
 from stoker.transform.image.undecodable import Undecodable, too_large
@@ -69,6 +69,8 @@ def decode(
             return _jpeg(data, header, view_of, MODES[mode], out, max_pixels, shrink)
         if not len(data):
             raise Undecodable("it is empty")
+        if header is not None:
+            data = completed(data, header)
         image, view = decode_by_pillow(data, view_of, mode=mode, max_pixels=max_pixels)
         if header is not None:
             check_jpeg(data, header)

@@ -20,13 +20,6 @@ from stoker.transform.image.geometry import seen
 from stoker.transform.image.undecodable import Undecodable
 from stoker.transform.image.view import Box, Region, View
 
-_native: Any = native  # TODO until native.decode_jpeg is there
-
-
-def _has_jpeg() -> bool:
-    return hasattr(native, "has_jpeg") and _native.has_jpeg()
-
-
 SCALES = (8, 4, 2)
 """What JPEG can be decoded at: one in so many pixels, in both directions."""
 
@@ -52,10 +45,10 @@ def decode_jpeg(
     """
     region = _needed(region, box, out)
     if not header.has_end:
-        # It may be cut short, below the region or in it: then the half that is there must not pass for a whole.
-        pixels = _whole(data, header, 1, out.shape[2])
+        # It may be cut short, also below the region: then what is there must not pass for a whole.
+        pixels = _whole(completed(data, header), header, 1, out.shape[2])
         write(pixels, region, box, out)
-    elif _has_jpeg():
+    elif native.has_jpeg():
         _decoded(data, region, out, shrink, box)
     else:
         scale = _scale(box, out, shrink)
@@ -68,9 +61,22 @@ def decode_jpeg(
         write(pixels, region, box, out)
 
 
+def completed(data: Any, header: native.JpegHeader) -> Any:
+    """Return a JPEG file with a mark of its end: then decoders can tell whether that alone was missing, or more.
+
+    Of progressive files they cannot, for each pass over the picture is complete by itself; so these are refused.
+    """
+    if header.has_end:
+        return data
+    if header.is_progressive:
+        raise Undecodable("it is cut short: there is no mark of its end")
+    is_strict = native.has_jpeg() or _simplejpeg() is not None
+    return bytes(data) + b"\xff\xd9" if is_strict else data
+
+
 def check_jpeg(data: Any, header: native.JpegHeader) -> None:
     """Raise `Undecodable` if anything in a JPEG file is damaged or missing: Pillow alone makes that grey, silently."""
-    if is_plain_jpeg(header) and _has_jpeg():
+    if is_plain_jpeg(header) and native.has_jpeg():
         small = np.empty((max(1, header.height // SCALES[0]), max(1, header.width // SCALES[0]), 1), np.uint8)
         _decoded(data, (0, 0, header.width, header.height), small, 1.0)
     elif _simplejpeg() is not None and header.precision == 8:
@@ -118,14 +124,14 @@ def _scale(box: Box, out: NDArray[np.uint8], shrink: float) -> int:
 
 def _decoded(data: Any, region: Region, out: NDArray[np.uint8], shrink: float, box: Box | None = None) -> None:
     try:
-        _native.decode_jpeg(data, region, box or region, out, shrink=shrink)
-    except _native.JpegFault as fault:
+        native.decode_jpeg(data, region, box or region, out, shrink=shrink)
+    except native.JpegFault as fault:
         raise Undecodable(str(fault)) from fault
 
 
 def _whole(data: Any, header: native.JpegHeader, scale: int, num_channels: int) -> NDArray[np.uint8]:
     """Return all of a picture at 1/scale, or raise if any of it is damaged."""
-    if scale == 1 and _has_jpeg():
+    if scale == 1 and native.has_jpeg():
         pixels = np.empty((header.height, header.width, num_channels), np.uint8)
         _decoded(data, (0, 0, header.width, header.height), pixels, 0)
         return pixels
@@ -152,7 +158,7 @@ def _by_pillow(data: Any, header: native.JpegHeader, scale: int, mode: str) -> N
     try:
         image = pillow().open(io.BytesIO(data), formats=["JPEG"])
         if scale > 1:
-            image.draft(mode, (-(-header.width // scale), -(-header.height // scale)))
+            image.draft(mode, (header.width // scale, header.height // scale))
         return as_array(image.convert(mode))
     except (OSError, ValueError, SyntaxError) as error:
         raise Undecodable(str(error) or type(error).__name__) from error

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from stoker.errors import ArgumentError
 from stoker.transform.image.decoding import Data, decode
 from stoker.transform.image.forms import as_array, as_image
-from stoker.transform.image.geometry import Geometric, Transform
+from stoker.transform.image.geometry import Geometric, RandomHorizontalFlip, Transform
 from stoker.transform.image.uniforms import Uniform
-from stoker.transform.image.view import View, whole
+from stoker.transform.image.view import View, is_plain, whole
 
 Pixels = NDArray[np.uint8]
 
@@ -45,9 +45,9 @@ class Pipeline:
             elif not self.is_ours:
                 self.size = None
 
-    def drawing(self, uniform: Uniform) -> Drawing:
+    def drawing(self, uniform: Uniform, *, exact: bool = False) -> Drawing:
         """Return what draws the view of one picture."""
-        return Drawing(self, uniform)
+        return Drawing(self, uniform, exact=exact)
 
     def picture(
         self,
@@ -83,12 +83,17 @@ class Pipeline:
 
 
 class Drawing:
-    """The view of one picture, and what is left to be done to its pixels."""
+    """The view of one picture, and what is left to be done to its pixels.
 
-    __slots__ = ("_pipeline", "_view", "left", "uniform")
+    With `exact`, a view is not refined further once it was resized or mirrored, save by mirroring: Pillow rounds boxes
+    to 24 bits, so that a part of a picture resized may differ by a level or two from the resized picture's part. The
+    random numbers are drawn in the same order, for the same things.
+    """
 
-    def __init__(self, pipeline: Pipeline, uniform: Uniform) -> None:
-        self._pipeline, self.uniform = pipeline, uniform
+    __slots__ = ("_exact", "_pipeline", "_view", "left", "uniform")
+
+    def __init__(self, pipeline: Pipeline, uniform: Uniform, *, exact: bool = False) -> None:
+        self._pipeline, self.uniform, self._exact = pipeline, uniform, exact
         self._view: View | None = None
         self.left: Sequence[Any] = pipeline.tail
         """What is to be done to the pixels of the view, once that is drawn."""
@@ -99,7 +104,9 @@ class Drawing:
             return self._view
         view, uniform = whole(width, height), self.uniform
         for number, step in enumerate(self._pipeline.head):
-            refined = step.refine(view, uniform)
+            refined = None
+            if not self._exact or isinstance(step, RandomHorizontalFlip) or (is_plain(view) and not view.flip):
+                refined = step.refine(view, uniform)
             if refined is None:
                 self.left = (*self._pipeline.head[number:], *self._pipeline.tail)
                 break
