@@ -17,7 +17,7 @@ import stoker
 from stoker import DataLoader, masks
 from stoker.errors import ArgumentError
 from stoker.view.attention import SEEN, dense_of, of_documents, of_mask
-from stoker.view.packed_rows import colour_of, drawn, ids_of, is_packed, spans_of
+from stoker.view.packed_rows import colour_of, drawn, filled, ids_of, is_packed, spans_of
 from stoker.view.paper import DOCUMENTS
 
 SIZES = [50, 30, 44, 9, 3, 64, 17, 40]
@@ -74,6 +74,13 @@ def test_neighbours_have_different_colours_and_documents_their_share_of_the_row(
     assert min(areas) > 0.8 * max(areas)
     assert all(num_of(legend, colour) for colour in DOCUMENTS)
     assert all(colour_of(at, row) != colour_of(at + 1, row) for at in range(12) for row in range(3))
+
+
+def test_only_what_is_full_is_said_to_be_full() -> None:
+    ids = np.zeros((1, 4096), np.int64)
+    assert filled(ids) == "100.0%"
+    ids[0, -1] = -1
+    assert filled(ids) == "99.9%"
 
 
 def test_ids_of_a_wrong_shape_are_refused() -> None:

@@ -69,6 +69,13 @@ def test_pictures_are_found_and_keep_their_pixels(batch: Any) -> None:
     assert seen.notes == []
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_pictures_on_a_device_are_the_same_pictures() -> None:
+    for batch in (NCHW, (NCHW / 255).half()):
+        assert np.array_equal(np.stack(found(batch.cuda(), limit=9).pictures), np.stack(found(batch, limit=9).pictures))
+
+
 @pytest.mark.parametrize("normalize", [(MEAN, STD), stoker.Normalize(MEAN, STD)], ids=["pair", "Normalize"])
 def test_what_was_normalised_has_its_colours_back(normalize: Any) -> None:
     assert np.array_equal(np.stack(found(normalised(), normalize=normalize, limit=9).pictures), NHWC)

@@ -66,6 +66,11 @@ def colour_of(document: int, row: int) -> str:
     return DOCUMENTS[(document + row) % len(DOCUMENTS)]
 
 
+def filled(ids: NDArray[np.int64]) -> str:
+    """Return the share of columns that hold a token, rounded down: 100% is full to the last column."""
+    return f"{int(1000 * int((ids >= 0).sum()) // ids.size) / 10}%"
+
+
 def drawn(
     ids: NDArray[np.int64],
     *,
@@ -92,8 +97,7 @@ def drawn(
         y = top + number * (ROW + GAP)
         draw.text((left - 10, y + ROW / 2), names[number], font=letters, fill=INK, anchor="rm")
         _bar(image, draw, (left, y), row, number)
-        fill = float((row >= 0).mean())
-        draw.text((left + WIDTH + 12, y + ROW / 2), f"{fill:.1%}", font=letters, fill=FAINT, anchor="lm")
+        draw.text((left + WIDTH + 12, y + ROW / 2), filled(row), font=letters, fill=FAINT, anchor="lm")
     _axis(draw, left, top + num_rows * (ROW + GAP) - GAP + 4, length)
     return image
 
@@ -137,7 +141,7 @@ def _legend(
     num_rows, length = ids.shape
     num_spans = sum(document >= 0 for row in ids for _, _, document in spans_of(row))
     rows = f"{num_rows:,} of {num_all:,} rows" if num_all > num_rows else f"{num_rows:,} row{'s' * (num_rows != 1)}"
-    told = f"{rows} of {length:,} tokens, {num_spans:,} documents, {float((ids >= 0).mean()):.1%} filled"
+    told = f"{rows} of {length:,} tokens, {num_spans:,} documents, {filled(ids)} filled"
     draw.text((at[0] + WIDTH, middle), told, font=letters, fill=FAINT, anchor="rm")
 
 
