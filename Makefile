@@ -11,9 +11,13 @@ PEERS  := .venv-peers
 PEERED := $(PEERS)/.ready
 PEERPIP := $(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check format bench peers clean
+IMAGE_PEERS  := .venv-image-peers
+IMAGE_PEERED := $(IMAGE_PEERS)/.ready
+IMAGE_PIP    := $(IMAGE_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test check format bench peers image-peers clean
 help:  ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
-# Installing has built it already; this does so when its sources change. Without a compiler it only says so.
+# Installing has built them already; this does so when their sources change. What is missing for that it only says.
 $(NATIVE): $(STAMP) $(wildcard src/stoker/native/*.[ch]) src/stoker/native/building.py
 	@$(BIN)/python -m stoker.native.building
 	@touch $@
@@ -61,5 +65,18 @@ $(PEERED): benchmarks/peers.txt constraints.txt
 
 peers: $(PEERED)  ## Make the environment with many peers, in which the benchmarks tokens, prepare and packing then run
 
+# FFCV is built from source, and needs OpenCV and libturbojpeg with their headers: where they are not, it is left out.
+$(IMAGE_PEERED): benchmarks/image_peers.txt constraints.txt
+	@test -x $(IMAGE_PEERS)/bin/python || $(PYTHON) -m venv $(IMAGE_PEERS)
+	@echo "preparing the environment of the loaders of images in $(IMAGE_PEERS) (torch first, then the rest; 3 GB)"
+	@$(IMAGE_PIP) --constraint constraints.txt torch
+	@$(IMAGE_PIP) --no-deps --requirement benchmarks/image_peers.txt
+	@$(IMAGE_PIP) --no-deps --no-build-isolation ffcv==1.0.2 2>/dev/null || \
+		echo "ffcv is left out: it could not be built (it needs libopencv-dev and libturbojpeg0-dev)"
+	@$(IMAGE_PIP) --no-deps --editable .
+	@touch $@
+
+image-peers: $(IMAGE_PEERED)  ## Make the environment with other loaders of images, in which the benchmark images then runs
+
 clean:  ## Remove the environments and everything made
-	rm -rf src/stoker/native/libstoker.so* $(VENV) $(PEERS) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf src/stoker/native/libstoker*.so* $(VENV) $(PEERS) $(IMAGE_PEERS) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.peers import is_elsewhere, run_there
+from benchmarks.peers import ENVIRONMENT, IMAGE_ENVIRONMENT, is_elsewhere, run_there
 from benchmarks.report import OUT, Setting, save, show, write
 
 NAMES = {
@@ -26,10 +26,18 @@ NAMES = {
     "masks": "masks of packed rows, and packed rows against padded ones in training; on a GPU if there is one",
     "packing": "documents into rows: planning beside TRL, LLaMA-Factory, Grain and C; batches of packed rows",
     "lines": "lines of a text file: at random, in order, and the index",
+    "images": "photographs to batches of pixels, beside twelve other ways, libjpeg-turbo alone, and a bad file",
+    "image_training": "ResNet-50 fed from JPEG files, beside torch and batches that lie there already; needs a GPU",
 }
 
-WITH_PEERS = ("tokens", "prepare", "packing")
-"""These run in the environment of the peers, if `make peers` made it."""
+WITH_PEERS = {
+    "tokens": ENVIRONMENT,
+    "prepare": ENVIRONMENT,
+    "packing": ENVIRONMENT,
+    "images": IMAGE_ENVIRONMENT,
+}
+"""These run in an environment of the peers, if `make peers` or `make image-peers` made it."""
+NEED_DEVICE = ("image_training",)
 
 
 def main() -> None:
@@ -45,11 +53,14 @@ def main() -> None:
     )
     parser.add_argument("--save", action="store_true", help="keep plot, record and findings in benchmarks/results")
     parser.add_argument("--text", action="append", default=[], metavar="FILE", help="text for `prepare` (repeatable)")
+    parser.add_argument("--photos", metavar="FOLDER", help="photographs for `images` and `image_training`")
+    parser.add_argument("--faces", metavar="FOLDER", help="faces of 250 x 250 for `images`")
+    parser.add_argument("--workers", type=int, default=2, help="workers of each loader in `images` (default: 2)")
     chosen = parser.parse_args()
     console = Console(width=None if Console().is_terminal else 160)
     if chosen.list:
         for name, what in NAMES.items():
-            console.print(f"{name:12}{what}")
+            console.print(f"{name:15}{what}")
         return
     unknown = [name for name in chosen.names if name not in NAMES]
     if unknown:
@@ -59,15 +70,27 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata's, at every construction
     device = _device() if chosen.device == "auto" else None if chosen.device == "none" else chosen.device
     for name in chosen.names or NAMES:
-        if name in WITH_PEERS and is_elsewhere():
+        if name in NEED_DEVICE and device is None:
+            console.print(f"{name}: left out, for it needs a GPU\n")
+            continue
+        if name in WITH_PEERS and is_elsewhere(WITH_PEERS[name]):
             flags = [f"--{flag}" for flag in ("quick", "save") if getattr(chosen, flag)]
-            status = run_there([name, *flags, *(f"--text={Path(text).absolute()}" for text in chosen.text)])
+            flags += [f"--text={Path(text).absolute()}" for text in chosen.text]
+            flags += [f"--{of}={Path(path).absolute()}" for of in ("photos", "faces") if (path := getattr(chosen, of))]
+            status = run_there([name, *flags, f"--workers={chosen.workers}"], WITH_PEERS[name])
             if status:
                 raise SystemExit(status)
             continue
         begin, load = time.perf_counter(), os.getloadavg()[0]
         report = import_module(f"benchmarks.{name}").run(
-            Setting(is_quick=chosen.quick, device=device, texts=tuple(chosen.text))
+            Setting(
+                is_quick=chosen.quick,
+                device=device,
+                texts=tuple(chosen.text),
+                photos=chosen.photos,
+                faces=chosen.faces,
+                num_workers=chosen.workers,
+            )
         )
         report.load.extend((round(load, 2), round(os.getloadavg()[0], 2)))
         show(report, console)

@@ -1,7 +1,7 @@
-"""The environment that peers are installed in, beside the one we develop in.
+"""The environments that peers are installed in, beside the one we develop in.
 
-`make peers` makes it. Benchmarks that compare with many peers run in it if it is there, and otherwise with those peers
-that happen to be installed where they run.
+`make peers` and `make image-peers` make them. Benchmarks that compare with many peers run in theirs if it is there, and
+otherwise with those peers that happen to be installed where they run.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
 ENVIRONMENT = HERE / ".venv-peers"
+IMAGE_ENVIRONMENT = HERE / ".venv-image-peers"
 
 
-def is_elsewhere() -> bool:
+def is_elsewhere(environment: Path = ENVIRONMENT) -> bool:
     """Whether there is an environment for peers, and this process does not run in it."""
-    return (ENVIRONMENT / ".ready").exists() and Path(sys.prefix).resolve() != ENVIRONMENT.resolve()
+    return (environment / ".ready").exists() and Path(sys.prefix).resolve() != environment.resolve()
 
 
-def run_there(arguments: Sequence[str]) -> int:
+def run_there(arguments: Sequence[str], environment: Path = ENVIRONMENT) -> int:
     """Run `python -m benchmarks` there, and return its exit status."""
-    command = [str(ENVIRONMENT / "bin" / "python"), "-m", "benchmarks", *arguments]
+    command = [str(environment / "bin" / "python"), "-m", "benchmarks", *arguments]
     return subprocess.run(command, cwd=HERE, check=False).returncode
 
 

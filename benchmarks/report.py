@@ -51,6 +51,12 @@ class Setting:
     """Where batches are to arrive, for benchmarks that can measure that: "cuda", or None for the host's memory."""
     texts: tuple[str, ...] = ()
     """Files of text to prepare, instead of text that is made up."""
+    photos: str | None = None
+    """A folder of photographs, instead of such as are made up."""
+    faces: str | None = None
+    """A folder of faces, likewise."""
+    num_workers: int = 2
+    """Of each loader, for benchmarks that let one choose."""
 
 
 @dataclass(frozen=True, slots=True)
