@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stoker.cli.prepare_images import images
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from stoker.prepare import Progress, Report
+    from stoker.prepare import ImageReport, Progress, Report
 
 SPEED_SECONDS = 0.5
 """How long a stage has to run before a speed means anything."""
@@ -21,7 +23,8 @@ SPEED_SECONDS = 0.5
 prepare_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Turn text into tokens that load instantly; train a tokenizer. Try [bold]stoker prepare tokens --help[/].",
+    help="Turn text into tokens that load instantly, or pictures into a store; train a tokenizer. "
+    "Try [bold]stoker prepare tokens --help[/].",
 )
 
 
@@ -192,6 +195,9 @@ def tokenizer(
     )
 
 
+prepare_app.command()(images)
+
+
 def _escaped(text: object) -> str:
     from rich.markup import escape
 
@@ -228,7 +234,7 @@ def _table(report: Report) -> Table:
     return table
 
 
-def _skipped(report: Report) -> str:
+def _skipped(report: Report | ImageReport) -> str:
     if not report.skipped:
         return "none"
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.reasons.items())
@@ -312,7 +318,8 @@ def _told(progress: Progress, seconds: float) -> str:
     if seconds >= SPEED_SECONDS:
         parts.append(f"{progress.num_read / 1e6 / seconds:,.1f} MB/s")
     if seconds >= SPEED_SECONDS and progress.documents:
-        parts.append(f"{progress.documents / seconds:,.0f} docs/s")
+        noun = "pictures" if progress.stage == "pictures" else "docs"
+        parts.append(f"{progress.documents / seconds:,.0f} {noun}/s")
     if progress.tokens:
         parts.append(f"{progress.tokens / 1e6:,.1f} M tokens")
     if progress.num_pieces:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-Stage = Literal["hashing", "tokenizing", "shuffling", "training"]
+Stage = Literal["hashing", "tokenizing", "shuffling", "training", "pictures"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,7 @@ class Progress:
     num_bytes: int
     """Of them all, without what was done before."""
     documents: int = 0
+    """Or pictures."""
     tokens: int = 0
     pieces_done: int = 0
     num_pieces: int = 0

@@ -14,6 +14,7 @@ from stoker.errors import ArgumentError, BadImage
 from stoker.source.arrow_folder import ArrowFolder
 from stoker.source.images.files import MAX_BYTES, PictureFiles, listing_of, too_large
 from stoker.source.images.labels import Labels, digest_of, labels_of
+from stoker.source.known_file import KnownFile
 from stoker.source.parquet import Parquet
 
 _LABEL_ROWS = 4096
@@ -38,6 +39,12 @@ class ColumnPictures:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def files(self) -> tuple[KnownFile, ...]:
+        """The files that the rows are in; none for rows in memory."""
+        found: tuple[KnownFile, ...] = getattr(self._rows, "files", ())
+        return found
 
     def read(self, position: int, /) -> bytes:
         """Return the picture in the row at `position`."""

@@ -22,7 +22,7 @@ class StoredPictures:
     """Pictures in a store, memory-mapped, each block checked when it is first read. Threads, pickling: as the store."""
 
     def __init__(self, store: Store, column: str, labels: Labels) -> None:
-        self._store, self._column = store, column
+        self._store, self.column = store, column
         self._stretch = store.stretch(column)
         self.labels, self.classes = labels.values, labels.classes
 
@@ -61,7 +61,7 @@ class StoredPictures:
     @cached_property
     def fingerprint(self) -> str:
         """What tells these pictures from others."""
-        store = np.frombuffer(f"{self._store.fingerprint} {self._column}".encode(), np.uint8)
+        store = np.frombuffer(f"{self._store.fingerprint} {self.column}".encode(), np.uint8)
         return digest_of([store], Labels(self.labels, self.classes))
 
 

@@ -1,6 +1,6 @@
 """The files in a tar archive and where their content lies: a walk from header to header, past the content.
 
-`tarfile` in the standard library reads the same, and takes ten times as long over it: each member becomes an object
+`tarfile` in the standard library reads the same, and takes twice as long over it: each member becomes an object
 with all that an archive can tell of a file. Here it is a name, an offset and a size. What both read alike is tested.
 """
 

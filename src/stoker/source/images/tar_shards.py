@@ -66,7 +66,8 @@ class TarShards:
         counts = [len(index.sizes) for index in indexes]
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._offsets = np.concatenate([index.offsets for index in indexes])
-        self._sizes = np.concatenate([index.sizes for index in indexes])
+        self.sizes = np.concatenate([index.sizes for index in indexes])
+        """Of the pictures, in bytes."""
         self._names = joined([index.names for index in indexes])
         self.labels, self.classes = labels.values, labels.classes
 
@@ -74,14 +75,14 @@ class TarShards:
         return f"TarShards({len(self._files.files):,} archives, {len(self):,} pictures)"
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self.sizes)
 
     def _shard(self, position: int) -> int:
         return int(self._ends.searchsorted(position, "right"))
 
     def read(self, position: int, /) -> NDArray[np.uint8]:
         """Return the content of the member at `position`, as it is mapped."""
-        begin, size = int(self._offsets[position]), int(self._sizes[position])
+        begin, size = int(self._offsets[position]), int(self.sizes[position])
         if size >= MAX_BYTES:
             raise too_large(self.name(position), size)
         return self._files[self._shard(position)].content[begin : begin + size]
@@ -104,7 +105,7 @@ class TarShards:
     def fingerprint(self) -> str:
         """What tells these pictures from others: the names, sizes and ends of the archives, members and labels."""
         archives = np.frombuffer(fingerprint_of(self._files.files).encode(), np.uint8)
-        arrays = [archives, self._offsets, self._sizes, self._names.blob, self._names.ends]
+        arrays = [archives, self._offsets, self.sizes, self._names.blob, self._names.ends]
         return digest_of(arrays, Labels(self.labels, self.classes))
 
 
