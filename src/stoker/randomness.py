@@ -121,6 +121,12 @@ def in_sample() -> bool:
     return _local.context is not None
 
 
+def rng_of(position: Any) -> Generator:
+    """Return `rng()`, or `rng(position)` where many samples are read in one call and it could be of any of them."""
+    context = _local.context
+    return rng(position) if context is not None and context.index < 0 else rng()
+
+
 def rng(position: Any = None) -> Generator:
     """Return the random generator of the sample that is being read.
 

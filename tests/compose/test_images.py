@@ -166,6 +166,30 @@ def test_it_travels_to_workers() -> None:
         assert (again[2].image == ours).all()
 
 
+def test_a_subset_has_the_same_classes_and_is_written_in_place_too() -> None:
+    images = Images(InMemory(), transform=CROP)
+    chosen = images.subset([5, 2, 2, 20])
+    assert (len(chosen), chosen.targets, chosen.classes) == (4, [2, 2, 2, 2], images.classes)
+    assert chosen.describe(3) == "shelf/20.jpg"
+    assert chosen.fingerprint != images.fingerprint
+    assert images.subset(np.arange(24) % 2 == 0).describe(1) == "shelf/2.jpg"
+    assert len(images) == 24
+    assert batches(chosen, num_workers=1)[0].image.shape == (4, 3, 24, 20)
+    with pytest.raises(PositionError, match="position 24"):
+        images.subset([24])
+    with pytest.raises(ArgumentError, match="choose no pictures"):
+        images.subset([0.5])
+
+
+def test_in_a_subset_of_torchs_each_sample_has_numbers_of_its_own() -> None:
+    images = Images(InMemory(labels=None), transform=CROP)
+    subset: Any = torch.utils.data.Subset(images, [4] * 3)  # type: ignore[arg-type]
+    (batch,) = list(stoker.DataLoader(subset, batch_size=3, seed=7))
+    assert torch.equal(batch[0], batch[1])
+    with stoker.sample_context(4, seed=7):
+        assert (images[4] == batch[2].numpy()).all()
+
+
 # -------------------------------------------------------------------- bad files
 
 

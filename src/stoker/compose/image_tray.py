@@ -83,12 +83,13 @@ class PictureTray:
         """Keep the file of a picture, or decode it if the device cannot."""
         self._files[row] = None
         images = self._images
-        data, drawing = images.pictures.read(position), images.drawing()
+        data, drawing = images.pictures.read(position), images.drawing(position)
         header = native.jpeg_header(data)
         if (
             header is not None
             and is_plain_jpeg(header)
             and header.orientation == UPRIGHT
+            and header.adobe_transform != 0  # RGB as it is, which nvJPEG takes for YCbCr
             and header.has_end
             and header.width * header.height <= images.decoding["max_pixels"]
         ):

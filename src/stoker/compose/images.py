@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -9,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.batch.tray import Empty
+from stoker.compose.chosen_pictures import Chosen
 from stoker.compose.image_tray import LooseTray, PictureTray
 from stoker.errors import ArgumentError, PositionError
-from stoker.randomness import rng
+from stoker.randomness import rng_of
 from stoker.source.images import Pictures, open_pictures
 from stoker.transform.image.decoding import MAX_PIXELS, MODES, Data
 from stoker.transform.image.forms import as_array, is_image, is_tensor
@@ -159,6 +161,13 @@ class Images:
         classes = f", {len(self._classes)} classes" if self._classes else ""
         return f"Images({len(self):,} pictures{classes}, transform={self.pipeline!r})"
 
+    def subset(self, positions: Any) -> Images:
+        """Return some of the pictures, in the order of `positions`, with the same transforms and the same classes."""
+        chosen = copy.copy(self)
+        chosen.pictures = Chosen(self.pictures, positions)
+        chosen._labels = chosen.pictures.labels
+        return chosen
+
     # ---------------------------------------------------------------- samples
 
     def __getitem__(self, position: int) -> Any:
@@ -167,16 +176,16 @@ class Images:
         image = self.arranged(self.found(position))
         return image if self._labels is None else Picture(image, self.label(position))
 
-    def drawing(self) -> Drawing:
+    def drawing(self, position: int) -> Drawing:
         """Return what draws the view of the sample that is being read."""
-        return Drawing(self.pipeline, uniforms(rng()), exact=self.decoding["exact"])
+        return Drawing(self.pipeline, uniforms(rng_of(position)), exact=self.decoding["exact"])
 
     def found(self, position: int, out: NDArray[np.uint8] | None = None) -> Any:
         """Return pixels [H, W, C] of the picture at `position`, or whatever the last transform has made of them.
 
         Pixels are written to `out`, if there is one.
         """
-        return self.decoded(self.pictures.read(position), position, self.drawing(), out)
+        return self.decoded(self.pictures.read(position), position, self.drawing(position), out)
 
     def decoded(self, data: Data, position: int, drawing: Drawing, out: NDArray[np.uint8] | None = None) -> Any:
         """Return the same of a picture that was read, and whose view may have been drawn."""

