@@ -18,8 +18,10 @@ from stoker import prepare
 from stoker.cli.app import app
 from stoker.errors import ArgumentError, BadImage, DataError
 from stoker.prepare import images_work
+from stoker.prepare.images_stock import Stock
 from stoker.prepare.images_work import ImageSettings
 from stoker.source.images import open_pictures
+from stoker.source.parquet import Parquet
 from tests.prepare.pictures import encoded, folder_of, opened, turned
 
 
@@ -96,6 +98,17 @@ def test_every_source_of_pictures_can_be_prepared(tmp_path: Path, kind: str) -> 
     assert (store.classes is not None) == (kind in ("list", "store"))
     assert report.pictures == 6
     assert made(source, tmp_path / "out").is_up_to_date
+
+
+def test_rows_of_a_table_are_not_read_to_be_cut_into_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"image": [bytes([number]) * 5000 for number in range(20)]}), tmp_path / "a.parquet")
+    pictures = open_pictures(tmp_path / "a.parquet")
+    monkeypatch.setattr(Parquet, "_decoded", None)
+    stock = Stock(pictures, tmp_path / "a.parquet")
+    pieces = stock.pieces(20_000)
+    assert len(pieces) > 1 and len({piece.key for piece in pieces}) == len(pieces) and stock.digest
+    assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
 
 
 # ------------------------------------------------------------ smaller

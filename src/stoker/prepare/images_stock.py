@@ -98,6 +98,10 @@ class Stock:
         found: bytes = within(position) if within is not None else self.pictures.name(position).encode()
         return found
 
+    def _mark(self, position: int) -> bytes:
+        """Return what tells a picture from its neighbours without reading it: in a table, the number of its row."""
+        return str(position).encode() if isinstance(self.pictures, ColumnPictures) else self.name(position)
+
     def read(self, position: int) -> Encoded:
         """Return a picture, after checking that it is the one that was found."""
         data = self.pictures.read(position)
@@ -131,8 +135,8 @@ class Stock:
 
         digest = xxhash.xxh3_128()
         for position in range(start, stop):
-            name = self.name(position)
-            digest.update(len(name).to_bytes(8, "little") + name)
+            mark = self._mark(position)
+            digest.update(len(mark).to_bytes(8, "little") + mark)
         digest.update(np.stack([self.sizes[start:stop], self.times[start:stop]]).tobytes())
         labels = self.pictures.labels
         if labels is not None:
@@ -169,7 +173,7 @@ class Stock:
         start = weight = 0
         for position, size in enumerate(self.sizes.tolist()):
             own = max(4096, size)
-            begins = xxhash.xxh3_64_intdigest(self.name(position)) * piece_bytes < own << 64
+            begins = xxhash.xxh3_64_intdigest(self._mark(position)) * piece_bytes < own << 64
             if position > start and (begins or weight + own > _MAX_GROUP * piece_bytes):
                 yield start, position
                 start, weight = position, 0
