@@ -306,6 +306,26 @@ def test_a_consumer_on_a_stream_of_its_own_sees_the_batch_complete() -> None:
     delivered.close()
 
 
+def test_a_graph_may_be_captured_while_files_are_decoded() -> None:
+    encodeds = list(steps(4))
+    wanted = [expected(encoded) for encoded in encodeds]
+    delivered = delivery(encodeds, depth=3)
+    x = torch.ones(4, device="cuda")
+    found = [next(delivered)]
+    graph = _cuda.CUDAGraph()
+    with _cuda.graph(graph):
+        y = x * 2
+        assert delivered._decoding is not None
+        for entry in delivered._ahead:
+            assert entry.copy is not None
+            delivered._decoding.wait(entry.copy.jobs)
+        y += 1
+    graph.replay()
+    assert y.tolist() == [3.0] * 4
+    found += outcomes(delivered)
+    assert all(psnr(one, right) > 38 for one, right in zip(found, wanted, strict=True))
+
+
 @pytest.mark.parametrize("end", ["close", "drop"])
 def test_leaving_in_the_middle_leaves_a_batch_that_is_whole(end: str) -> None:
     encodeds = list(steps(6))

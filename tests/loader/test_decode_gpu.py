@@ -136,6 +136,29 @@ def test_two_loaders_at_once(folder: Path) -> None:
         assert torch.equal(one.image, other.image)
 
 
+def test_torchs_own_forked_workers_live_beside_ours(folder: Path) -> None:
+    """Nothing of ours on the device is left to the garbage collector, which would end a forked child."""
+    plain = pictures(folder, "cpu")
+    for _ in range(3):
+        iterator = iter(loader(pictures(folder, "device"), num_workers=2))
+        next(iterator)
+        del iterator
+        assert len(list(torch.utils.data.DataLoader(plain, batch_size=8, num_workers=2))) == 6
+
+
+def test_a_normalised_stream_of_many_epochs_holds_no_more_memory(folder: Path) -> None:
+    normalize = ((0.5,) * 3, (0.5,) * 3)
+    ours = loader(pictures(folder, "auto"), num_workers=2, normalize=normalize, persistent_workers=True)
+    held = []
+    for _ in range(8):
+        for _ in ours:
+            pass
+        torch.cuda.synchronize()
+        held.append(torch.cuda.memory_reserved())
+    assert held[-1] == held[3]
+    assert "decoded by the device" in repr(ours.split)
+
+
 SCRIPT = """
 import sys, torch, stoker
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from torch import Tensor
 from stoker.batch.encoded import Encoded
 from stoker.deliver.cutting import Cuts, cut
 from stoker.deliver.decoder import Decoder
+from stoker.deliver.driver import driver
 from stoker.deliver.structure import OnTensor
 from stoker.errors import BadImage
 
@@ -348,5 +349,8 @@ _turns: dict[int, threading.Lock] = {}
 
 @contextmanager
 def _turn(device: int) -> Iterator[None]:
-    with _turns.setdefault(device, threading.Lock()), torch.cuda.device(device), torch.cuda.stream(_stream_of(device)):
+    cuda = driver()
+    relaxed = nullcontext() if cuda is None else cuda.relaxed()  # the trainer may be capturing a graph meanwhile
+    turn, stream = _turns.setdefault(device, threading.Lock()), _stream_of(device)
+    with turn, torch.cuda.device(device), relaxed, torch.cuda.stream(stream):
         yield
