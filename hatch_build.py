@@ -14,7 +14,7 @@ NATIVE = Path("src/stoker/native")
 
 
 class NativeHelpers(BuildHookInterface[Any]):
-    """Puts the library beside its sources, and from there into the wheel, which is then for this kind of machine."""
+    """Puts the libraries beside their sources, and from there into the wheel, which is then for such machines."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build, before files are collected."""
@@ -23,12 +23,18 @@ class NativeHelpers(BuildHookInterface[Any]):
         # by its path: what is being built cannot be imported yet
         building = runpy.run_path(str(Path(self.root) / NATIVE / "building.py"))
         try:
-            library: Path = building["build"]()
+            libraries: list[Path] = [building["build"]()]
         except building["NotBuilt"] as reason:
             self.app.display_warning(f"without native helpers, NumPy does the same slower: {reason}")
             return
-        if version == "editable":  # used from where it lies
+        try:
+            libraries.append(building["build_jpeg"]())
+        except building["NotBuilt"] as reason:
+            why = building["first_fault"](reason)
+            self.app.display_info(f"without the native JPEG decoder, other decoders do, slower: {why}")
+        if version == "editable":  # used from where they lie
             return
-        build_data["force_include"][str(library)] = f"stoker/native/{library.name}"
+        for library in libraries:
+            build_data["force_include"][str(library)] = f"stoker/native/{library.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from stoker.native import library as loading
-from stoker.native.building import NotBuilt, build
+from stoker.native.building import NotBuilt, build, build_jpeg
 
 
 @pytest.fixture
@@ -20,3 +20,15 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
             pytest.skip(str(reason))
         monkeypatch.setattr(loading, "_found", None)
     assert loading.library() is not None, loading.told()
+
+
+@pytest.fixture
+def native_jpeg(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip where the decoder of JPEG files cannot be; fail where it can be and is not in use."""
+    if loading.jpeg_library() is None:
+        try:
+            build_jpeg()
+        except NotBuilt as reason:
+            pytest.skip(str(reason))
+        monkeypatch.setattr(loading, "_found_jpeg", None)
+    assert loading.jpeg_library() is not None, loading.told_jpeg()

@@ -17,7 +17,17 @@ import pytest
 
 from stoker.native import apportion, building, gather_rows, told, without
 from stoker.native import library as loading
-from stoker.native.building import LIBRARY, MARK, NotBuilt, build, digest, is_current
+from stoker.native.building import (
+    JPEG_LIBRARY,
+    LIBRARY,
+    MARK,
+    NotBuilt,
+    build,
+    build_jpeg,
+    digest,
+    first_fault,
+    is_current,
+)
 
 ROOT = Path(__file__).parents[2]
 SHOWS = """
@@ -26,6 +36,8 @@ from stoker import native
 print(native.told())
 print(native.apportion(np.array([3]), np.zeros(3, np.uint16)))
 """
+
+SHOWS_JPEG = "from stoker import native; print(native.told_jpeg()); print(native.has_jpeg())"
 
 
 def run(code: str, *, folder: Path, **variables: str) -> list[str]:
@@ -135,6 +147,65 @@ def test_clones_are_left_out_where_they_cannot_be(tmp_path: Path, monkeypatch: p
     assert loading.Library(str(tmp_path / "a.so")).apportion(0, 0, 0, 0) == 0
 
 
+# ------------------------------------------------------------ the library for JPEG
+
+
+def jpeg_built(checkout: Path) -> Path:
+    run("from stoker.native.building import build_jpeg; build_jpeg()", folder=checkout)
+    return checkout / "stoker" / "native" / JPEG_LIBRARY.name
+
+
+@pytest.mark.usefixtures("native_jpeg")
+def test_the_library_for_jpeg_is_there_by_itself(checkout: Path) -> None:
+    assert run(SHOWS_JPEG, folder=checkout)[0].startswith("not there")
+    library = jpeg_built(checkout)
+    assert run(SHOWS_JPEG, folder=checkout) == ["in use", "True"]
+    assert run(SHOWS, folder=checkout)[0].startswith("not there")
+    assert run(SHOWS_JPEG, folder=checkout, STOKER_NATIVE="0") == ["off, as STOKER_NATIVE is 0", "False"]
+    with (library.parent / "resize.c").open("a") as file:
+        file.write("/* changed */\n")
+    assert run(SHOWS_JPEG, folder=checkout)[0].startswith("of other sources")
+
+
+@pytest.mark.usefixtures("native_jpeg")
+def test_without_its_libjpeg_it_is_not_loaded(checkout: Path) -> None:
+    # as on a machine that has another one, or none: the name it is looked for by is in the file
+    library = jpeg_built(checkout)
+    content = library.read_bytes()
+    assert b"libjpeg.so" in content
+    library.write_bytes(content.replace(b"libjpeg.so", b"libgone.so"))
+    told, has = run(SHOWS_JPEG, folder=checkout)
+    assert told.startswith("cannot be loaded: libgone.so") and has == "False"
+
+
+@pytest.mark.usefixtures("native_jpeg")
+def test_a_libjpeg_of_another_kind_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped = tmp_path / "jpeg.c"
+    wrapped.write_text(
+        "#include <stdio.h>\n#include <jpeglib.h>\n#undef JPEG_LIB_VERSION\n#define JPEG_LIB_VERSION 70\n"
+        f'#include "{building.SOURCES}/jpeg.c"\n'
+    )
+    monkeypatch.setattr(building, "OF_JPEG", {str(wrapped), "passes.c", "resize.c", "version.c"})
+    with pytest.raises(OSError, match="Wrong JPEG library version"):
+        loading.JpegLibrary(str(build_jpeg(tmp_path / "a.so")))
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("links", [("-lno-such-library",), ("-Wl,-z,defs",)])
+def test_where_libjpeg_is_missing_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], links: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(building, "JPEG_LINKS", links)
+    with pytest.raises(NotBuilt, match="failed") as caught:
+        build_jpeg(tmp_path / "a.so")
+    assert "\n" not in first_fault(caught.value)
+    monkeypatch.setattr(building, "build_jpeg", lambda: build_jpeg(tmp_path / "a.so"))
+    building.main()
+    shown = capsys.readouterr()
+    assert shown.out.startswith("native helpers: ")
+    assert shown.err.startswith("native JPEG decoder: not built") and shown.err.count("\n") == 1
+
+
 def test_it_can_be_turned_off_for_a_while() -> None:
     before = told()
     with without():
@@ -194,10 +265,12 @@ INSIDE = f"stoker/native/{LIBRARY.name}"
 def test_a_wheel_has_the_library_for_any_python_on_such_a_machine(checkout: Path, tmp_path: Path) -> None:
     found = wheel(checkout.parent)
     assert "-py3-none-" in found.name and "any" not in found.name
-    assert {INSIDE, "stoker/native/rows.c"} <= names_in(found)
+    assert {INSIDE, "stoker/native/rows.c", "stoker/native/jpeg.c"} <= names_in(found)
+    has_jpeg = f"stoker/native/{JPEG_LIBRARY.name}" in names_in(found)
     with ZipFile(found) as archive:
         archive.extractall(tmp_path / "installed")
     assert run(SHOWS, folder=tmp_path / "installed") == ["in use", "True"]
+    assert run(SHOWS_JPEG, folder=tmp_path / "installed")[1] == str(has_jpeg) == str(loading.jpeg_library() is not None)
 
 
 @pytest.mark.slow

@@ -5,9 +5,10 @@ Nothing needs it: each function says by False that NumPy has to do the same, whi
 """
 
 from stoker.native.blocks import block_tables
+from stoker.native.faults import JpegFault
 from stoker.native.header import JpegHeader, jpeg_header
-from stoker.native.library import told, without
-from stoker.native.pictures import resize
+from stoker.native.library import told, told_jpeg, without
+from stoker.native.pictures import decode_jpeg, has_jpeg, resize
 from stoker.native.rows import can_gather, fill_rows, gather_rows
 from stoker.native.sequence import apportion
 from stoker.native.spans import Finder, Found, Parts, Sheet
@@ -15,16 +16,20 @@ from stoker.native.spans import Finder, Found, Parts, Sheet
 __all__ = [
     "Finder",
     "Found",
+    "JpegFault",
     "JpegHeader",
     "Parts",
     "Sheet",
     "apportion",
     "block_tables",
     "can_gather",
+    "decode_jpeg",
     "fill_rows",
     "gather_rows",
+    "has_jpeg",
     "jpeg_header",
     "resize",
     "told",
+    "told_jpeg",
     "without",
 ]

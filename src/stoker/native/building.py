@@ -1,4 +1,6 @@
-"""The library, compiled: by the build hook when the package is installed, or by `python -m stoker.native.building`.
+"""The libraries, compiled: by the build hook when the package is installed, or by `python -m stoker.native.building`.
+
+There are two, as one of them decodes JPEG files and needs libjpeg-turbo for it, which not every machine has.
 
 Only the standard library is imported here, and nothing of this package: the hook runs this file by itself.
 """
@@ -12,12 +14,20 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent
 LIBRARY = SOURCES / "libstoker.so"
+JPEG_LIBRARY = SOURCES / "libstokerjpeg.so"
 MARK = b"stoker-native-sources:"
 """In the library, what it was made from follows it."""
 
 # No -march: the library may be used on another machine. Loops have clones for newer processors where that can be.
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden")
 CLONES = "-DSTOKER_CLONES"
+
+OF_JPEG = {"jpeg.c", "passes.c", "resize.c", "version.c"}
+"""The sources of the library for JPEG. The other one has all except jpeg.c."""
+
+# What libjpeg lacks is found out now, or when the library is loaded, and not when a function is first called: that
+# would end the process.
+JPEG_LINKS = ("-ljpeg", "-Wl,-z,defs", "-Wl,-z,now")
 
 
 class NotBuilt(Exception):
@@ -45,6 +55,15 @@ def is_current(library: Path = LIBRARY, sources: str | None = None) -> bool:
 
 def build(library: Path = LIBRARY) -> Path:
     """Return the library, compiled unless it is there and current. Raise `NotBuilt` if that cannot be."""
+    return _built(library, {path.name for path in SOURCES.glob("*.c")} - {"jpeg.c"}, ())
+
+
+def build_jpeg(library: Path = JPEG_LIBRARY) -> Path:
+    """Return the library for JPEG, likewise."""
+    return _built(library, OF_JPEG, JPEG_LINKS)
+
+
+def _built(library: Path, names: set[str], links: tuple[str, ...]) -> Path:
     if is_current(library):
         return library
     import subprocess  # late: the loader needs this file too, and opening a store should stay quick
@@ -52,12 +71,12 @@ def build(library: Path = LIBRARY) -> Path:
     compiler = _compiler()
     # Under another name first: the old one may be in use, by processes that go on with it.
     unfinished = library.with_name(f"{library.name}.{os.getpid()}")
-    sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+    sources = [str(SOURCES / name) for name in sorted(names)]
     told = ""
     try:
         for options in ([CLONES], []):  # not every system can choose among clones
             mark = f'-DSTOKER_SOURCES="{digest()}"'
-            command = [*compiler, *FLAGS, *options, mark, "-o", str(unfinished), *sources, "-lm"]
+            command = [*compiler, *FLAGS, *options, mark, "-o", str(unfinished), *sources, *links, "-lm"]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
             except OSError as error:
@@ -84,12 +103,24 @@ def _compiler() -> list[str]:
     raise NotBuilt(f"no compiler was found ({' '.join(given) or 'cc, gcc or clang'})")
 
 
+def first_fault(reason: NotBuilt) -> str:
+    """Return in one line why there is no library: the first error of the compiler, if there is one."""
+    lines = str(reason).splitlines()
+    return next((line.strip() for line in lines if "error:" in line or "cannot find" in line), lines[0])
+
+
 def main() -> None:
     """Build, and tell; without a compiler that is no failure."""
     try:
         print(f"native helpers: {build()}")  # noqa: T201
     except NotBuilt as reason:
         print(f"native helpers: not built, NumPy does the same slower. {reason}", file=sys.stderr)  # noqa: T201
+        return
+    try:
+        print(f"native JPEG decoder: {build_jpeg()}")  # noqa: T201
+    except NotBuilt as reason:
+        why = f"not built, other decoders do, slower. {first_fault(reason)}"
+        print(f"native JPEG decoder: {why}", file=sys.stderr)  # noqa: T201
 
 
 if __name__ == "__main__":

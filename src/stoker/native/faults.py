@@ -22,6 +22,11 @@ _FAULTS = (
 )
 
 NO_ROOM, UNFOUND = 10, 11
+BAD_JPEG = 13
+
+
+class JpegFault(Exception):
+    """A JPEG file is damaged, or not of a kind that the native decoder takes. The message has libjpeg's own words."""
 
 
 def raise_fault(found: int) -> None:

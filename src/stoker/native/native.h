@@ -37,6 +37,7 @@ enum {
     NO_ROOM,       /* there are more spans than room for them: no fault, and never raised, like the next */
     UNFOUND,       /* a span is not where the tables say, or not known to be */
     BAD_BOX,       /* a box is not within its picture */
+    BAD_JPEG,      /* a file is damaged, or not of a kind that is decoded: jpeg.c has the words */
 };
 
 #define WRONG(what, row) ((int64_t)(row) << 4 | (what))

@@ -1,4 +1,7 @@
-"""Pictures made smaller or larger. Pillow is the definition: `resize` gives its bits, several times as quickly."""
+"""Pictures made smaller or larger, and JPEG files decoded no further than that needs.
+
+Pillow is the definition: the same bits come out, several times as quickly.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError
-from stoker.native.arrays import address
-from stoker.native.faults import raise_fault
-from stoker.native.library import library
+from stoker.native.arrays import address, address_of_bytes
+from stoker.native.faults import BAD_JPEG, JpegFault, raise_fault
+from stoker.native.library import jpeg_library, library, told_jpeg
 
 UINT8 = np.dtype(np.uint8)
 CHANNELS = (1, 3, 4)
@@ -43,6 +46,43 @@ def resize(pixels: NDArray[np.uint8], box: Sequence[float], out: NDArray[np.uint
     if found:
         raise_fault(found)
     return True
+
+
+def has_jpeg() -> bool:
+    """Return whether `decode_jpeg` can be called."""
+    return jpeg_library() is not None
+
+
+def decode_jpeg(
+    data: Any, region: Sequence[int], box: Sequence[float], out: NDArray[np.uint8], *, shrink: float | None = 1.0
+) -> None:
+    """Write the part `box` of a JPEG file (bytes, a memoryview, an array of bytes) into `out` at the size that has.
+
+    Nothing outside `region` is looked at: as if it was decoded, cut to the region, and then resized as `resize` does
+    it. Both are (left, top, right, bottom) of the picture as it is stored, the box inside the region and in fractions
+    of pixels. `out` is [height, width, channels] in any layout, RGB or (with one channel) grey.
+
+    While the box has `shrink` times as many pixels as `out` across and down, the picture is decoded at 1/2, 1/4 or 1/8;
+    never, if that is 0 or None. Region and box are then in pixels of that picture, to fractions of which they are
+    divided; a pixel on the border of the region is taken whole.
+
+    `JpegFault` if what has to be read of the file is damaged or cut short, or if it is of a kind that is not decoded
+    here: CMYK, 12 bits, more scans than encoders write. `out` then holds something or other. Where `has_jpeg` is False
+    an `ArgumentError`. Other threads run meanwhile.
+    """
+    native = jpeg_library()
+    if native is None:
+        raise ArgumentError(
+            f"the native JPEG decoder is {told_jpeg()}", hint="has_jpeg() says whether it is there; Pillow always is"
+        )
+    if out.shape[2:] == (4,):
+        raise ArgumentError("a JPEG file is to go into 4 channels", hint="out has 3 (RGB) or 1 (grey)")
+    begin, num_bytes = address_of_bytes(data)
+    found = native.decode_jpeg(begin, num_bytes, *region, *box, shrink or 0.0, *target_of(out))
+    if found == BAD_JPEG:
+        raise JpegFault(native.message())
+    if found:
+        raise_fault(found)
 
 
 def rows_of(pixels: NDArray[np.uint8]) -> tuple[int, int, int, int]:

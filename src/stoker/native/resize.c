@@ -157,6 +157,14 @@ int resizing_begin(struct resizing *it, int64_t width, int64_t height, const dou
     return FINE;
 }
 
+void resizing_shift(struct resizing *it, int64_t columns)
+{
+    for (int64_t i = 0; i < it->x.padded; i++) {
+        it->x.first[i] -= (int32_t)columns;
+        it->x.end[i] -= (int32_t)columns;
+    }
+}
+
 static void put_line(const struct resizing *it, uint8_t *to)
 {
     const struct target *target = &it->target;

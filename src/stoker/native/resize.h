@@ -70,6 +70,9 @@ struct resizing {
    resizing_end has to be called in any case. Rows come from y.first_used to before y.end_used. */
 int resizing_begin(struct resizing *it, int64_t width, int64_t height, const double box[4], const struct target *target);
 
+/* Has rows begin `columns` further on: none of the pixels before those counts. */
+void resizing_shift(struct resizing *it, int64_t columns);
+
 /* The next row, or the next two if `second` is not 0. Behind each, INPUT_PADDING bytes can be read. */
 void resizing_feed(struct resizing *it, const uint8_t *first, const uint8_t *second);
 
