@@ -162,6 +162,7 @@ def test_the_library_for_jpeg_is_there_by_itself(checkout: Path) -> None:
     assert run(SHOWS_JPEG, folder=checkout) == ["in use", "True"]
     assert run(SHOWS, folder=checkout)[0].startswith("not there")
     assert run(SHOWS_JPEG, folder=checkout, STOKER_NATIVE="0") == ["off, as STOKER_NATIVE is 0", "False"]
+    assert run(SHOWS_JPEG, folder=checkout, STOKER_NATIVE_JPEG="0") == ["off, as STOKER_NATIVE_JPEG is 0", "False"]
     with (library.parent / "resize.c").open("a") as file:
         file.write("/* changed */\n")
     assert run(SHOWS_JPEG, folder=checkout)[0].startswith("of other sources")

@@ -14,6 +14,8 @@ from stoker.native.building import JPEG_LIBRARY, LIBRARY, digest, is_current
 
 SWITCH = "STOKER_NATIVE"
 """The environment variable that turns the libraries off if it is 0."""
+JPEG_SWITCH = "STOKER_NATIVE_JPEG"
+"""The one that turns off the decoder of JPEG files alone."""
 
 # The structures that the functions take: addresses (P) and numbers (q, d), in the order of the sources.
 LAYOUTS = {
@@ -119,6 +121,9 @@ def _find() -> tuple[Library | None, str]:
 
 def _find_jpeg() -> tuple[JpegLibrary | None, str]:
     global _found_jpeg
+    if os.environ.get(JPEG_SWITCH) == "0":
+        _found_jpeg = None, f"off, as {JPEG_SWITCH} is 0"
+        return _found_jpeg
     with_headers = "installing again with a C compiler and libjpeg-turbo's headers at hand builds it"
     _found_jpeg = _looked_for(JPEG_LIBRARY, JpegLibrary, with_headers)
     return _found_jpeg
