@@ -107,9 +107,21 @@ def test_they_are_seeded_by_the_sample() -> None:
         lambda: RandAugment(magnitude=31),
         lambda: RandAugment(interpolation="bilinear"),
         lambda: RandomGrayscale(2),
+        lambda: ColorJitter((1, 2, 3)),
+        lambda: ColorJitter("much"),  # type: ignore[arg-type]
+        lambda: ColorJitter(None),  # type: ignore[arg-type]
+        lambda: RandAugment("two"),  # type: ignore[arg-type]
+        lambda: RandAugment(fill="red"),  # type: ignore[arg-type]
     ],
-    ids=["negative", "hue", "backwards", "magnitude", "bilinear", "p"],
+    ids=[
+        *("negative", "hue", "backwards", "magnitude", "bilinear", "p"),
+        *("three", "words", "none", "ops in words", "fill in words"),
+    ],
 )
 def test_what_cannot_be_is_refused(make: Any) -> None:
     with pytest.raises(ArgumentError, match="hint: "):
         make()
+
+
+def test_amounts_may_be_numpys() -> None:
+    assert ColorJitter(np.float32(0.5)).brightness == (0.5, 1.5)  # type: ignore[arg-type]

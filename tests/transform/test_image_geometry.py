@@ -207,8 +207,19 @@ def test_crops_of_small_pictures_are_padded_or_refused() -> None:
         (lambda: RandomCrop(10, padding=(1, 2, 3)), "padding"),
         (lambda: RandomCrop(10, padding_mode="reflect"), "reflect"),
         (lambda: RandomHorizontalFlip(1.5), "no probability"),
+        (lambda: Resize(22.0), "no size"),  # type: ignore[arg-type]
+        (lambda: CenterCrop(True), "no size"),
+        (lambda: Resize(10, max_size="20"), "no size"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(10, scale=0.5), "no range"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(10, scale=(0.1, 0.5, 1)), "no range"),
+        (lambda: RandomResizedCrop(10, ratio=(0, 1)), "begins at 0"),
+        (lambda: RandomHorizontalFlip("0.5"), "no probability"),  # type: ignore[arg-type]
+        (lambda: RandomCrop(10, padding=2, fill="red"), "no colour"),  # type: ignore[arg-type]
     ],
-    ids=["zero", "three", "max", "bicubic", "aliased", "scale", "padding", "reflect", "p"],
+    ids=[
+        *("zero", "three", "max", "bicubic", "aliased", "scale", "padding", "reflect", "p"),
+        *("fraction", "truth", "max in words", "one scale", "three scales", "ratio", "p in words", "fill in words"),
+    ],
 )
 def test_what_cannot_be_is_refused_with_a_hint(make: Any, words: str) -> None:
     with pytest.raises(ArgumentError, match=words) as caught:
@@ -226,3 +237,36 @@ def test_transforms_travel_and_tell_what_they_are() -> None:
     crop = RandomResizedCrop(224, scale=(0.2, 1))
     assert repr(pickle.loads(pickle.dumps(crop))) == repr(crop)
     assert repr(crop).startswith("RandomResizedCrop(size=(224, 224), scale=(0.2, 1.0), ratio=(0.75, ")
+
+
+def test_numbers_may_be_numpys() -> None:
+    assert Resize(np.int64(10)).size == 10  # type: ignore[arg-type]
+    assert RandomCrop(np.array([10, 12]), padding=np.int64(3)).size == (10, 12)  # type: ignore[arg-type]
+    assert RandomResizedCrop(10, scale=np.array([0.0, 1.0])).scale == (0.0, 1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mode", "fill"), [("RGB", 128), ("RGB", [128, 128, 128]), ("L", 128)], ids=["one", "list", "L"]
+)
+def test_one_number_fills_all_channels(mode: str, fill: Any) -> None:
+    padded = RandomCrop(5, padding=9, fill=fill)(photograph(1, 1).convert(mode))
+    assert set(np.unique(np.asarray(padded))) <= {128, *np.asarray(photograph(1, 1).convert(mode)).flatten().tolist()}
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        Resize(10, max_size=20),
+        RandomResizedCrop(10, ratio=(10, 20)),
+        RandomResizedCrop(10, ratio=(0.01, 0.02)),
+        RandomResizedCrop(10, scale=(0, 1e-9)),
+    ],
+    ids=["max_size", "wide", "narrow", "nothing"],
+)
+@pytest.mark.parametrize("size", [(1, 1), (3000, 1), (1, 3000)], ids=str)
+def test_something_is_left_of_the_thinnest_picture(transform: Any, size: tuple[int, int]) -> None:
+    view = transform.draw(*size, np.random.default_rng(0))
+    left, top, right, bottom = view.region
+    assert right > left
+    assert bottom > top
+    assert min(view.size) > 0

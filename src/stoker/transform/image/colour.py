@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stoker.errors import ArgumentError
+from stoker.transform.image.arguments import numbers, one_number, probability
 from stoker.transform.image.forms import pillow
-from stoker.transform.image.geometry import Transform, probability
+from stoker.transform.image.geometry import Transform
 from stoker.transform.image.uniforms import Uniform, whole_number
 
 if TYPE_CHECKING:
@@ -101,16 +102,17 @@ def _factors(
     name: str, value: Any, *, middle: float = 1.0, least: float = 0.0, most: float = float("inf")
 ) -> Range | None:
     """Return the range of amounts, None if nothing is to be changed."""
-    if isinstance(value, int | float):
-        if value < 0:
+    far = one_number(value)
+    if far is None:
+        low, high = numbers(name, value)
+    else:
+        if far < 0:
             raise ArgumentError(
                 f"{name}={value} is negative", hint="give how far it may change, or a range (low, high)"
             )
-        low, high = middle - value, middle + value
+        low, high = middle - far, middle + far
         if middle:
             low = max(low, 0.0)
-    else:
-        low, high = map(float, value)
     if not least <= low <= high <= most:
         raise ArgumentError(f"{name}={value} goes beyond {least} to {most}", hint="give a smaller range")
     return None if low == high == middle else (low, high)

@@ -14,6 +14,7 @@ from numpy.random import Generator
 
 from stoker.errors import ArgumentError
 from stoker.randomness import rng as sample_generator
+from stoker.transform.image.arguments import check_filter, filling, four, is_one_side, numbers, pair, probability
 from stoker.transform.image.forms import as_image, like, pillow
 from stoker.transform.image.uniforms import Uniform, uniforms, whole_number
 from stoker.transform.image.view import View, cut, is_plain, whole
@@ -76,11 +77,11 @@ class Resize(Geometric):
         max_size: int | None = None,
         antialias: bool = True,
     ) -> None:
-        _check_filter(interpolation, antialias)
-        is_side = isinstance(size, int) or len(size) == 1
-        self.size = _pair("size", size)[0] if is_side else _pair("size", size)
-        self.max_size = max_size
-        if max_size is not None and (not isinstance(self.size, int) or max_size <= self.size):
+        check_filter(interpolation, antialias)
+        sides = pair("size", size)
+        self.size = sides[0] if is_one_side(size) else sides
+        self.max_size = None if max_size is None else pair("max_size", max_size)[0]
+        if self.max_size is not None and (not isinstance(self.size, int) or self.max_size <= self.size):
             raise ArgumentError(
                 f"max_size={max_size} beside size={size}",
                 hint="max_size bounds the longer side where size is the shorter one, and is larger",
@@ -107,7 +108,7 @@ class Resize(Geometric):
         short, long = (width, height) if width <= height else (height, width)
         new_short, new_long = self.size, int(self.size * long / short)
         if self.max_size is not None and new_long > self.max_size:
-            new_short, new_long = int(self.max_size * new_short / new_long), self.max_size
+            new_short, new_long = max(1, int(self.max_size * new_short / new_long)), self.max_size
         return (new_long, new_short) if width <= height else (new_short, new_long)
 
 
@@ -115,7 +116,7 @@ class CenterCrop(Geometric):
     """Cuts out the middle; a picture that is smaller gets black edges."""
 
     def __init__(self, size: int | Sequence[int]) -> None:
-        self.size = _pair("size", size)
+        self.size = pair("size", size)
 
     def refine(self, view: View, _: Uniform, /) -> View | None:
         """Return the middle of the view."""
@@ -145,12 +146,13 @@ class RandomCrop(Geometric):
         size: int | Sequence[int],
         padding: int | Sequence[int] | None = None,
         pad_if_needed: bool = False,
-        fill: int | tuple[int, ...] = 0,
+        fill: int | Sequence[int] = 0,
         padding_mode: str = "constant",
     ) -> None:
-        self.size = _pair("size", size)
-        self.padding = None if padding is None else _four("padding", padding)
-        self.pad_if_needed, self.fill = pad_if_needed, fill
+        self.size = pair("size", size)
+        self.padding = None if padding is None else four("padding", padding)
+        self.pad_if_needed = pad_if_needed
+        self.fill = filling(fill)
         if padding_mode != "constant":
             raise ArgumentError(
                 f"padding_mode={padding_mode!r} is not done here",
@@ -200,9 +202,11 @@ class RandomResizedCrop(Geometric):
         interpolation: Any = "bilinear",
         antialias: bool = True,
     ) -> None:
-        _check_filter(interpolation, antialias)
-        self.size = _pair("size", size)
-        self.scale, self.ratio = _range("scale", scale), _range("ratio", ratio)
+        check_filter(interpolation, antialias)
+        self.size = pair("size", size)
+        self.scale, self.ratio = numbers("scale", scale, above=0), numbers("ratio", ratio, above=0)
+        if not self.ratio[0]:
+            raise ArgumentError(f"ratio={ratio!r} begins at 0", hint="give the narrowest shape, as width / height")
         self._logs = math.log(self.ratio[0]), math.log(self.ratio[1])
 
     def refine(self, view: View, uniform: Uniform, /) -> View | None:
@@ -231,9 +235,9 @@ class RandomResizedCrop(Geometric):
                 return int(uniform() * (columns - width + 1)), top, width, height
         width, height = columns, rows
         if columns / rows < self.ratio[0]:
-            height = round(width / self.ratio[0])
+            height = max(1, round(width / self.ratio[0]))
         elif columns / rows > self.ratio[1]:
-            width = round(height * self.ratio[1])
+            width = max(1, round(height * self.ratio[1]))
         return (columns - width) // 2, (rows - height) // 2, width, height
 
 
@@ -274,52 +278,16 @@ def inside(view: View) -> tuple[float, float, float, float]:
     return first - left, upper - top, min(last, right) - left, min(lower, bottom) - top
 
 
-def probability(p: float) -> float:
-    """Return p, which must be a probability."""
-    if not 0 <= p <= 1:
-        raise ArgumentError(f"p={p} is no probability", hint="give a number from 0 to 1")
-    return float(p)
+def colour(image: Image, fill: int | tuple[int, ...] | None) -> Any:
+    """Return what Pillow is to be told to fill with: it takes one number for red alone, and means black by None."""
+    return (fill,) * len(image.getbands()) if isinstance(fill, int) else fill
 
 
 def _padded(image: Image, sides: tuple[int, int, int, int], fill: int | tuple[int, ...]) -> Image:
     left, top, right, bottom = sides
     if fill == 0:  # what lies outside is black
         return image.crop((-left, -top, image.width + right, image.height + bottom))
-    padded: Image = pillow().new(image.mode, (image.width + left + right, image.height + top + bottom), fill)
+    size = image.width + left + right, image.height + top + bottom
+    padded: Image = pillow().new(image.mode, size, colour(image, fill))
     padded.paste(image, (left, top))
     return padded
-
-
-def _pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
-    pair = (value,) if isinstance(value, int) else tuple(value)
-    if len(pair) == 1:
-        pair = (pair[0], pair[0])
-    if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
-        raise ArgumentError(f"{name}={value!r} is no size in pixels", hint="give one whole number, or (height, width)")
-    return pair
-
-
-def _four(name: str, value: int | Sequence[int]) -> tuple[int, int, int, int]:
-    sides = (value,) if isinstance(value, int) else tuple(value)
-    if len(sides) in (1, 2, 4) and all(isinstance(side, int) and side >= 0 for side in sides):
-        left, top, right, bottom = sides * (4 // len(sides))
-        return left, top, right, bottom
-    raise ArgumentError(
-        f"{name}={value!r} is no number of pixels", hint="give one, (left and right, top and bottom), or four"
-    )
-
-
-def _range(name: str, value: Sequence[float]) -> tuple[float, float]:
-    first, last = value
-    if not 0 < first <= last:
-        raise ArgumentError(f"{name}={tuple(value)} is no range", hint="give two positive numbers, the smaller first")
-    return float(first), float(last)
-
-
-def _check_filter(interpolation: Any, antialias: bool) -> None:
-    # torchvision's enumeration, Pillow's, or a name
-    if getattr(interpolation, "value", interpolation) not in ("bilinear", 2) or not antialias:
-        raise ArgumentError(
-            f"interpolation={interpolation!r}, antialias={antialias} is not done here",
-            hint="ours is bilinear and antialiased; pass torchvision's own transform instead, which runs unchanged",
-        )

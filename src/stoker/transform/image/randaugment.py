@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import ArgumentError
+from stoker.transform.image.arguments import filling
 from stoker.transform.image.colour import blended, brightened, contrasted, saturated
 from stoker.transform.image.forms import pillow
-from stoker.transform.image.geometry import Transform
+from stoker.transform.image.geometry import Transform, colour
 from stoker.transform.image.uniforms import Uniform, whole_number
 
 if TYPE_CHECKING:
@@ -36,13 +37,14 @@ class RandAugment(Transform):
                 f"interpolation={interpolation!r} is not done here",
                 hint="pass torchvision's own RandAugment instead: transforms of others run unchanged",
             )
-        if num_ops < 0 or not 0 <= magnitude < num_magnitude_bins:
+        counts = num_ops, magnitude, num_magnitude_bins
+        if not all(isinstance(count, int) for count in counts) or num_ops < 0 or not 0 <= magnitude < counts[2]:
             raise ArgumentError(
                 f"num_ops={num_ops}, magnitude={magnitude} of num_magnitude_bins={num_magnitude_bins}",
                 hint="magnitude is one of the bins, counted from 0",
             )
         self.num_ops, self.magnitude, self.num_magnitude_bins = num_ops, magnitude, num_magnitude_bins
-        self.fill = fill if fill is None or isinstance(fill, int) else tuple(fill)
+        self.fill = None if fill is None else filling(fill)
 
     def apply(self, image: Image, uniform: Uniform) -> Image:
         """Return `image` with some changes."""
@@ -73,7 +75,7 @@ CHANGES = (
 """What can be done, and whether it may go either way."""
 
 
-def changed(image: Image, name: str, strength: float, fill: int | Sequence[int] | None = None) -> Image:
+def changed(image: Image, name: str, strength: float, fill: int | tuple[int, ...] | None = None) -> Image:
     """Return a PIL image with one of `CHANGES`, as strong as can be at 1, and the other way at -1."""
     from PIL import ImageFilter, ImageOps
 
@@ -87,7 +89,7 @@ def changed(image: Image, name: str, strength: float, fill: int | Sequence[int] 
         case "TranslateY":
             return _moved(image, (1, 0, 0, 0, 1, -int(150.0 / 331.0 * image.height * strength)), fill)
         case "Rotate":
-            return image.rotate(30.0 * strength, pillow().Resampling.NEAREST, fillcolor=_colour(image, fill))
+            return image.rotate(30.0 * strength, pillow().Resampling.NEAREST, fillcolor=colour(image, fill))
         case "Brightness":
             return brightened(image, 1.0 + 0.9 * strength)
         case "Color":
@@ -110,9 +112,5 @@ def changed(image: Image, name: str, strength: float, fill: int | Sequence[int] 
 def _moved(image: Image, matrix: tuple[float, ...], fill: Any) -> Image:
     module = pillow()
     return image.transform(
-        image.size, module.Transform.AFFINE, matrix, module.Resampling.NEAREST, fillcolor=_colour(image, fill)
+        image.size, module.Transform.AFFINE, matrix, module.Resampling.NEAREST, fillcolor=colour(image, fill)
     )
-
-
-def _colour(image: Image, fill: Any) -> Any:
-    return tuple([fill] * len(image.getbands())) if isinstance(fill, int) and image.mode != "L" else fill
