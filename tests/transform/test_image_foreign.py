@@ -12,11 +12,13 @@ import torch
 from PIL import Image
 
 import stoker
+from stoker.compose.images import Images
 from stoker.errors import ArgumentError
 from stoker.randomness import rng
 from stoker.transform import Apply, CenterCrop, RandomHorizontalFlip, Resize
 from stoker.transform.image.pipeline import Pipeline
 from stoker.transform.image.uniforms import uniforms
+from tests.compose.picture_sets import InMemory
 from tests.transform.pictures import encoded, photograph
 
 
@@ -140,6 +142,30 @@ def test_threads_of_the_trainer_leave_its_generators_alone() -> None:
     thread.join()
     assert torch.equal(torch.get_rng_state(), state[0])
     assert random.getstate() == state[1]
+
+
+def test_a_fork_while_another_thread_has_its_turn_leaves_the_child_free() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow(image: Any) -> Any:
+        inside.set()
+        leave.wait()
+        return image
+
+    def read() -> None:
+        with stoker.sample_context(1):
+            made(Pipeline(slow))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    inside.wait()
+    images = Images(InMemory(4), transform=[Resize((8, 8)), np.asarray])
+    loader: Any = stoker.DataLoader(images, batch_size=4, num_workers=1, timeout=30)
+    try:
+        assert len(list(loader)) == 1
+    finally:
+        leave.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(("transform", "words"), [(3, "no transform"), ([Resize], "call it")], ids=["number", "class"])

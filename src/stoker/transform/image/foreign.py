@@ -7,6 +7,7 @@ take turns; in the trainer's, where the main thread may be drawing at any time, 
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,15 @@ FORMS = ("image", "array", "tensor")
 
 _turn = threading.RLock()
 """One foreign call at a time, in a process whose generators it draws from."""
+
+
+def _free_turn() -> None:
+    # A fork may happen while another thread has its turn; that thread is not in the child, and its turn never ends.
+    global _turn
+    _turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_free_turn)
 
 
 class Apply:
