@@ -117,3 +117,33 @@ class Shy(Squares):
 def test_a_dataset_without_a_tray_after_all_is_read_sample_by_sample(engine: dict[str, Any]) -> None:
     loader: Any = stoker.DataLoader(Shy(), batch_size=6, **engine)
     assert [position for batch in loader for position in batch["position"].tolist()] == list(range(40))
+
+
+class Careless(Squares):
+    """Raises what it should not, and while it handles something else."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.error = error
+
+    def tray(self, num_samples: int, empty: Empty, told: Any) -> Any:
+        return CarelessTray(self, num_samples, empty, told)
+
+
+class CarelessTray(SquaresTray):
+    def put(self, row: int, position: int) -> None:
+        try:
+            raise KeyError("the reason")
+        except KeyError:
+            raise self.dataset.error("what came of it")  # type: ignore[attr-defined]  # noqa: B904
+
+
+def test_what_an_error_came_of_is_not_lost() -> None:
+    with pytest.raises(ValueError, match="what came of it") as caught:
+        batches(Careless(ValueError))
+    assert isinstance(caught.value.__context__, KeyError)
+    assert not caught.value.__suppress_context__
+    with pytest.raises(stoker.errors.EarlyStop) as stopped:
+        batches(Careless(StopIteration))
+    assert isinstance(stopped.value.__cause__, StopIteration)
+    assert any("position" in note for note in stopped.value.__notes__)

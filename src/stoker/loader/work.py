@@ -259,12 +259,14 @@ class MapMaker:
                 try:
                     put(row, position)
                 except Exception as error:
+                    fault = error
                     if isinstance(error, StopIteration):
-                        error = EarlyStop("put")
+                        fault = EarlyStop("put")
+                        fault.__cause__ = error
                     if self.policy.action == "raise":
-                        self._blame(error, recipe, position)
-                        raise error from error.__cause__
-                    self._replaced(error, recipe, position, skipped, partial(put, row))
+                        self._blame(fault, recipe, position)
+                        raise fault
+                    self._replaced(fault, recipe, position, skipped, partial(put, row))
                 row += 1
         finally:
             entered(previous)
