@@ -8,8 +8,9 @@ One model (bf16, compiled, channels last, batches of 256, SGD) is trained in tur
 already, by ours (decode="auto", "device" and "cpu" from the files as they are, and from a prepared store of small
 ones), and by torch's DataLoader with torchvision's transforms of PIL images. Each loader lives through all rounds. A
 turn begins an epoch, throws away the batches that workers make all at once then, trains some steps that do not count,
-and lets the clock run. Workers that make a batch each at the same pace end at the same time, so the steps that count
-should be a multiple of the workers.
+lets the clock run, and ends well before the epoch does: what was ready at its beginning is ready again at its end.
+Workers that make a batch each at the same pace end at the same time, so the steps that count should be a multiple of
+the workers.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class Size:
 
     @property
     def num_entries(self) -> int:
-        """Pictures of an epoch: enough for one turn."""
-        return (self.num_ahead + self.num_workers + self.num_steps + 2) * self.batch_size
+        """Pictures of an epoch: enough for one turn, and for workers to be as busy at its end as at its beginning."""
+        return (2 * self.num_ahead + self.num_workers + self.num_steps + 2) * self.batch_size
 
 
 def quick(size: Size) -> Size:
@@ -137,11 +138,12 @@ def measured(size: Size, folder: Path | None) -> Report:
                     failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
             console.print(f"[dim]round {number + 1}: {time.perf_counter() - begin:.0f} s[/dim]")
     finally:
+        shares = {name: contender.share for name, contender in contenders.items()}
         for contender in contenders.values():
             contender.close()
     num_rounds = min(len(turns[name].seconds_per_image) for name in turns if name not in failed)
     records = [
-        _record(name, turns[name], turns[RESIDENT], num_rounds, contenders[name].share)
+        _record(name, turns[name], turns[RESIDENT], num_rounds, shares[name])
         for name in contenders
         if name not in failed
     ]
@@ -221,6 +223,7 @@ class Trainer:
         self.synchronize()
         seconds = time.perf_counter() - begin
         own, tree = time.process_time() - own, cpu_seconds(os.getpid()) - tree
+        fed.end()
         turns.seconds_per_image.append(seconds / (size.num_steps * size.batch_size))
         turns.trainer_cores.append(own / seconds)
         turns.worker_cores.append(max(0.0, tree - own) / seconds)
@@ -278,6 +281,12 @@ class Fed:
         self._epoch = iter(self._loader)
         for _ in range(self._num_ahead):
             self.drawn()
+
+    def end(self) -> None:
+        """Draw what is left of the epoch, so that nobody works while others are measured."""
+        assert self._epoch is not None
+        for _ in self._epoch if self._num_ahead else ():
+            pass
 
     @property
     def share(self) -> float | None:
