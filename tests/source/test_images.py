@@ -116,7 +116,7 @@ def test_classes_can_be_given_so_that_two_folders_have_the_same_numbers(tmp_path
     pictures = open_pictures(tmp_path, classes=["owl", "dog", "cat"])
     assert pictures.labels is not None
     assert pictures.classes == ["owl", "dog", "cat"] and pictures.labels.tolist() == [2, 0]
-    with pytest.raises(ArgumentError, match="1 class that classes= does not have: owl"):
+    with pytest.raises(ArgumentError, match="classes= does not have 1 class that is there: owl"):
         open_pictures(tmp_path, classes=["cat"])
     with pytest.raises(ArgumentError, match="classes= has cat twice"):
         open_pictures(tmp_path, classes=["cat", "cat", "owl"])
@@ -287,10 +287,13 @@ def test_labels_from_a_table_are_matched_by_name(tmp_path: Path) -> None:
         (("3", "-1"), [3, -1], "i"),
         (("0.5", "2"), [0.5, 2.0], "f"),
         (("007", "008"), [0, 1], "classes"),
+        (("-inf", "2"), [float("-inf"), 2.0], "f"),
         (("nan", "inf"), [1, 0], "classes"),
+        (("007", "0.5"), [1, 0], "classes"),
+        (("9" * 30, "8"), [1, 0], "classes"),
         (("b", "1"), [1, 0], "classes"),
     ],
-    ids=["whole", "fractions", "leading zeros", "words", "mixed"],
+    ids=["whole", "fractions", "infinite", "leading zeros", "words", "zeros and a fraction", "long", "mixed"],
 )  # fmt: skip
 def test_numbers_stay_numbers_and_all_else_is_a_class(
     tmp_path: Path, texts: tuple[str, str], expected: list[float], kind: str
@@ -314,6 +317,18 @@ def test_labels_from_parquet_may_be_several_numbers(tmp_path: Path) -> None:
     assert pictures.labels.tolist() == [[2.0, 4.0], [1.0, 3.0]]
     pictures = open_pictures(tmp_path / "data", labels=tmp_path / "t.parquet", columns=["f", "y"])
     assert pictures.labels is not None and pictures.labels.tolist() == [4, 3]
+
+
+def test_a_parquet_table_may_name_files_by_numbers_and_must_have_all_labels(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    make(tmp_path / "data", "7.jpg", "10.jpg")
+    pq.write_table(pa.table({"image_id": [10, 7], "label": ["a", "b"]}), tmp_path / "t.parquet")
+    pictures = open_pictures(tmp_path / "data", labels=tmp_path / "t.parquet")
+    assert pictures.labels is not None and pictures.labels.tolist() == [1, 0]
+    pq.write_table(pa.table({"image_id": [10, 7], "label": ["a", None]}), tmp_path / "t.parquet")
+    with pytest.raises(ArgumentError, match=r"t\.parquet names 7, and has no label for it"):
+        open_pictures(tmp_path / "data", labels=tmp_path / "t.parquet")
 
 
 def test_labels_may_be_a_mapping_or_a_list(tmp_path: Path) -> None:
@@ -355,6 +370,9 @@ def test_a_table_that_cannot_be_understood_says_so(tmp_path: Path) -> None:
     for text, kind, message in (
         ("", DamagedFile, "is empty"),
         ("a,b,c\n1,2,3\n", ArgumentError, r"does not tell which of its columns \(a, b, c\)"),
+        ("file,label\na.jpg,cat\nb.jpg,\n", ArgumentError, r"names b\.jpg, and has no label for it"),
+        ("file,label\na.jpg,1\nb.jpg, \n", ArgumentError, r"names b\.jpg, and has no label for it"),
+        (f"file,label\na.jpg,{'x' * 200_000}\n", DamagedFile, "cannot be read at line 2"),
         ("file,label\na.jpg\n", DamagedFile, "has 1 columns in row 2, and 2 in its first one"),
     ):
         table.write_text(text)

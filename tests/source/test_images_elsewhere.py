@@ -188,6 +188,12 @@ def test_labels_that_some_pictures_lack_are_an_error(tmp_path: Path) -> None:
     one = tar(tmp_path / "a.tar", [("1.jpg", b""), ("1.cls", b"1"), ("2.jpg", b"")])
     with pytest.raises(ArgumentError, match=r"a\.tar has no label for 1 of its 2 pictures, the first of them 2\.jpg"):
         open_pictures(one)
+    for ending, nothing in (("cls", b" \n"), ("json", b'{"label": ""}')):
+        one = tar(
+            tmp_path / f"{ending}.tar", [("1.jpg", b""), ("1.cls", b"1"), ("2.jpg", b""), (f"2.{ending}", nothing)]
+        )
+        with pytest.raises(ArgumentError, match=r"has no label for 1 of its 2 pictures, the first of them 2\.jpg"):
+            open_pictures(one)
     tar(tmp_path / "b" / "0.tar", [("1.jpg", b""), ("1.cls", b"1")])
     tar(tmp_path / "b" / "1.tar", [("2.jpg", b"")])
     with pytest.raises(ArgumentError, match=r"1\.tar holds no labels, and other archives do"):
@@ -197,6 +203,13 @@ def test_labels_that_some_pictures_lack_are_an_error(tmp_path: Path) -> None:
         open_pictures(bad)
     with pytest.raises(ArgumentError, match="there are no pictures in"):
         open_pictures(tar(tmp_path / "d.tar", [("a.txt", b"")]))
+
+
+def test_a_table_finds_members_that_tar_names_from_the_dot_on(tmp_path: Path) -> None:
+    path = tar(tmp_path / "a.tar", [("./x/1.jpg", b""), ("./y/1.jpg", b"")])
+    (tmp_path / "t.csv").write_text("file,label\ny/1.jpg,0\nx/1.jpg,1\n")
+    pictures = open_pictures(path, labels=tmp_path / "t.csv")
+    assert pictures.labels is not None and pictures.labels.tolist() == [1, 0]
 
 
 def test_archives_are_found_by_pattern_range_folder_and_list(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,10 @@ from stoker.source.images.names import natural_order, printable
 
 FILE_COLUMNS = ("file", "file_name", "filename", "path", "image", "image_path", "image_id", "img", "name", "id")
 LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "class_name", "label_name", "y")
+
+_WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_BEYOND = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 _NUM_NAMED = 5
 """How many names an error tells."""
@@ -51,7 +57,8 @@ def numbered(names: Sequence[str] | NDArray[Any], classes: Sequence[str] | None 
         strange = [name for name in found if name not in set(listed)]
         if strange:
             raise ArgumentError(
-                f"there are {_counted(strange, 'class', 'classes')} that classes= does not have: {_some(strange)}",
+                f"classes= does not have {_counted(strange, 'class that is', 'classes that are')} there: "
+                f"{_some(strange)}",
                 hint="add them to classes=, or leave it out: the classes are then those that are there",
             )
     numbers = {name: number for number, name in enumerate(listed)}
@@ -102,19 +109,15 @@ def labels_of(values: Sequence[Any] | NDArray[Any], classes: Sequence[str] | Non
 def parsed(texts: Sequence[str], classes: Sequence[str] | None = None) -> Labels:
     """Return labels from text: numbers where all are numbers, or else names of classes.
 
-    `007` is a name: as a number it would not be written so.
+    `007` is a name: as a number it would not be written so. `nan` and `inf` are numbers among numbers.
     """
-    try:
-        whole = [int(text) for text in texts]
-        if all(str(value) == text for value, text in zip(whole, texts)):
-            return labels_of(np.array(whole, np.int64), classes)
-    except (ValueError, OverflowError):
-        try:
-            values = np.array([float(text) for text in texts], np.float64)
-            if all("." in text or "e" in text.lower() or text.lstrip("-").isdigit() for text in texts):
-                return labels_of(values, classes)
-        except ValueError:
-            pass
+    if all(map(_WHOLE.fullmatch, texts)):
+        with suppress(OverflowError):  # what has more digits than a number can have is a name
+            return labels_of(np.array([int(text) for text in texts], np.int64), classes)
+    elif any(map(_NUMBER.fullmatch, texts)) and all(
+        _NUMBER.fullmatch(text) or _BEYOND.fullmatch(text) for text in texts
+    ):
+        return labels_of(np.array([float(text) for text in texts], np.float64), classes)
     return numbered(texts, classes)
 
 
@@ -164,7 +167,7 @@ def _matched(names: list[str], labels: Labels, within: list[bytes], *, table: st
     for row, name in enumerate(map(os.fsencode, names)):
         if rows.setdefault(os.path.normpath(name), row) != row:
             raise ArgumentError(f"{table} names {printable(name)} twice", hint="give each picture one label")
-    keys = _keys_like(next(iter(rows), b""), within, owner)
+    keys = _keys_like(next(iter(rows), b""), [os.path.normpath(name) for name in within], owner)
     order = np.fromiter((rows.get(key, -1) for key in keys), np.int64, len(keys))
     lacking = [printable(within[position]) for position in np.flatnonzero(order < 0)[:_NUM_NAMED].tolist()]
     if lacking:
@@ -212,8 +215,11 @@ def _table(path: Path, columns: Sequence[str] | None, classes: Sequence[str] | N
         first = file.readline()
         file.seek(0)
         delimiter = "\t" if path.suffix.lower() == ".tsv" or ("\t" in first and "," not in first) else ","
-        rows = list(csv.reader(file, delimiter=delimiter))
-    rows = [row for row in rows if row]
+        reader = csv.reader(file, delimiter=delimiter)
+        try:
+            rows = [row for row in reader if row]
+        except csv.Error as error:
+            raise DamagedFile(path, what=f"cannot be read at line {reader.line_num}: {error}") from error
     if not rows:
         raise DamagedFile(path, what="is empty", hint="a table begins with a line that names its columns")
     head = [name.strip() for name in rows[0]]
@@ -222,6 +228,9 @@ def _table(path: Path, columns: Sequence[str] | None, classes: Sequence[str] | N
         if len(row) < len(head):
             raise DamagedFile(path, what=f"has {len(row)} columns in row {number}, and {len(head)} in its first one")
     texts = [[row[column].strip() for row in rows[1:]] for column in chosen]
+    for column in texts[1:]:
+        if "" in column:
+            raise _lacking(path, texts[0][column.index("")])
     if len(texts) == 2:
         return texts[0], parsed(texts[1], classes)
     return texts[0], _several([parsed(column) for column in texts[1:]], path)
@@ -235,10 +244,20 @@ def _parquet_table(
     file = Parquet(path)
     chosen = _chosen(file.columns, columns, path)
     rows = Parquet(path, columns=chosen).__getitems__(range(len(file)))
-    names = [_text(row[chosen[0]]) for row in rows]
+    names = [str(row[chosen[0]]) if isinstance(row[chosen[0]], int) else _text(row[chosen[0]]) for row in rows]
+    for name, row in zip(names, rows):
+        if any(row[column] is None for column in chosen[1:]):
+            raise _lacking(path, name)
     if len(chosen) == 2:
         return names, labels_of([row[chosen[1]] for row in rows], classes)
     return names, _several([labels_of([row[name] for row in rows]) for name in chosen[1:]], path)
+
+
+def _lacking(path: Path, name: str) -> ArgumentError:
+    return ArgumentError(
+        f"{path} names {printable(os.fsencode(name))}, and has no label for it",
+        hint="fill it in; among numbers, nan stands for one that is not known",
+    )
 
 
 def _several(columns: list[Labels], path: Path) -> Labels:

@@ -279,7 +279,7 @@ class _Samples:
 
     def _label_in(self, member: Member, extension: bytes) -> bytes | None:
         if extension == self._label or (self._label is None and extension in self._plain):
-            return self._content(member).strip()
+            return self._content(member).strip() or None
         if extension.rpartition(b".")[2] != b"json":
             return None
         try:
@@ -290,7 +290,7 @@ class _Samples:
             ) from error
         for field in (self._wanted.label or "label").split("."):
             value = value.get(field) if isinstance(value, dict) else None
-        if value is None or isinstance(value, (dict, list)):
+        if value is None or value == "" or isinstance(value, (dict, list)):
             return None
         return (value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "surrogatepass")
 
