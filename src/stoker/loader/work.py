@@ -265,7 +265,7 @@ class MapMaker:
                         fault.__cause__ = error
                     if self.policy.action == "raise":
                         self._blame(fault, recipe, position)
-                        raise fault
+                        raise fault  # noqa: B904  # the error itself, or it has one for its cause
                     self._replaced(fault, recipe, position, skipped, partial(put, row))
                 row += 1
         finally:
