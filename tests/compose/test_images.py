@@ -78,9 +78,10 @@ def test_it_tells_what_torchvisions_datasets_tell() -> None:
 )
 def test_labels_may_be_numbers_of_any_kind(labels: Any, dtype: Any, shape: Any) -> None:
     for transform in (CROP, [*CROP, np.asarray]):  # in place, and collated
-        batch = batches(Images(InMemory(labels=labels), transform=transform))[0]
-        assert tuple(batch.label.shape) == shape
-        assert batch.label.dtype == dtype or transform is not CROP
+        for num_workers in (0, 1):
+            batch = batches(Images(InMemory(labels=labels), transform=transform), num_workers=num_workers)[0]
+            assert tuple(batch.label.shape) == shape
+            assert batch.label.dtype == dtype
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -145,6 +146,41 @@ def test_arrays_and_images_of_somebody_elses_are_laid_out() -> None:
     for transform in ([*CROP, lambda image: image], [*CROP, np.asarray]):
         batch = batches(Images(InMemory(), transform=transform))[0]
         assert torch.equal(batch.image, batches(Images(InMemory(), transform=CROP))[0].image)
+
+
+def channels_first(image: Any) -> Any:
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)).astype(np.float32)
+
+
+def mean_colour(image: Any) -> Any:
+    return np.asarray(image).mean((0, 1))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc", "channels_last"])
+@pytest.mark.parametrize(
+    ("last", "shape"), [(channels_first, (8, 3, 24, 20)), (mean_colour, (8, 3))], ids=["CHW", "colour"]
+)
+def test_arrays_of_another_layout_stay_as_they_are(last: Any, shape: Any, layout: Any) -> None:
+    batch = batches(Images(InMemory(), transform=[*CROP, last], layout=layout))[0]
+    assert tuple(batch.image.shape) == shape
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_pictures_are_in_the_mode_whatever_they_were_in_between(mode: Any) -> None:
+    channels = 3 if mode == "RGB" else 1
+    for between in ("L", "RGBA", "RGB", "P"):
+        images = Images(InMemory(), transform=[lambda image: image.convert(between), CenterCrop(9)], mode=mode)  # noqa: B023
+        assert images[0].image.shape == (channels, 9, 9)
+        assert batches(images)[0].image.shape == (8, channels, 9, 9)
+
+
+@pytest.mark.parametrize("transform", [CROP, [*CROP, np.asarray]], ids=["in place", "collated"])
+def test_a_sampler_may_count_from_the_end_and_not_go_beyond(transform: Any) -> None:
+    images = Images(InMemory(), transform=transform)
+    loader: Any = stoker.DataLoader(images, batch_size=2, sampler=[-1, -24])
+    assert next(iter(loader)).label.tolist() == [2, 0]
+    with pytest.raises(PositionError, match="position 24"):
+        next(iter(stoker.DataLoader(images, batch_size=1, sampler=[24])))
 
 
 def test_a_sample_is_what_the_run_saw() -> None:
@@ -267,8 +303,6 @@ def test_a_share_of_nothing_is_plain_pixels() -> None:
     images = Images(InMemory(), transform=CROP, decode="auto")
     for told in (None, 0.0, 0.01):
         assert isinstance(tray_of(images, [1, 2, 3], told).image, np.ndarray)
-    images.share = 0.5
-    assert images.tell() == 0.5
 
 
 def test_what_is_padded_is_decoded_here() -> None:

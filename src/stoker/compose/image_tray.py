@@ -49,16 +49,13 @@ class PictureTray:
         else:
             self._rows = empty((num_samples, *size, channels), np.uint8)
             self._pixels = self._rows.transpose(0, 3, 1, 2)
-        self._known = images.labels
-        self._labels = None
-        if self._known is not None:
-            self._labels = empty((num_samples, *self._known.shape[1:]), self._known.dtype)
+        self._labels = Labels(images.labels, num_samples, empty)
         self._files: list[File | None] = [None] * num_samples if num_files else []
 
     def put(self, row: int, position: int) -> None:
         """Decode the picture at `position` into its row, or keep its file."""
-        if self._labels is not None:
-            self._labels[row] = self._known[position]  # type: ignore[index]
+        position = self._images.checked(position)
+        self._labels.put(row, position)
         if self._files and self._is_for_file(row):
             self._put_file(row, position)
         else:
@@ -68,12 +65,7 @@ class PictureTray:
         """Return pixels, or pixels and files; with the labels."""
         is_last = self._images.layout == "nhwc"
         kept = [(row, file) for row, file in enumerate(self._files) if file is not None]
-        image: Any = self._encoded(kept, is_last) if kept else self._rows if is_last else self._pixels
-        if self._labels is None:
-            return image
-        from stoker.compose.images import Picture
-
-        return Picture(image, self._labels)
+        return self._labels.beside(self._encoded(kept, is_last) if kept else self._rows if is_last else self._pixels)
 
     def _is_for_file(self, row: int) -> bool:
         num_files, num_samples = self._num_files, self._num_samples
@@ -130,18 +122,20 @@ class PictureTray:
 class LooseTray:
     """A batch of pictures whose size is only known when they are there: they are collected, then collated."""
 
-    def __init__(self, images: Images, num_samples: int) -> None:
+    def __init__(self, images: Images, num_samples: int, empty: Empty) -> None:
         self._images = images
-        self._samples: list[Any] = [None] * num_samples
+        self._labels = Labels(images.labels, num_samples, empty)
+        self._pictures: list[Any] = [None] * num_samples
 
     def put(self, row: int, position: int) -> None:
-        """Read the sample at `position`."""
-        self._samples[row] = self._images[position]
+        """Read the picture at `position`."""
+        position = self._images.checked(position)
+        self._labels.put(row, position)
+        self._pictures[row] = self._images.arranged(self._images.found(position))
 
     def batch(self) -> Any:
-        """Return the samples collated, or say why they cannot be."""
-        pictures = [sample if self._images.labels is None else sample.image for sample in self._samples]
-        shapes = {tuple(picture.shape) for picture in pictures if hasattr(picture, "shape")}
+        """Return the pictures collated, or say why they cannot be; with the labels."""
+        shapes = {tuple(picture.shape) for picture in self._pictures if hasattr(picture, "shape")}
         if len(shapes) > 1:
             some = ", ".join(map(str, sorted(shapes)[:3]))
             raise BatchError(
@@ -149,10 +143,28 @@ class LooseTray:
                 "hint: let the transforms end in one size: stoker.transform.RandomResizedCrop(224), or Resize(256) and "
                 "CenterCrop(224), or Resize((height, width)); otherwise load with batch_size=None, or pass a collate_fn"
             )
-        batch = plain_collate()(self._samples)
-        if self._images.layout == "channels_last" and isinstance(pictures[0], np.ndarray):
-            image = (batch if self._images.labels is None else batch.image).contiguous(
-                memory_format=torch.channels_last
-            )
-            return image if self._images.labels is None else batch._replace(image=image)
-        return batch
+        image = plain_collate()(self._pictures)
+        if self._images.layout == "channels_last" and isinstance(self._pictures[0], np.ndarray) and image.dim() == 4:
+            image = image.contiguous(memory_format=torch.channels_last)
+        return self._labels.beside(image)
+
+
+class Labels:
+    """The labels of a batch, of the type that they have in the dataset; or none."""
+
+    def __init__(self, known: NDArray[Any] | None, num_samples: int, empty: Empty) -> None:
+        self._known = known
+        self._found = None if known is None else empty((num_samples, *known.shape[1:]), known.dtype)
+
+    def put(self, row: int, position: int) -> None:
+        """Write the label of the picture at `position`."""
+        if self._known is not None and self._found is not None:
+            self._found[row] = self._known[position]
+
+    def beside(self, image: Any) -> Any:
+        """Return the pictures of a batch with their labels, or alone if there are none."""
+        if self._found is None:
+            return image
+        from stoker.compose.images import Picture
+
+        return Picture(image, self._found)

@@ -16,7 +16,7 @@ from stoker.errors import ArgumentError, PositionError
 from stoker.randomness import rng_of
 from stoker.source.images import Pictures, open_pictures
 from stoker.transform.image.decoding import MAX_PIXELS, MODES, Data
-from stoker.transform.image.forms import as_array, is_image, is_tensor
+from stoker.transform.image.forms import as_array, is_image, is_picture
 from stoker.transform.image.pipeline import Drawing, Pipeline
 from stoker.transform.image.uniforms import uniforms
 
@@ -110,8 +110,6 @@ class Images:
         """Threads that read it are to be in a process of their own, unless a loader has workers anyway."""
         self.decoding: dict[str, Any] = {"mode": mode, "exact": exact, "max_pixels": max_pixels}
         """Options of `decode`."""
-        self.share: float | None = None
-        """The part of each batch that is left to the device, for decode="auto": set by the loader as it measures."""
         self.leaves_files = decode != "cpu" and self._reason_against_files() is None
         """Some rows of a batch may stay files, for the device to decode."""
         if decode == "device" and (reason := self._reason_against_files()) is not None:
@@ -155,7 +153,7 @@ class Images:
 
     def describe(self, position: int) -> str:
         """Return where the picture at `position` lies."""
-        return self.pictures.name(self._checked(position))
+        return self.pictures.name(self.checked(position))
 
     def __repr__(self) -> str:
         classes = f", {len(self._classes)} classes" if self._classes else ""
@@ -172,7 +170,7 @@ class Images:
 
     def __getitem__(self, position: int) -> Any:
         """Return the sample at `position`."""
-        position = self._checked(position)
+        position = self.checked(position)
         image = self.arranged(self.found(position))
         return image if self._labels is None else Picture(image, self.label(position))
 
@@ -193,10 +191,10 @@ class Images:
         return self.pipeline.picture(data, drawing, out=out, name=lambda: pictures.name(position), **self.decoding)
 
     def arranged(self, found: Any) -> Any:
-        """Return a picture by the layout; tensors, and what nobody knows, as they are."""
+        """Return a picture by the layout; tensors, arrays of another layout, and what nobody knows, as they are."""
         if is_image(found):
             found = as_array(found)
-        if is_tensor(found) or not isinstance(found, np.ndarray) or found.ndim not in (2, 3):
+        if not is_picture(found):
             return found
         if found.ndim == 2:
             found = found[:, :, None]
@@ -211,7 +209,8 @@ class Images:
         label = self._labels[position]
         return label.item() if label.ndim == 0 else label
 
-    def _checked(self, position: int) -> int:
+    def checked(self, position: Any) -> int:
+        """Return a position counted from the beginning, or raise `PositionError`."""
         number, length = operator.index(position), len(self.pictures)
         if number < 0:
             number += length
@@ -221,17 +220,14 @@ class Images:
 
     # ---------------------------------------------------------------- batches
 
-    def tell(self) -> float | None:
-        """Return what workers are told with every batch: the part of it that is to stay files."""
-        return self.share
-
     def tray(self, num_samples: int, empty: Empty, told: float | None) -> PictureTray | LooseTray:
         """Return the memory of a batch, which pictures are decoded into, each in its row.
 
-        Where their size is only known when they are decoded, they are kept until all are there.
+        Where their size is only known when they are decoded, they are kept until all are there. With decode="auto",
+        `told` is the part of them that is left to the device: the loader measures it.
         """
         if self.pipeline.size is None or not self.pipeline.is_ours:
-            return LooseTray(self, num_samples)
+            return LooseTray(self, num_samples, empty)
         share = (1.0 if self.decode == "device" else told or 0.0) if self.leaves_files else 0.0
         return PictureTray(self, num_samples, empty, num_files=round(share * num_samples))
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+CHANNELS = (1, 3, 4)
+"""How many a picture may have."""
+
+
 def pillow() -> Any:
     """Return `PIL.Image`."""
     try:
@@ -36,6 +40,11 @@ def is_image(value: Any) -> bool:
     return module is not None and isinstance(value, module.Image)
 
 
+def is_picture(value: Any) -> bool:
+    """Return whether this is an array [H, W, C] of 1, 3 or 4 channels, or [H, W]."""
+    return isinstance(value, np.ndarray) and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in CHANNELS))
+
+
 def as_image(value: Any) -> Image:
     """Return a picture in any of the forms as a PIL image."""
     if is_image(value):
@@ -45,7 +54,7 @@ def as_image(value: Any) -> Image:
             value = value.permute(1, 2, 0)
         value = value.numpy()
     array = np.asarray(value)
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
+    if array.dtype != np.uint8 or not is_picture(array):
         raise ArgumentError(
             f"{type(value).__name__} of {array.dtype} and shape {array.shape} is no picture that can be changed",
             hint="uint8 arrays [H, W, C] and tensors [C, H, W] are, of 1, 3 or 4 channels; put what makes other "

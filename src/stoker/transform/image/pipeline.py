@@ -56,13 +56,17 @@ class Pipeline:
         *,
         out: Pixels | None = None,
         name: str | Callable[[], str] = "the picture",
+        mode: str = "RGB",
         **decoding: Any,
     ) -> Any:
         """Return what comes of an encoded picture: pixels [H, W, C], or what a transform of somebody else's returned.
 
-        Pixels are written to `out`, if there is one. `decoding` are options of `decode`.
+        Pixels are in the mode, whatever it was in between, and are written to `out`, if there is one. `decoding` are
+        more options of `decode`.
         """
-        pixels = decode(data, drawing.view, out=lambda _: None if drawing.left else out, name=name, **decoding)
+        pixels = decode(
+            data, drawing.view, out=lambda _: None if drawing.left else out, name=name, mode=mode, **decoding
+        )
         if not drawing.left:
             return pixels
         found: Any = pixels
@@ -72,7 +76,8 @@ class Pipeline:
             found = step.apply(image, uniform) if isinstance(step, Transform) else step.run(image, uniform)
         if not self.is_ours:
             return found
-        pixels = as_array(as_image(found))
+        image = as_image(found)
+        pixels = as_array(image if image.mode == mode else image.convert(mode))
         if out is None:
             return pixels
         out[...] = pixels
