@@ -143,6 +143,16 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert bytes(pictures.read(3)) == b"content of a/1.jpg"
 
 
+def test_a_link_that_leads_to_itself_spoils_nothing_but_itself(tmp_path: Path) -> None:
+    make(tmp_path, "a.jpg")
+    for name in ("b", "c.jpg"):
+        (tmp_path / name).symlink_to(name)
+    pictures = open_pictures(tmp_path)
+    assert within(pictures, tmp_path) == ["a.jpg", "c.jpg"]
+    with pytest.raises(BadImage, match=r"c\.jpg cannot be decoded: it cannot be read: Too many levels"):
+        pictures.read(1)
+
+
 def test_names_of_any_bytes_are_read_and_printed(tmp_path: Path) -> None:
     names = [
         b"n\xff\xfe/\xf0.jpg",
@@ -456,7 +466,7 @@ def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path, monkeypatc
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(PermissionError, match="Permission denied, while its pictures were listed: .*/b7/'") as told:
+    with pytest.raises(PermissionError, match="Permission denied, while pictures were listed: .*/b7/'") as told:
         open_pictures(tmp_path)
     assert told.value.__notes__[0].startswith("hint: ")
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, BadImage, DamagedFile, StaleSource
-from stoker.source.images import Pictures, open_pictures
+from stoker.source.images import Pictures, listing, open_pictures
 from stoker.source.images.tar_members import Reading, members
 from stoker.source.known_file import known_file
 from stoker.store import Column, Writer
@@ -32,6 +32,7 @@ from stoker.store import Column, Writer
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(listing, "FRESH_SECONDS", -3600.0)
     return folder / "stoker" / "pictures"
 
 
@@ -265,6 +266,25 @@ def test_an_archive_is_indexed_once_and_again_when_it_changed(
     with pytest.raises(StaleSource, match=r"a\.tar is no longer the file that was opened"):
         again = pickle.loads(pickle.dumps(second))
         again.read(0)
+
+
+def test_an_archive_that_took_the_place_of_another_is_indexed_anew(tmp_path: Path) -> None:
+    for name, label in (("a", b"1"), ("b", b"2")):
+        path = tar(tmp_path / f"{name}.tar", [(f"{name}.jpg", b""), (f"{name}.cls", label)])
+        os.utime(path, (1e9, 1e9))
+    first = open_pictures(tmp_path / "a.tar")
+    assert first.labels is not None and first.labels.tolist() == [1]
+    os.replace(tmp_path / "b.tar", tmp_path / "a.tar")  # of the same size and time, as from a backup
+    second = open_pictures(tmp_path / "a.tar")
+    assert second.labels is not None and second.labels.tolist() == [2]
+
+
+def test_an_archive_that_was_just_written_is_not_trusted(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "FRESH_SECONDS", 3600.0)
+    open_pictures(tar(tmp_path / "a.tar", SHARD))
+    assert not own_cache.exists()
 
 
 # ------------------------------------------------------------ columns

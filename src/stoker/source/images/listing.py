@@ -6,6 +6,7 @@ the folder it is in. So a later start looks at the folders and not at the files.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -204,13 +205,14 @@ class _Walk:
                         name = entry.name
                         if name.startswith(b"."):
                             continue
-                        if entry.is_dir():
+                        if _is_folder(entry):
                             inner.append(within + name + b"/")
-                        # a link to nothing is taken, too: reading it tells what is missing
-                        elif name.lower().endswith(self._endings) and (entry.is_file() or entry.is_symlink()):
+                        # a link to nothing, or to itself, is taken, too: reading it tells what is missing
+                        elif name.lower().endswith(self._endings) and (entry.is_symlink() or entry.is_file()):
                             names.append(name)
         except OSError as error:
-            told = OSError(error.errno, f"{error.strerror}, while its pictures were listed", printable(path))
+            where = error.filename if isinstance(error.filename, bytes) else path
+            told = OSError(error.errno, f"{error.strerror}, while pictures were listed", printable(where))
             told.add_note("hint: give leave to read it, or move it away; a listing without it would be incomplete")
             raise told from error
         with self._change:
@@ -219,6 +221,15 @@ class _Walk:
             self._num_open += len(inner) - 1
             if inner or not self._num_open:
                 self._change.notify_all()
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link that leads to itself leads to no folder
+            return False
+        raise
 
 
 def checked_extensions(extensions: Sequence[str]) -> tuple[str, ...]:

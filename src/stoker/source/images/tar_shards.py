@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, DamagedFile, StaleSource
+from stoker.source.images import listing
 from stoker.source.images.files import MAX_BYTES, too_large
 from stoker.source.images.kept import Keeper
 from stoker.source.images.labels import Labels, digest_of, parsed
@@ -187,7 +189,9 @@ def labels_in(
 
 def _indexed(file: KnownFile, wanted: Wanted, keeper: Keeper) -> Index:
     place = os.path.realpath(os.fsencode(file.path))
-    about = [file.size_bytes, file.mtime_ns]
+    # A copy may have the size and the time of what it replaces, but neither its inode nor the time of its own change.
+    status, begin = os.stat(file.path), time.time()
+    about = [file.size_bytes, file.mtime_ns, status.st_ino, status.st_ctime_ns]
     key = (b"archive", place, json.dumps(wanted))
     found = keeper.load(*key)
     if found is not None and found.about == about:
@@ -203,7 +207,8 @@ def _indexed(file: KnownFile, wanted: Wanted, keeper: Keeper) -> Index:
     }
     if index.labels is not None:
         arrays |= {"labels": index.labels.blob, "label_ends": index.labels.ends}
-    keeper.save(*key, about=about, arrays=arrays)
+    if max(file.mtime_ns, status.st_ctime_ns) <= (begin - listing.FRESH_SECONDS) * 1e9:
+        keeper.save(*key, about=about, arrays=arrays)
     return index
 
 
