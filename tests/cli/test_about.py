@@ -16,7 +16,7 @@ def test_about_tells_versions_and_limits() -> None:
     result = CliRunner().invoke(app, ["about"], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     told = {line.split("  ")[0]: line for line in result.output.splitlines()}
-    assert {"native helpers", "cores", "memory", "/dev/shm", "open files", "CUDA"} <= set(told)
+    assert {"native helpers", "native JPEG decoder", "cores", "memory", "/dev/shm", "open files", "CUDA"} <= set(told)
     for name, version in (
         ("stoker", stoker.__version__),
         ("python", platform.python_version()),

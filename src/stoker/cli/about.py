@@ -40,6 +40,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "torch", torch.__version__
     yield "numpy", np.__version__
     yield "native helpers", native.told()
+    yield "native JPEG decoder", native.told_jpeg()
     yield "system", platform.platform()
     yield "cores", _cores()
     yield "memory", _memory()
