@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
 
 import stoker
 from stoker import native
@@ -60,6 +61,31 @@ def test_every_engine_gives_the_same_pictures(chain: str, engine: dict[str, Any]
     for ours, theirs in zip(found, expected):
         assert torch.equal(ours, theirs)
     assert not torch.equal(expected[0], expected[3])
+
+
+def part_of(images: Images) -> Any:
+    return Subset(images, range(3, 17))  # type: ignore[arg-type]
+
+
+def beside_others(images: Images) -> Any:
+    return ConcatDataset([images, images])  # type: ignore[list-item]
+
+
+def mixed(images: Images) -> Any:
+    return stoker.mix({"some": (images, 0.5), "others": (images.subset(range(9)), 0.5)})
+
+
+@pytest.mark.parametrize("engine", ENGINES[1:], ids=str)
+@pytest.mark.parametrize("put_together", [part_of, beside_others, mixed], ids=["part", "beside", "mixed"])
+def test_the_same_of_datasets_put_together(put_together: Any, engine: dict[str, Any]) -> None:
+    dataset = put_together(Images(InMemory(20), transform=CHAINS["foreign"]))
+
+    def pictures(**options: Any) -> list[Any]:
+        loader: Any = stoker.DataLoader(dataset, batch_size=7, seed=11, **options)
+        return [batch.image.clone() for batch in loader]
+
+    for ours, theirs in zip(pictures(**engine), pictures(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_threads_in_the_trainer_give_the_same_pictures_too() -> None:

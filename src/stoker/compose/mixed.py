@@ -186,6 +186,8 @@ class Mixture:
         gathers = self._fields is not None or all(hasattr(part.dataset, "__getbatch__") for part in present)
         self.is_pure = gathers and all(getattr(part.dataset, "is_pure", False) is True for part in present)
         """Whether reading draws no random numbers, as those of the sources tell."""
+        self.prefers_process = any(getattr(part.dataset, "prefers_process", False) is True for part in present)
+        """Whether threads are to be in a process of their own, as any of the sources wants it."""
         self._gathers = gathers
         self._reads_many = all(getattr(part.dataset, "__getitems__", None) for part in present)
         lengths = [getattr(part.dataset, "max_seqlen", None) for part in present]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 import torch
+from torch.utils.data import ConcatDataset, Subset
 
 from stoker.deliver import check_nvjpeg
 from stoker.errors import ArgumentError, EmptyDataset, MissingExtra
@@ -35,9 +36,18 @@ def workers_for(dataset: Any, num_workers: int, num_threads: int) -> int:
 
     Where there can be none (not on Linux, or in a daemon process, which must have no children), threads stay here.
     """
-    wants_one = bool(num_threads) and num_workers == 0 and getattr(dataset, "prefers_process", False) is True
+    wants_one = bool(num_threads) and num_workers == 0 and _prefers_process(dataset)
     can_have = sys.platform == "linux" and not multiprocessing.current_process().daemon
     return 1 if wants_one and can_have else num_workers
+
+
+def _prefers_process(dataset: Any) -> bool:
+    """Return whether a dataset says so, or one that torch has taken a part of, or put beside others."""
+    if isinstance(dataset, Subset):
+        return _prefers_process(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return any(map(_prefers_process, dataset.datasets))
+    return getattr(dataset, "prefers_process", False) is True
 
 
 def check_arguments(
