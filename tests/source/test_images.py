@@ -410,6 +410,14 @@ def test_a_list_keeps_its_order_and_may_have_labels(tmp_path: Path, monkeypatch:
     assert bytes(relative.read(0)) == b"content of a/1.jpg"
 
 
+@pytest.mark.parametrize("option", ["column", "label", "split", "columns"])
+def test_what_files_do_not_have_cannot_be_asked_of_them(tmp_path: Path, option: str) -> None:
+    make(tmp_path, "x/a.jpg", "x/b.jpg")
+    for source in (tmp_path, [tmp_path / "x" / "a.jpg"]):
+        with pytest.raises(ArgumentError, match=rf"{option}=.* is for "):
+            open_pictures(source, **{option: ["file", "label"] if option == "columns" else "x"})  # type: ignore[arg-type]
+
+
 def test_a_list_of_anything_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="the list of pictures is empty"):
         open_pictures([])

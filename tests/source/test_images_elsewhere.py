@@ -138,6 +138,9 @@ def test_compressed_archives_say_what_to_do(tmp_path: Path, packing: str) -> Non
     (tmp_path / "a.tar").write_bytes(library.compress(plain))
     with pytest.raises(ArgumentError, match=r"is compressed \(.*\nhint: unpack it"):
         open_pictures(tmp_path / "a.tar")
+    os.rename(tmp_path / "a.tar", tmp_path / f"a.tar.{packing}")
+    with pytest.raises(ArgumentError, match=r"is compressed, .*\nhint: unpack it"):
+        open_pictures(tmp_path / f"a.tar.{packing}")
     (tmp_path / "b.tar").write_bytes(b"no archive at all" * 100)
     with pytest.raises(DamagedFile, match="is not a tar archive"):
         open_pictures(tmp_path / "b.tar")
@@ -326,6 +329,13 @@ def test_hugging_face_columns_of_parquet_have_their_classes(tmp_path: Path) -> N
     assert bytes(again.read(0)) == b"one" and again.fingerprint == pictures.fingerprint
     named = open_pictures(tmp_path / "a.parquet", label="text")
     assert named.classes == ["a", "b", "c"]
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(table(image=[]).cast(table(image=[b""]).schema), tmp_path / "a.parquet")
+    with pytest.raises(ArgumentError, match=r"there are no rows in .*a\.parquet"):
+        open_pictures(tmp_path / "a.parquet")
 
 
 def test_plain_columns_of_bytes_are_found_or_named(tmp_path: Path) -> None:

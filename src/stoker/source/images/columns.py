@@ -173,7 +173,10 @@ def _labels(rows: Any, label: str, names: list[str] | None, classes: Sequence[st
     if classes is None and names is not None and not any(isinstance(value, str) for value in values[:1]):
         numbers = np.asarray(values, np.int64)
         if numbers.size and not -1 <= int(numbers.min()) <= int(numbers.max()) < len(names):
-            raise ArgumentError(f"{label!r} has numbers that are none of its {len(names)} classes", hint="mend them")
+            raise ArgumentError(
+                f"the column {label!r} of {rows!r} has numbers that are none of its {len(names)} classes",
+                hint="mend them, or pass labels=False to do without",
+            )
         return Labels(numbers, list(names))
     return labels_of(values, classes)
 

@@ -140,7 +140,7 @@ def given_labels(
         names, found = _table(path, columns, classes)
         return _matched(names, found, list(within()), table=str(path), owner=owner)
     if columns is not None:
-        raise ArgumentError("columns= is for labels from a table", hint="pass labels='labels.csv' with it")
+        raise columns_of_no_table()
     if isinstance(labels, Mapping):
         names = [os.fsdecode(name) for name in labels]
         found = labels_of(list(labels.values()), classes)
@@ -158,6 +158,11 @@ def given_labels(
             hint="pass one for each, in the order of the pictures; or a mapping from name to label",
         )
     return labels_of(labels, classes)
+
+
+def columns_of_no_table() -> ArgumentError:
+    """Return the error for columns where no table is."""
+    return ArgumentError("columns= is for labels from a table", hint="pass labels='labels.csv' with it")
 
 
 def _matched(names: list[str], labels: Labels, within: list[bytes], *, table: str, owner: str) -> Labels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from stoker.source.arrow_folder import is_saved_dataset
 from stoker.source.images import columns as tables
 from stoker.source.images.files import PictureFiles, listing_of
 from stoker.source.images.kept import Cache, Keeper
-from stoker.source.images.labels import Labels, checked_classes, given_labels, labels_of, numbered
+from stoker.source.images.labels import Labels, checked_classes, columns_of_no_table, given_labels, labels_of, numbered
 from stoker.source.images.listing import EXTENSIONS, Listing, checked_extensions, listed
 from stoker.source.images.names import printable
 from stoker.source.images.protocols import Pictures
@@ -24,6 +24,8 @@ from stoker.source.known_file import files_within, has_pattern
 from stoker.store import open_store
 from stoker.store.build import UNFINISHED
 from stoker.store.manifest import FILE, FORMAT
+
+_PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 _CAN_BE_OPENED = """pictures can be
   a folder, with a sub-folder for each class or without
@@ -63,6 +65,8 @@ def open_pictures(
     """
     if classes is not None:
         classes = checked_classes(classes)
+    if columns is not None and (labels is None or isinstance(labels, bool)):
+        raise columns_of_no_table()
     opening = _Opening(
         labels=labels, classes=classes, columns=columns, column=column, label=label, split=split,
         extensions=checked_extensions(extensions), keeper=Keeper(cache),
@@ -90,7 +94,7 @@ class _Opening:
         if hasattr(path, "read") and hasattr(path, "name") and hasattr(path, "__len__"):
             found: Pictures = path  # a source of somebody's own
             return found
-        if isinstance(path, Iterable):
+        if isinstance(path, Iterable) and not isinstance(path, (bytes, Mapping)):
             return self._of_list(list(path))
         raise ArgumentError(f"{path!r} holds no pictures that are known", hint=_CAN_BE_OPENED)
 
@@ -105,6 +109,11 @@ class _Opening:
             return self._of_table(tables.of_parquet, path)
         if name.endswith(".arrow") and (where.exists() or has_pattern(path)):
             return self._of_table(tables.of_arrow, path, split=self._split)
+        if name.endswith(_PACKED) and where.exists():
+            raise ArgumentError(
+                f"{where} is compressed, and pictures in it cannot be read at any position",
+                hint="unpack it to a plain .tar; pictures are compressed already",
+            )
         if where.exists():
             raise ArgumentError(f"{where} is a file that holds no pictures that are known", hint=_CAN_BE_OPENED)
         raise FileNotFoundError(f"there is nothing at {where}\nhint: {_CAN_BE_OPENED}")
@@ -118,6 +127,7 @@ class _Opening:
             return self._of_table(tables.of_arrow, folder, split=self._split)
         listing = listed(os.fspath(folder), self._extensions, self._keeper)
         if len(listing):
+            self._check_is_for_files(f"{folder} is a folder of files")
             return self._of_listing(listing, printable(listing.root))
         for suffixes, open_them in (((".tar",), self._of_archives), ((".parquet", ".pq"), self._of_parquet)):
             files = files_within(folder, suffixes)
@@ -138,6 +148,16 @@ class _Opening:
         elif self._labels is not False:
             labels = self._given(len(listing), lambda: map(listing.within, range(len(listing))), owner)
         return PictureFiles(listing, labels)
+
+    def _check_is_for_files(self, what: str) -> None:
+        """Raise if something was asked for that files each by itself do not have."""
+        asked = {"column": self._column, "label": self._label, "split": self._split}
+        for name, value in asked.items():
+            if value is not None:
+                raise ArgumentError(
+                    f"{name}={value!r} is for archives, tables and stores, and {what}",
+                    hint=f"leave {name}= out; labels of files are given by labels=",
+                )
 
     def _sub_folders(self, listing: Listing, owner: str) -> Labels:
         """Return the sub-folders as classes, if there are any."""
@@ -178,6 +198,7 @@ class _Opening:
             return self._of_archives(paths)
         if not all(pairs) and endings <= {".parquet", ".pq"}:
             return self._of_table(tables.of_parquet, paths)
+        self._check_is_for_files("this is a list of files")
         listing = listing_of(paths)
         if all(pairs) and self._has_own:
             return PictureFiles(listing, labels_of([one[1] for one in given], self._classes))
@@ -204,6 +225,8 @@ class _Opening:
         found = open_it(
             path, column=self._column, label=self._label, has_labels=self._has_own, classes=self._classes, **more
         )
+        if not len(found):
+            raise ArgumentError(f"there are no rows in {found!r}", hint="check the path, and what has written it")
         return self._labelled(found, repr(found))
 
     def _labelled(self, found: Any, owner: str) -> Pictures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from typing import Any, final
 
@@ -49,7 +50,7 @@ class StoredPictures:
 
     def name(self, position: int, /) -> str:
         """Return the name of the file that the picture was, below the store's path."""
-        return f"{self._store.path}: {printable(self.within(position))}"
+        return f"{printable(os.fsencode(self._store.path))}: {printable(self.within(position))}"
 
     def within(self, position: int) -> bytes:
         """Return the name of the file that the picture was."""
