@@ -83,6 +83,17 @@ def test_no_cut_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, share: 
     assert set(kinds_of(folder)) == {"a.jpg"}
 
 
+@given(share=st.floats(0.1, 0.9))
+def test_a_file_that_was_reserved_and_not_written_to_its_end_is_cut_short(
+    tmp_path_factory: pytest.TempPathFactory, share: float
+) -> None:
+    folder = tmp_path_factory.mktemp("reserved")
+    whole = encoded(photo(200, 300), quality=95)
+    size = int(len(whole) * share)
+    (folder / "a.jpg").write_bytes(whole[:size] + bytes(len(whole) - size))
+    assert len(check_images(folder, num_workers=0).bad) == 1
+
+
 def test_what_follows_a_picture_harms_nobody(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(JPEG + b"and more" * 10)
     assert check_images(tmp_path, num_workers=0).is_sound

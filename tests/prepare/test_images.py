@@ -263,6 +263,24 @@ def test_bad_pictures_stop_it_or_are_left_out_and_listed(tmp_path: Path, options
     assert len(open_pictures(tmp_path / "out")) == 9  # what was there is still there
 
 
+def test_a_file_with_zeros_in_place_of_its_end_is_bad(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "photos", 2, side=300)
+    whole = (folder / "class1" / "1.jpg").read_bytes()
+    (folder / "class1" / "1.jpg").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2))
+    for options in ({}, {"max_side": 50}):
+        with pytest.raises(BadImage, match=r"1\.jpg cannot be decoded: "):
+            made(folder, tmp_path / f"out{len(options)}", **options)
+
+
+def test_a_picture_longer_than_jpeg_can_be_is_told_by_name(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "photos", 2)
+    Image.new("L", (70_000, 2)).save(folder / "class0" / "long.png")
+    with pytest.raises(BadImage, match=r"long\.png cannot be decoded: it would have 70,000 pixels.*limit max_side"):
+        made(folder, tmp_path / "out", short_side=32)
+    assert made(folder, tmp_path / "out", short_side=32, on_error="skip").skipped == 1
+    assert made(folder, tmp_path / "out", max_side=32).skipped == 0
+
+
 def test_a_store_of_nothing_but_bad_pictures_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jpg").write_bytes(b"")

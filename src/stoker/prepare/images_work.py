@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stoker import native
 from stoker.errors import ArgumentError, BadImage, DataError, MissingExtra, StaleSource
 from stoker.prepare.crew import Cell
+from stoker.prepare.image_check import ZEROS, ends_in_zeros
 from stoker.prepare.images_stock import PicturePiece, Stock
 from stoker.prepare.settings import OnError
 from stoker.prepare.skips import MAX_ENTRIES
@@ -170,6 +171,8 @@ def made_of(data: Any, settings: ImageSettings, name: str) -> Made:
     size = settings.size(width, height)
     if header is not None and not header.has_end:
         decode(data, name=name)
+        if ends_in_zeros(data):
+            raise BadImage(name, reason=ZEROS)
     is_whole = size == (width, height) and is_plain and header is not None and header.orientation == UPRIGHT
     if not settings.is_smaller or is_whole:
         return Made(bytes(data) if isinstance(data, memoryview) else data, width, height, False)
@@ -179,6 +182,11 @@ def made_of(data: Any, settings: ImageSettings, name: str) -> Made:
         region = (0, 0, found_width, found_height)
         return View(region, (0.0, 0.0, float(found_width), float(found_height)), (new_height, new_width))
 
+    if max(size) > MAX_SIDE:
+        raise BadImage(
+            name,
+            reason=f"it would have {max(size):,} pixels in a row, and JPEG has {MAX_SIDE:,} at most: limit max_side",
+        )
     pixels = decode(data, view_of, mode=mode, name=name, shrink=_SHRINK)
     assert settings.quality is not None
     return Made(encoded(pixels, settings.quality), pixels.shape[1], pixels.shape[0], True)
