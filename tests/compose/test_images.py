@@ -221,9 +221,41 @@ def test_in_a_subset_of_torchs_each_sample_has_numbers_of_its_own() -> None:
     images = Images(InMemory(labels=None), transform=CROP)
     subset: Any = torch.utils.data.Subset(images, [4] * 3)  # type: ignore[arg-type]
     (batch,) = list(stoker.DataLoader(subset, batch_size=3, seed=7))
-    assert torch.equal(batch[0], batch[1])
-    with stoker.sample_context(4, seed=7):
-        assert (images[4] == batch[2].numpy()).all()
+    assert not torch.equal(batch[0], batch[1])
+    with stoker.sample_context(2, seed=7):
+        assert (subset[2] == batch[2].numpy()).all()
+
+
+def test_in_a_subset_of_torchs_a_bad_picture_is_named_and_changes_no_other() -> None:
+    def read(bad: tuple[int, ...]) -> tuple[Any, Any]:
+        subset: Any = torch.utils.data.Subset(Images(InMemory(bad=bad), transform=CROP), [4, 9, 2, 11])  # type: ignore[arg-type]
+        loader: Any = stoker.DataLoader(subset, batch_size=4, seed=7, on_error="skip")
+        return next(iter(loader)).image, loader.ledger
+
+    expected, _ = read(())
+    found, ledger = read((2,))
+    assert [torch.equal(*pictures) for pictures in zip(found, expected)] == [True, True, False, True]
+    assert [entry.where for entry in ledger] == ["shelf/2.jpg"]
+
+
+class ReadsMany:
+    """Pictures, many in one call: nobody can tell which one it is at."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitems__(self, positions: list[int]) -> list[Any]:
+        return [self.images[position] for position in positions]
+
+
+def test_many_read_in_one_call_have_numbers_of_their_own() -> None:
+    images = Images(InMemory(labels=None), transform=CROP)
+    loaders: list[Any] = [stoker.DataLoader(dataset, batch_size=8, seed=7) for dataset in (ReadsMany(images), images)]  # type: ignore[arg-type]
+    for ours, theirs in zip(*loaders, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 # -------------------------------------------------------------------- bad files

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch.utils.data import Subset
 
 from stoker.batch import Gathering, Tray, Trays, placed, plain_collate, stack_plainly
 from stoker.engine.desk import Desk
@@ -150,7 +151,7 @@ class MapMaker:
         self.dataset, self.finish, self.seed, self.policy, self._loan = dataset, finish, seed, policy, loan
         self.owns_order = owns_order
         """The order is the plan's, so that every sample of the dataset is fit to be served."""
-        self.reads_many = finish.is_batched and bool(getattr(dataset, "__getitems__", None))
+        self.reads_many = finish.is_batched and _reads_many(dataset)
         self.gathers = finish.is_batched and finish.collate_fn is None and hasattr(dataset, "__getbatch__")
         """The dataset may make batches whole."""
         self._gather = Gathering() if self.gathers else None
@@ -488,8 +489,21 @@ def batch_key(seed: int, epoch: int, step: int, rank: int) -> int:
     return (_epoch_key(seed, epoch, rank) + step * GOLDEN) & MASK
 
 
+def _reads_many(dataset: Any) -> bool:
+    """Return whether a dataset reads many samples in one call.
+
+    torch's `Subset` has `__getitems__` whatever it is a part of. If that has none, nothing is gained, and nobody could
+    tell which sample it is at, for its random numbers or an error.
+    """
+    if isinstance(dataset, Subset):
+        return _reads_many(dataset.dataset)
+    return bool(getattr(dataset, "__getitems__", None))
+
+
 def described(dataset: Any, position: Any) -> str | None:
     """Return where a sample comes from, if the dataset has a method `describe(position)` that tells."""
+    if isinstance(dataset, Subset):
+        return described(dataset.dataset, dataset.indices[position])
     describe = getattr(dataset, "describe", None)
     if not callable(describe):
         return None
