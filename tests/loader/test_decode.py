@@ -88,6 +88,12 @@ def test_batches_that_others_make_hold_no_files(torchvision: Any) -> None:
     assert loader._decode == "cpu"
 
 
+def test_in_a_subset_of_torchs_nothing_is_left_to_the_device(torchvision: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"(?s)Subset is read sample by sample.*images\.subset"):
+        stoker.DataLoader(torch.utils.data.Subset(Leaving(), [1]), batch_size=2)  # type: ignore[arg-type]
+    stoker.DataLoader(torch.utils.data.Subset(Leaving("auto"), [1]), batch_size=2)  # type: ignore[arg-type]
+
+
 def test_other_datasets_are_never_asked(torchvision: Any) -> None:
     class Tokens(list[int]):
         def decode(self, ids: Any) -> str:

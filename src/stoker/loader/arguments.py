@@ -42,12 +42,14 @@ def workers_for(dataset: Any, num_workers: int, num_threads: int) -> int:
 
 
 def _prefers_process(dataset: Any) -> bool:
-    """Return whether a dataset says so, or one that torch has taken a part of, or put beside others."""
+    return getattr(dataset, "prefers_process", False) is True or any(map(_prefers_process, _within(dataset)))
+
+
+def _within(dataset: Any) -> list[Any]:
+    """Return the datasets that torch has taken a part of, or put beside each other."""
     if isinstance(dataset, Subset):
-        return _prefers_process(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        return any(map(_prefers_process, dataset.datasets))
-    return getattr(dataset, "prefers_process", False) is True
+        return [dataset.dataset]
+    return dataset.datasets if isinstance(dataset, ConcatDataset) else []
 
 
 def check_arguments(
@@ -149,6 +151,12 @@ def resolved_decode(dataset: Any, device: torch.device | None, *, collates: bool
 
     A dataset that leaves all to the device is refused where it cannot be; one that leaves it to us is read by the CPU.
     """
+    if any(getattr(inner, "decode", None) == "device" for inner in _within(dataset)):
+        raise ArgumentError(
+            f"decode='device' leaves whole batches to the device, and torch's {type(dataset).__name__} is read sample "
+            "by sample",
+            hint="choose pictures with images.subset(positions), or use decode='cpu' or 'auto'",
+        )
     decode = getattr(dataset, "decode", None)
     if decode not in ("device", "auto") or not callable(getattr(dataset, "tray", None)):
         return "cpu"
