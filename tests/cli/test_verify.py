@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +137,25 @@ def test_pictures_as_json(photos: Path) -> None:
     assert told["bad"] == [
         {"path": f"{photos}/cats/2.jpg", "kind": "no picture", "reason": "it looks like text"},
     ]
+
+
+def test_a_column_of_pictures_is_chosen_by_name(photos: Path, tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    good = (photos / "cats" / "0.jpg").read_bytes()
+    pq.write_table(pa.table({"first": [good], "second": [b"no picture"]}), tmp_path / "a.parquet")
+    assert run("images", tmp_path / "a.parquet", "--column", "first").exit_code == 0
+    assert run("images", tmp_path / "a.parquet", "--column", "second").output.startswith("no picture ")
+
+
+def test_a_path_that_is_no_text_is_told_all_the_same(photos: Path) -> None:
+    odd = os.fsencode(photos) + b"\xff"
+    os.rename(photos, odd)
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker", "verify", "images", odd, "--json"],
+        env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"}, capture_output=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert os.fsencode(json.loads(done.stdout)["path"]) == odd
 
 
 def test_a_store_is_what_is_meant_whatever_its_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

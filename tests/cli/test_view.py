@@ -110,6 +110,15 @@ def test_a_folder_without_pictures_and_a_step_too_far_are_told(folder: Path, tmp
     assert not (tmp_path / "a.png").exists()
 
 
+def test_labels_are_left_out_or_given_by_a_table(folder: Path, tmp_path: Path) -> None:
+    (folder / "cats" / "1.jpg").rename(folder / "1.jpg")
+    assert "not clear what their classes are" in run("images", folder, "-o", tmp_path / "s.png", code=1)
+    run("images", folder, "-o", tmp_path / "s.png", "--labels", "none")
+    (tmp_path / "t.csv").write_text("file,label\n" + "".join(f"{number},{number % 3}\n" for number in range(12)))
+    run("images", folder, "-o", tmp_path / "t.png", "--labels", str(tmp_path / "t.csv"))
+    assert (tmp_path / "s.png").read_bytes() != (tmp_path / "t.png").read_bytes()
+
+
 def test_a_bad_picture_is_named(folder: Path, tmp_path: Path) -> None:
     (folder / "cats" / "1.jpg").write_bytes(b"<html>404</html>")
     told = run("images", folder, "-o", tmp_path / "a.png", code=1)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 
 def main() -> None:
     """Run the command line with the arguments of the process."""
     from stoker.cli.app import app
 
+    # A path may be of bytes that are no text: it is told with escapes, as errors are, and not a reason to fail.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from stoker.cli.pictures import Column, Label, Labels, Split, opening
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,15 +43,13 @@ def images(
     quality: Annotated[
         int | None, typer.Option(help="Of the JPEG files that are made, 1 to 100; by default 90.")
     ] = None,
-    labels: Annotated[
-        str | None, typer.Option(help="A .csv, .tsv or .parquet of labels, or 'none'; by default those that are there.")
-    ] = None,
+    labels: Labels = None,
     columns: Annotated[
         str | None, typer.Option(metavar="FILE,LABEL", help="The columns of that table, if they are not plain.")
     ] = None,
-    column: Annotated[str | None, typer.Option(help="The column, or extension, of the pictures.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column, extension or JSON field of the labels.")] = None,
-    split: Annotated[str | None, typer.Option(help="The split of a Hugging Face dataset.")] = None,
+    column: Column = None,
+    label: Label = None,
+    split: Split = None,
     on_error: Annotated[
         OnErrorOption, typer.Option(help="Stop at a picture that cannot be used, or leave it out and list it.")
     ] = OnErrorOption.stop,
@@ -71,9 +71,7 @@ def images(
     from stoker.cli.prepare import _Display, _escaped
 
     errors = Console(stderr=True, highlight=False)
-    options: dict[str, Any] = {"column": column, "label": label, "split": split}
-    if labels is not None:
-        options["labels"] = False if labels == "none" else labels
+    options = opening(labels=labels, column=column, label=label, split=split)
     if columns is not None:
         options["columns"] = [name.strip() for name in columns.split(",")]
     try:

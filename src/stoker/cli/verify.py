@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from stoker.cli.pictures import Column, Split, opening
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -91,6 +93,8 @@ def images(
     ],
     workers: Annotated[int | None, typer.Option(min=0, help="Processes; by default one for each core.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+    column: Column = None,
+    split: Split = None,
 ) -> None:
     """Decode every picture from its first byte to its last, and name each one that is bad, and why.
 
@@ -109,7 +113,7 @@ def images(
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     begin = perf_counter()
     with _counted(errors) as watch:
-        found = check_images(path, num_workers=workers, watch=watch)
+        found = check_images(path, num_workers=workers, watch=watch, **opening(column=column, split=split))
     seconds = perf_counter() - begin
     if json:
         print(dumps(_facts(path, found, seconds), indent=2, ensure_ascii=False))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stoker.cli.pack import StrategyName
+from stoker.cli.pictures import Column, Label, Labels, Split, opening
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -49,6 +50,10 @@ def images(
     seed: _Seed = 0,
     step: _Step = 0,
     columns: Annotated[int | None, typer.Option(min=1, help="Images side by side.")] = None,
+    labels: Labels = None,
+    column: Column = None,
+    label: Label = None,
+    split: Split = None,
 ) -> None:
     """Draw a contact sheet of a shuffled batch: every image as it comes out, with its label and position.
 
@@ -64,7 +69,8 @@ def images(
     transform: list[Any] = (
         [RandomResizedCrop(size), RandomHorizontalFlip()] if augment else [Resize(size), CenterCrop(size)]
     )
-    dataset: Any = stoker.images(path, transform=transform)
+    options = opening(labels=labels, column=column, label=label, split=split)
+    dataset: Any = stoker.images(path, transform=transform, **options)
     batch_size = min(batch_size, len(dataset))
     loader: DataLoader[Any] = DataLoader(dataset, batch_size, shuffle=True, seed=seed, skip=((0, step),) * bool(step))
     _check_step(loader, step)
