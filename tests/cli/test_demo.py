@@ -35,10 +35,13 @@ def test_the_quick_demo_keeps_its_claims(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for text in ("resume in mid-epoch is exact", "2 ranks serve the stream of 1", "workers share a stream", "images/s"):
         assert text in done.stdout
+    for text in ("crops are the same in workers", "skipped and replaced: broken.jpg"):
+        assert text in done.stdout
+    assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
     for text in ("prepared tokens are the text", "a single bit is noticed", "stoker over the store", "decoded"):
         assert text in done.stdout
     assert "✗" not in done.stdout
-    assert done.stdout.count("✓") == 14
+    assert done.stdout.count("✓") == 16
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "state.json").read_text())["kind"] == "plan"
 

@@ -44,26 +44,30 @@ def demo(
     """Load, train, stop, resume and prepare, end to end, on data it makes itself, in about a minute.
 
     Writes pictures and text, trains a small model with loading inline and overlapped, resumes in mid-epoch, compares
-    one rank with two, turns text into a store of tokens and loads it beside a memory map, and says of each claim
-    whether it held. The exit code is 1 if one did not.
+    one rank with two, decodes crops of the pictures in workers, turns text into a store of tokens and loads it beside a
+    memory map, and says of each claim whether it held. The exit code is 1 if one did not.
 
     Example: [bold cyan]stoker demo --out out/demo --quick[/]
     """
     from rich.console import Console
 
     _require_extras()
+    from stoker.cli.demo.images import image_claims
+
     console = Console(highlight=False)
     scale = QUICK if quick else FULL
     pictures, corpus = _written(out, scale, console)
     inline, overlapped = _trained(pictures, scale, console)
     claims = _checked(inline, overlapped, pictures, corpus, out, console)
+    claims += image_claims(pictures.paths, out=out)
     done, paces, token_claims = _tokens(out, scale, console)
     plot = _drawn(out, inline, overlapped, pictures, done, paces)
     console.print(_runs_table(inline, overlapped))
     console.print(_paces_table(paces))
     console.print(_claims_table(claims + token_claims))
     _print_sample(done, console)
-    console.print(f"plot   {plot}\nstate  {out / 'state.json'}\nstore  {out / 'store'}", soft_wrap=True)
+    made = {"plot": plot, "sheet": out / "sheet.png", "state": out / "state.json", "store": out / "store"}
+    console.print("\n".join(f"{name:6} {path}" for name, path in made.items()), soft_wrap=True)
     if any(claim.holds is False for claim in claims + token_claims):
         console.print("[bold red]a claim did not hold[/]")
         raise typer.Exit(1)
