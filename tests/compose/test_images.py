@@ -373,7 +373,7 @@ def test_what_the_device_cannot_do_is_refused_and_left_to_the_host_by_auto(optio
 # -------------------------------------------------------------------- arguments
 
 
-@pytest.mark.parametrize("name", ["decode", "layout", "mode"])
+@pytest.mark.parametrize("name", ["decode", "layout", "mode", "max_pixels"])
 def test_unknown_options_are_refused(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"{name}='odd'"):
         Images(InMemory(), **{name: "odd"})  # type: ignore[arg-type]

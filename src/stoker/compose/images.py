@@ -63,7 +63,7 @@ def images(
             and the memory of the second, which convolutions on GPUs like best.
         mode: "RGB", or "L" for grey.
         exact: Pillow's pixels, bit for bit; slower. See `stoker.transform.image.decoding.decode`.
-        max_pixels: larger pictures are refused, as bombs.
+        max_pixels: larger pictures are refused, as bombs. All but plain JPEG have to keep to Pillow's own limit, too.
         in_trainer: let `num_threads` of a loader without workers be threads of the trainer's own process. Otherwise
             they are those of one worker process, for decoding threads take the interpreter away from the trainer.
         opening: more about where pictures and labels are: see `stoker.source.images.open_pictures`.
@@ -103,6 +103,8 @@ class Images:
         _check_one_of("decode", decode, get_args(Decode))
         _check_one_of("layout", layout, get_args(Layout))
         _check_one_of("mode", mode, tuple(MODES))
+        if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
+            raise ArgumentError(f"max_pixels={max_pixels!r} is no number of pixels", hint="give 1 or more")
         self.pictures = pictures
         self.pipeline = Pipeline(transform)
         self.decode, self.layout, self.mode = decode, layout, mode

@@ -64,7 +64,8 @@ def decode(
         exact: the pixels of Pillow, bit for bit: `Image.open`, `exif_transpose`, `convert`, `crop`, `resize`
             (bilinear). Otherwise JPEG is decoded smaller where it is made smaller: quicker, and a little different.
         name: of the file, for errors; or what returns it.
-        max_pixels: larger pictures are refused.
+        max_pixels: larger pictures are refused. For what Pillow opens, its own limit holds as well
+            (`PIL.Image.MAX_IMAGE_PIXELS`: it warns beyond that, and refuses twice as many).
         shrink: see `SHRINK`; 0 always decodes at full size.
     """
     try:

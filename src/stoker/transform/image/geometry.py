@@ -17,7 +17,7 @@ from stoker.randomness import rng as sample_generator
 from stoker.transform.image.arguments import check_filter, filling, four, is_one_side, numbers, pair, probability
 from stoker.transform.image.forms import as_image, like, pillow
 from stoker.transform.image.uniforms import Uniform, uniforms, whole_number
-from stoker.transform.image.view import View, cut, is_plain, whole
+from stoker.transform.image.view import View, cut, inside, is_plain, whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -267,15 +267,8 @@ def seen(image: Image, view: View) -> Image:
             image = image.crop((int(left), int(top), int(left) + width, int(top) + height))
     else:
         height, width = view.size
-        image = image.resize((width, height), image_module.Resampling.BILINEAR, box=inside(view))
+        image = image.resize((width, height), image_module.Resampling.BILINEAR, box=inside(view.region, view.box))
     return image.transpose(image_module.Transpose.FLIP_LEFT_RIGHT) if view.flip else image
-
-
-def inside(view: View) -> tuple[float, float, float, float]:
-    """Return a view's box in its region."""
-    left, top, right, bottom = view.region
-    first, upper, last, lower = view.box
-    return first - left, upper - top, min(last, right) - left, min(lower, bottom) - top
 
 
 def colour(image: Image, fill: int | tuple[int, ...] | None) -> Any:

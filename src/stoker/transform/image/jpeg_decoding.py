@@ -18,7 +18,7 @@ from stoker import native
 from stoker.transform.image.forms import as_array, pillow
 from stoker.transform.image.geometry import seen
 from stoker.transform.image.undecodable import Undecodable
-from stoker.transform.image.view import Box, Region, View
+from stoker.transform.image.view import Box, Region, View, inside
 
 SCALES = (8, 4, 2)
 """What JPEG can be decoded at: one in so many pixels, in both directions."""
@@ -87,8 +87,7 @@ def write(pixels: NDArray[np.uint8], region: Region, box: Box, out: NDArray[np.u
     """Write a box of `pixels` [H, W, C], resized, to `out` [h, w, C]; nothing outside `region` is looked at."""
     left, top, right, bottom = region
     part = pixels[top:bottom, left:right]
-    first, upper, last, lower = box
-    inner = first - left, upper - top, min(last, right) - left, min(lower, bottom) - top
+    inner = inside(region, box)
     height, width = out.shape[:2]
     if part.shape == out.shape and inner == (0.0, 0.0, float(width), float(height)):
         out[...] = part

@@ -13,7 +13,7 @@ from stoker.transform.image.forms import pillow
 from stoker.transform.image.kinds import appearance
 from stoker.transform.image.orientation import UPRIGHT, is_turned, stored_box
 from stoker.transform.image.undecodable import Undecodable, too_large
-from stoker.transform.image.view import View
+from stoker.transform.image.view import View, inside
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -135,9 +135,7 @@ def _upright(image: Image, orientation: int) -> Image:
 def _moved(view: View) -> View:
     """Return a view as it is in its own region."""
     left, top, right, bottom = view.region
-    first, upper, last, lower = view.box
-    box = first - left, upper - top, min(last, right) - left, min(lower, bottom) - top
-    return View((0, 0, right - left, bottom - top), box, view.size, view.flip)
+    return View((0, 0, right - left, bottom - top), inside(view.region, view.box), view.size, view.flip)
 
 
 def _undecodable(error: Exception) -> Exception:

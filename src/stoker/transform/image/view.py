@@ -41,6 +41,13 @@ def is_plain(view: View) -> bool:
     return right - left == width and bottom - top == height and left % 1 == 0 and top % 1 == 0
 
 
+def inside(region: Region, box: Box) -> Box:
+    """Return a box as it lies in its region; rounding may have put it a little beyond."""
+    left, top, right, bottom = region
+    first, upper, last, lower = box
+    return first - left, upper - top, min(last, right) - left, min(lower, bottom) - top
+
+
 def cut(view: View, left: int, top: int, width: int, height: int) -> View:
     """Return the part of a view that begins at (left, top) of what comes of it."""
     (view_height, view_width), flip = view.size, view.flip
