@@ -14,7 +14,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,9 @@ class Faces(Dataset[tuple[Tensor, int]]):
 def by_hand(folder: Path, batch_size: int, num_workers: int) -> Any:
     """Return torch's loader of these faces."""
     return TorchDataLoader(
-        Faces(folder), batch_size, shuffle=True, num_workers=num_workers, persistent_workers=num_workers > 0
-    )
+        Faces(folder), batch_size, shuffle=True, drop_last=True, num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- the same with stoker
@@ -67,8 +68,9 @@ def by_stoker(folder: Path, batch_size: int, num_workers: int) -> Any:
     """Return our loader of our faces: the folder is the dataset, and a batch is written where it belongs."""
     faces = stoker.images(folder, transform=stoker.transform.Resize((SIDE, SIDE)))
     return DataLoader(
-        faces, batch_size, shuffle=True, seed=1, num_workers=num_workers, persistent_workers=num_workers > 0
-    )
+        faces, batch_size, shuffle=True, seed=1, drop_last=True, num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- look at it, and time it
@@ -236,7 +238,20 @@ def shade(colour: str, by: float) -> str:
 # ---------------------------------------------------------------- from the command line
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """Return what reads a number that must not be smaller."""
+
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return int(text)
+
+    return number
+
+
 def main(folder: Path, chosen: argparse.Namespace) -> None:
+    # every batch is full, or its time would not be that of a batch
+    chosen.batch_size = min(chosen.batch_size, len(Faces(folder)))
     if not chosen.visualize_batch and not chosen.get_timing:
         ours, theirs = by_stoker(folder, chosen.batch_size, 0), by_hand(folder, chosen.batch_size, 0)
         print(f"{len(ours.dataset)} faces of {len(ours.dataset.classes)} people")
@@ -259,10 +274,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-visualize_batch", action="store_true", help="save a contact sheet of a batch")
     parser.add_argument("-get_timing", action="store_true", help=f"time a batch: mean and deviation of {NUM_RUNS} runs")
-    parser.add_argument("-num_workers", type=int, metavar="K", help="for the timing; without it, sweep them and plot")
-    parser.add_argument("-batches_to_check", type=int, default=10, metavar="N", help="batches in each run (10)")
+    parser.add_argument(
+        "-num_workers", type=at_least(0), metavar="K", help="for the timing; without it, sweep them and plot"
+    )
+    parser.add_argument("-batches_to_check", type=at_least(1), default=10, metavar="N", help="batches in each run (10)")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="LFW, or any folder with a folder for each person")
-    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--batch_size", type=at_least(1), default=32)
     parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="where pictures go (here)")
     chosen = parser.parse_args()
     if chosen.data is not None and not any(chosen.data.glob("*/*.jpg")):
