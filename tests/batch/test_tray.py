@@ -143,7 +143,7 @@ def test_what_an_error_came_of_is_not_lost() -> None:
         batches(Careless(ValueError))
     assert isinstance(caught.value.__context__, KeyError)
     assert not caught.value.__suppress_context__
-    with pytest.raises(stoker.errors.EarlyStop) as stopped:
+    with pytest.raises(stoker.errors.EarlyStop, match="reading a sample raised StopIteration") as stopped:
         batches(Careless(StopIteration))
     assert isinstance(stopped.value.__cause__, StopIteration)
     assert any("position" in note for note in stopped.value.__notes__)

@@ -178,7 +178,7 @@ class Images:
 
     def drawing(self, position: int) -> Drawing:
         """Return what draws the view of the sample that is being read."""
-        return Drawing(self.pipeline, uniforms(rng_of(position)), exact=self.decoding["exact"])
+        return self.pipeline.drawing(uniforms(rng_of(position)), exact=self.decoding["exact"])
 
     def found(self, position: int, out: NDArray[np.uint8] | None = None) -> Any:
         """Return pixels [H, W, C] of the picture at `position`, or whatever the last transform has made of them.

@@ -262,7 +262,7 @@ class MapMaker:
                 except Exception as error:
                     fault = error
                     if isinstance(error, StopIteration):
-                        fault = EarlyStop("put")
+                        fault = EarlyStop("reading a sample")
                         fault.__cause__ = error
                     if self.policy.action == "raise":
                         self._blame(fault, recipe, position)
