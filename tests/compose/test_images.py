@@ -238,6 +238,13 @@ def test_in_a_subset_of_torchs_a_bad_picture_is_named_and_changes_no_other() -> 
     assert [entry.where for entry in ledger] == ["shelf/2.jpg"]
 
 
+def test_a_position_outside_a_subset_of_torchs_is_the_error_that_is_raised() -> None:
+    subset: Any = torch.utils.data.Subset(Images(InMemory(), transform=CROP), [4, 9])  # type: ignore[arg-type]
+    with pytest.raises(IndexError) as caught:
+        next(iter(stoker.DataLoader(subset, batch_size=1, sampler=[7])))
+    assert any("position 7" in note for note in caught.value.__notes__)
+
+
 class ReadsMany:
     """Pictures, many in one call: nobody can tell which one it is at."""
 

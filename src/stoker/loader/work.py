@@ -502,13 +502,11 @@ def _reads_many(dataset: Any) -> bool:
 
 def described(dataset: Any, position: Any) -> str | None:
     """Return where a sample comes from, if the dataset has a method `describe(position)` that tells."""
-    if isinstance(dataset, Subset):
-        return described(dataset.dataset, dataset.indices[position])
-    describe = getattr(dataset, "describe", None)
-    if not callable(describe):
-        return None
     try:
-        return str(describe(position))
+        while isinstance(dataset, Subset):
+            dataset, position = dataset.dataset, dataset.indices[position]
+        describe = getattr(dataset, "describe", None)
+        return str(describe(position)) if callable(describe) else None
     except Exception as error:  # telling about an error must not hide it
         return f"describe() raised {type(error).__name__}"
 
