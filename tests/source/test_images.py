@@ -427,6 +427,15 @@ def test_a_list_of_anything_else_is_refused(tmp_path: Path) -> None:
         open_pictures([3])
     with pytest.raises(ArgumentError, match="5 holds no pictures that are known"):
         open_pictures(5)
+    with pytest.raises(ArgumentError, match="is not a path") as refused:
+        open_pictures([{"jpg": b"picture" * 10_000}])
+    assert len(str(refused.value)) < 500
+
+
+def test_a_pattern_of_pictures_is_told_what_to_do(tmp_path: Path) -> None:
+    make(tmp_path, "x/a.jpg")
+    with pytest.raises(ArgumentError, match=r"is a pattern, and only \.tar"):
+        open_pictures(tmp_path / "x" / "*.jpg")
 
 
 # ------------------------------------------------------------ reading

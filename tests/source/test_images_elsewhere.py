@@ -207,6 +207,14 @@ def test_labels_that_some_pictures_lack_are_an_error(tmp_path: Path) -> None:
         open_pictures(bad)
     with pytest.raises(ArgumentError, match="there are no pictures in"):
         open_pictures(tar(tmp_path / "d.tar", [("a.txt", b"")]))
+    with pytest.raises(ArgumentError, match=r"no members that end in \.png in"):
+        open_pictures(tmp_path / "d.tar", column="png")
+    whole = tar(tmp_path / "e.tar", [("1.jpg", b""), ("1.json", b'{"age": 3}')])
+    with pytest.raises(ArgumentError, match=r"label='json' is a whole JSON object in .*e\.tar, as in 1\.json"):
+        open_pictures(whole, label="json")
+    plain = tar(tmp_path / "f.tar", [("1.jpg", b""), ("1.json", b"3")])
+    labels = open_pictures(plain, label="json").labels
+    assert labels is not None and labels.tolist() == [3]
 
 
 def test_a_table_finds_members_that_tar_names_from_the_dot_on(tmp_path: Path) -> None:

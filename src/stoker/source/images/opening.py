@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ class _Opening:
             return found
         if isinstance(path, Iterable) and not isinstance(path, (bytes, Mapping)):
             return self._of_list(list(path))
-        raise ArgumentError(f"{path!r} holds no pictures that are known", hint=_CAN_BE_OPENED)
+        raise ArgumentError(f"{reprlib.repr(path)} holds no pictures that are known", hint=_CAN_BE_OPENED)
 
     def _at(self, path: str | os.PathLike[str]) -> Pictures:
         where = Path(os.path.abspath(path))
@@ -116,6 +117,11 @@ class _Opening:
             )
         if where.exists():
             raise ArgumentError(f"{where} is a file that holds no pictures that are known", hint=_CAN_BE_OPENED)
+        if has_pattern(path):
+            raise ArgumentError(
+                f"{path} is a pattern, and only .tar, .parquet and .arrow files are found by patterns",
+                hint="pass the folder, or a list: sorted(glob.glob(...))",
+            )
         raise FileNotFoundError(f"there is nothing at {where}\nhint: {_CAN_BE_OPENED}")
 
     def _in_folder(self, folder: Path) -> Pictures:
@@ -192,7 +198,11 @@ class _Opening:
         paths = [one[0] for one in given] if all(pairs) else given
         for one in paths:
             if not isinstance(one, (str, os.PathLike)):
-                raise ArgumentError(f"{one!r} is not a path", hint="pass a list of paths, or of (path, label) pairs")
+                raise ArgumentError(
+                    f"{reprlib.repr(one)} is not a path",
+                    hint="pass a list of paths, or of (path, label) pairs; bytes can be opened in Parquet files or "
+                    "Hugging Face datasets",
+                )
         endings = {os.path.splitext(os.fspath(path))[1].lower() for path in paths[:1]}
         if not all(pairs) and endings == {".tar"}:
             return self._of_archives(paths)
@@ -215,8 +225,14 @@ class _Opening:
         labels = labels_in(indexes, files, wanted, self._classes) if self._has_own else Labels()
         found = TarShards(files, indexes, labels)
         if not len(found):
+            where = f"{files[0].path}{' and the others' if len(files) > 1 else ''}"
+            if self._column is not None:
+                raise ArgumentError(
+                    f"there are no members that end in .{self._column.lstrip('.')} in {where}",
+                    hint=f"column= is the extension of pictures; without it, they are {', '.join(self._extensions)}",
+                )
             raise ArgumentError(
-                f"there are no pictures in {files[0].path}{' and the others' if len(files) > 1 else ''}",
+                f"there are no pictures in {where}",
                 hint=f"members end in {', '.join(self._extensions)}; pass extensions= or column= for others",
             )
         return self._labelled(found, str(paths))

@@ -284,7 +284,14 @@ class _Samples:
 
     def _label_in(self, member: Member, extension: bytes) -> bytes | None:
         if extension == self._label or (self._label is None and extension in self._plain):
-            return self._content(member).strip() or None
+            content = self._content(member).strip()
+            if extension.rpartition(b".")[2] == b"json" and content.startswith(b"{"):
+                raise ArgumentError(
+                    f"label={self._wanted.label!r} is a whole JSON object in {self._reading.file.path}, as in "
+                    f"{printable(member.name)}",
+                    hint="name the field of it that has the label, such as label='label'",
+                )
+            return content or None
         if extension.rpartition(b".")[2] != b"json":
             return None
         try:
