@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from stoker import DataLoader
 from stoker.deliver import Normalize, Widening
 from stoker.deliver.structure import mapped, moved, tensors_in
 from stoker.errors import ArgumentError
@@ -279,3 +280,19 @@ def test_objects_that_move_themselves_are_seen_through_where_that_is_possible() 
     asked: list[Any] = []
     mapped(lambda tensor, field: tensor, [packed, one], on_mover=lambda thing, field: asked.append(thing))
     assert asked == [packed]
+
+
+def test_images_that_normalising_passes_by_are_told_once() -> None:
+    floats, pixels = torch.rand(4, 3, 8, 8), torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    constants = ((0.5,) * 3, (0.25,) * 3)
+    loader = DataLoader(floats, batch_size=2, normalize=constants)
+    with pytest.warns(UserWarning, match="`normalize` is for uint8 images") as told:
+        assert torch.equal(torch.cat(list(loader)), floats)
+    assert len(told) == 1
+    for dataset in (pixels, torch.rand(4, 16, 8), [{"image": one, "heat": floats[0]} for one in pixels]):
+        assert len(list(DataLoader(dataset, batch_size=2, normalize=constants))) == 2  # warnings are errors here
+
+
+def test_fields_that_no_batch_has_are_told() -> None:
+    with pytest.warns(UserWarning, match="names fields that the first batch does not have: imgae"):
+        list(DataLoader([{"image": torch.zeros(3)}] * 4, batch_size=2, to={"imgae": torch.float16}))

@@ -81,6 +81,7 @@ class Widening:
         self._check_together()
         self._constants: dict[tuple[torch.device, bool], tuple[Tensor, Tensor]] = {}
         self._seen: set[str | None] = set()
+        self._has_normalized = self._has_seen_floats = False
 
     @classmethod
     def of(cls, to: To | None, normalize: Normalize | Iterable[Any] | None) -> Widening | None:
@@ -106,6 +107,8 @@ class Widening:
                     return self._normalized(tensor, field, target or torch.float32)
             elif tensor.dtype is torch.uint8 and tensor.ndim >= 3:
                 return self._normalized(tensor, field, target or torch.float32)
+            elif tensor.dtype.is_floating_point and tensor.ndim >= 4:
+                self._has_seen_floats = True
         return tensor if target is None else tensor.to(target)
 
     def unseen(self) -> list[str]:
@@ -114,6 +117,19 @@ class Widening:
         if self._normalize is not None and self._normalize.fields is not None:
             named |= set(self._normalize.fields)
         return sorted(named - self._seen)
+
+    def doubts(self) -> list[str]:
+        """Return what was asked for and has not been done to any batch so far, in words."""
+        doubts = []
+        if names := self.unseen():
+            doubts.append(f"`to` or `normalize` names fields that the first batch does not have: {', '.join(names)}")
+        if self._has_seen_floats and not self._has_normalized:
+            doubts.append(
+                "`normalize` is for uint8 images, and the first batch has floating ones, which stay as they are\n"
+                "hint: leave ToTensor and the like out of the transforms; or name the fields and the largest value: "
+                "Normalize(mean, std, scale=1, fields=...)"
+            )
+        return doubts
 
     def _target(self, source: torch.dtype, field: str | None) -> torch.dtype | None:
         """Return the dtype to convert to, or None for none."""
@@ -131,6 +147,7 @@ class Widening:
     def _normalized(self, tensor: Tensor, field: str | None, target: torch.dtype) -> Tensor:
         normalize = self._normalize
         assert normalize is not None
+        self._has_normalized = True
         num_channels = len(normalize.mean)
         if tensor.ndim >= 3 and tensor.shape[-3] == num_channels:
             is_first = True

@@ -267,7 +267,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self.ledger,
             length=self.__len__,
             promised=self._IterableDataset_len_called,
-            unseen=None if self._widening is None else self._widening.unseen,
+            doubts=None if self._widening is None else self._widening.doubts,
             warns_of_copies=self._num_iterations == 1 and self._is_stream and self._setting.sharing == "own",
         )
 

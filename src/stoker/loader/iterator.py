@@ -26,12 +26,12 @@ class LoaderIterator:
         *,
         length: Callable[[], int],
         promised: int | None = None,
-        unseen: Callable[[], list[str]] | None = None,
+        doubts: Callable[[], list[str]] | None = None,
         warns_of_copies: bool = False,
     ) -> None:
         self._engine, self._progress, self._ledger = engine, progress, ledger
         self._length, self._promised, self._warns_of_copies = length, promised, warns_of_copies
-        self._unseen = unseen
+        self._doubts = doubts
         self._is_over = False
         self._ended: set[int] = set()
         self._num_yielded = 0
@@ -59,8 +59,8 @@ class LoaderIterator:
         self._progress.advance(made)
         if made.stream is not None:
             self._watch(made)
-        if self._unseen is not None:
-            self._warn_of_unseen(self._unseen())
+        if self._doubts is not None:
+            self._warn_of(self._doubts())
         return made.batch
 
     def __len__(self) -> int:
@@ -91,12 +91,10 @@ class LoaderIterator:
             made = next(self._engine)
         return made
 
-    def _warn_of_unseen(self, names: list[str]) -> None:
-        self._unseen = None
-        if names:
-            warnings.warn(
-                f"`to` or `normalize` names fields that the first batch does not have: {', '.join(names)}", stacklevel=3
-            )
+    def _warn_of(self, doubts: list[str]) -> None:
+        self._doubts = None
+        for doubt in doubts:
+            warnings.warn(doubt, stacklevel=3)
 
     def _note_skipped(self, made: Made) -> None:
         try:
