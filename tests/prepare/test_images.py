@@ -320,6 +320,10 @@ def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="was not made by `stoker prepare images`"):
         made(folder, tmp_path / "tokens")
     made(folder, tmp_path / "pictures")
+    before = contents(tmp_path / "pictures")
+    with pytest.raises(ArgumentError, match="is both where the pictures are and where they are to go"):
+        made(tmp_path / "pictures", tmp_path / "pictures", max_side=8)
+    assert contents(tmp_path / "pictures") == before
     with pytest.raises(ArgumentError, match="was not made by `stoker prepare tokens`"):
         prepare.tokens(tmp_path / "a.txt", tokenizer="bytes", out=tmp_path / "pictures", workers=0)
 

@@ -62,6 +62,10 @@ def images(
     begin = time.perf_counter()
     target = ImageTarget(Path(out))
     target.check_is_ours()
+    if isinstance(source, (str, os.PathLike)) and os.path.realpath(source) == os.path.realpath(out):
+        raise ArgumentError(
+            f"{out} is both where the pictures are and where they are to go", hint="choose another folder for the store"
+        )
     if workers is not None and workers < 0:
         raise ArgumentError(f"workers={workers} is negative", hint="pass a number of processes, or 0 for none")
     is_smaller = max_side is not None or short_side is not None
