@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -64,6 +65,8 @@ def test_it_tells_what_torchvisions_datasets_tell() -> None:
     assert len(images) == 7
     assert images.fingerprint == "pictures in memory"
     assert images.describe(3) == "shelf/3.jpg"
+    assert images.samples[3:5] == [("shelf/3.jpg", 0), ("shelf/4.jpg", 1)]
+    assert images.subset([4]).samples == [("shelf/4.jpg", 1)]
     assert repr(images) == "Images(7 pictures, 3 classes, transform=[])"
 
 
@@ -408,3 +411,11 @@ def test_a_folder_is_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(BadImage, match=r"ant/3\.jpg cannot be decoded: it is empty"):
         images[1]
     assert stoker.images(tmp_path, labels=False, transform=CROP, cache=False)[0].shape == (3, 24, 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("transforms", "did you mean transform=?"), ("loader", "help(stoker.images)")]
+)
+def test_an_argument_that_there_is_not_is_told_by_its_name(tmp_path: Path, name: str, hint: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"stoker.images() has no argument {name!r}\nhint: {hint}")):
+        cast(Any, stoker.images)(tmp_path, **{name: None})

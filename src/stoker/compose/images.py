@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import operator
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -66,8 +68,20 @@ def images(
         max_pixels: larger pictures are refused, as bombs. All but plain JPEG have to keep to Pillow's own limit, too.
         in_trainer: let `num_threads` of a loader without workers be threads of the trainer's own process. Otherwise
             they are those of one worker process, for decoding threads take the interpreter away from the trainer.
-        opening: more about where pictures and labels are: see `stoker.source.images.open_pictures`.
+        opening: more about where pictures and labels are:
+            classes, the names of all classes in the order of their numbers, by default those found, in natural order;
+            columns=(file, label), those of the table that `labels` is, where they are not plain;
+            column, that of the pictures in Parquet, or their extension in archives;
+            label, that of the labels: a column, an extension or a field of JSON;
+            split, of a Hugging Face dataset;
+            extensions, of the files in a folder that are pictures;
+            cache, the folder where lists of files are kept, False for none.
     """
+    if unknown := sorted(opening.keys() - signature(open_pictures).parameters.keys()):
+        known = (signature(images).parameters.keys() | signature(open_pictures).parameters.keys()) - {"opening"}
+        close = get_close_matches(unknown[0], known, n=1, cutoff=0.75)
+        hint = f"did you mean {close[0]}=?" if close else "help(stoker.images) lists them all"
+        raise TypeError(f"stoker.images() has no argument {unknown[0]!r}\nhint: {hint}")
     pictures = open_pictures(path, labels=labels, **opening)
     return Images(
         pictures,
@@ -139,6 +153,12 @@ class Images:
         return [] if self._labels is None else self._labels.tolist()
 
     @property
+    def samples(self) -> list[tuple[str, Any]]:
+        """Where each picture lies, and its label (None without), as torchvision has it."""
+        names = (self.pictures.name(position) for position in range(len(self)))
+        return list(zip(names, self.targets or [None] * len(self)))
+
+    @property
     def classes(self) -> list[str] | None:
         """The names of the classes by their numbers, if labels are classes."""
         return self._classes
@@ -158,7 +178,8 @@ class Images:
         return self.pictures.name(self.checked(position))
 
     def __repr__(self) -> str:
-        classes = f", {len(self._classes)} classes" if self._classes else ""
+        number = len(self._classes or ())
+        classes = f", {number} class{'es' if number > 1 else ''}" if number else ""
         return f"Images({len(self):,} pictures{classes}, transform={self.pipeline!r})"
 
     def subset(self, positions: Any) -> Images:
