@@ -124,7 +124,7 @@ def test_grey_transparent_and_single_pictures_are_drawn() -> None:
         (torch.zeros(4), r"a tensor of shape \(4,\)"),
         ({"tokens": torch.zeros(2, 8)}, r"\{tokens: \(2, 8\)\}"),
         ("a picture", "a str"),
-        ((torch.zeros(2, 5, 8, 8), 3), r"a tuple of a tensor of shape \(2, 5, 8, 8\), a int"),
+        ((torch.zeros(2, 5, 8, 8), 3), r"a tuple of a tensor of shape \(2, 5, 8, 8\), an int"),
         ([], "nothing"),
     ],
     ids=["vector", "tokens", "text", "five channels", "empty"],
@@ -149,6 +149,12 @@ def test_labels_are_names_numbers_or_shares() -> None:
     assert named([b"tern", "gull", None], None, 4) == ["tern", "gull", None, None]
     assert named(torch.arange(12).view(2, 6), None, 2) == ["0, 1, 2, 3, ...", "6, 7, 8, 9, ..."]
     assert named(torch.tensor([True, False]), names, 2) == ["True", "False"]
+
+
+@pytest.mark.parametrize("label", [1, np.int64(1), torch.tensor(1), "dog"], ids=["int", "number", "tensor", "name"])
+def test_a_sample_is_shown_with_its_label(label: Any) -> None:
+    assert stoker.view.batch({"image": NCHW[0], "label": label}).size == stoker.view.batch(NCHW[:1], labels=[1]).size
+    assert named(label, ["cat", "dog"], 1) == ["dog"]
 
 
 @given(number=st.integers(1, 300))

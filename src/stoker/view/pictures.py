@@ -57,7 +57,7 @@ def found(batch: Any, *, normalize: Any = None, limit: int) -> Found:
         raise ArgumentError(
             f"there are no pictures in {_described(batch)}",
             hint="pass a tensor of shape [B, C, H, W] or [B, H, W, C] with 1, 3 or 4 channels, or a dict or tuple that "
-            "holds one; packed rows are known by their 'document_ids'",
+            "holds one; packed rows are known by their 'document_ids'; of a dataset, pass a loader of it",
         )
     whole = images if isinstance(images, list) else _batched(images)
     shown = [_array(image) for image in whole[:limit]] if isinstance(whole, list) else [*_array(whole[:limit])]
@@ -75,6 +75,8 @@ def named(labels: Any, classes: Sequence[str] | None, number: int) -> list[str |
     """Return what is written below each of the first `number` pictures: the name of its class, or the label itself."""
     if labels is None:
         return [None] * number
+    if isinstance(labels, str | bytes) or not hasattr(labels, "__len__") or getattr(labels, "ndim", 1) == 0:  # of one
+        labels = [labels]
     values = _array(labels[:number]) if _is_array(labels) else list(labels)[:number]
     told: list[str | None] = [_told(value, classes) for value in values]
     return told + [None] * (number - len(told))
@@ -142,7 +144,8 @@ def _described(batch: Any) -> str:
         return "{" + ", ".join(parts) + "}"
     if isinstance(batch, tuple | list) and len(batch) <= 4:
         return f"a {type(batch).__name__} of {', '.join(map(_described, batch)) or 'nothing'}"
-    return f"a {type(batch).__name__}"
+    name = type(batch).__name__
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
 
 def _is_labels(entry: Any, size: int) -> bool:
