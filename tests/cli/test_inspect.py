@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from stoker import prepare
 from stoker.cli import inspect as inspecting
 from stoker.cli.app import app
+from stoker.cli.samples import shown
 from stoker.store import Build, Column, Store, Writer, open_store
 
 
@@ -203,3 +204,9 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     result = run(tmp_path / "none")
     assert result.exit_code == 1
     assert "there is nothing at" in result.stderr
+
+
+def test_bytes_that_are_text_are_shown_as_text() -> None:
+    assert shown(b"cat/7.jpg") == "9 bytes: 'cat/7.jpg'"
+    assert shown(b"cat\xff") == "4 bytes: 63 61 74 ff"
+    assert shown(b"a\n") == "2 bytes: 61 0a"

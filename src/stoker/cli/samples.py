@@ -34,6 +34,8 @@ def shown(value: Any) -> str:
         return shortened(value)
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
+        if 0 < len(data) <= MAX_CHARS and data.isascii() and data.decode().isprintable():
+            return f"{len(data):,} bytes: {data.decode()!r}"
         more = " ..." if len(data) > MAX_BYTES else ""
         return f"{len(data):,} bytes: {data[:MAX_BYTES].hex(' ')}{more}"
     if isinstance(value, np.ndarray) and value.ndim:
