@@ -284,8 +284,10 @@ if __name__ == "__main__":
     chosen = parser.parse_args()
     if chosen.data is not None and not any(chosen.data.glob("*/*.jpg")):
         parser.error(f"there are no faces in {chosen.data}: it should hold a folder of .jpg files for each person")
-    if not chosen.out.is_dir():
-        parser.error(f"{chosen.out} is not a folder")
+    try:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"{chosen.out} cannot be a folder: {error.strerror}")
     if chosen.data is not None:
         main(chosen.data, chosen)
     else:
