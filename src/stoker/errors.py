@@ -123,8 +123,9 @@ class BadImage(DataError, ValueError):
     def __init__(self, path: str | Path, *, reason: str) -> None:
         super().__init__(
             f"{path} cannot be decoded: {reason}\n"
-            "hint: `stoker verify images` finds all such files beforehand; on_error='skip' puts another picture in the "
-            "place of each and lists them in the ledger"
+            "hint: `stoker verify images` finds all such files beforehand; with on_error='skip' a loader puts another "
+            "picture in the place of each and lists them in its ledger, and `stoker prepare` (--on-error skip) leaves "
+            "them out"
         )
         self.path, self.reason = str(path), reason
 
