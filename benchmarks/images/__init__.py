@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from benchmarks.images.measuring import Failures, Pace, starts, turns
 from benchmarks.images.others import show_ffmpeg
 from benchmarks.images.own import OURS, OURS_WHEELS
 from benchmarks.images.photographs import NUM_ENTRIES_QUICK, NUM_PACKED_QUICK, made, photographs
-from benchmarks.images.quality import likenesses
+from benchmarks.images.quality import likenesses, summed_up
 from benchmarks.images.telling import COLUMNS, figure, limits, shows
 from benchmarks.images.torch_loaders import TORCH_PIL
 from benchmarks.images.trials import Turn
@@ -84,11 +84,7 @@ def run(setting: Setting) -> Report:
             if name in taken:
                 views = 1 if setting.is_quick else NUM_VIEWS[job.name]
                 decoder, found = alone(partial(likenesses, name, job, views))
-                likeness[f"{job.name}, {decoder}"] = {
-                    "num_pictures": len(found),
-                    **{f"{of}_mean": fmean(getattr(one, of) for one in found) for of in ("psnr", "ssim")},
-                    **{f"{of}_min": min(getattr(one, of) for one in found) for of in ("psnr", "ssim")},
-                }
+                likeness[f"{job.name}, {decoder}"] = summed_up(found)
     console.print("[dim]a file that ends in the middle[/dim]")
     fates = outcomes([name for name in CONTENDERS if name not in missing], jobs[FACES])
     sources = {name: job.photographs.told() for name, job in jobs.items()}

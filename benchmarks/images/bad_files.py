@@ -14,7 +14,7 @@ from benchmarks.images.photographs import BAD_NAME, made, with_bad_file
 from benchmarks.stand import HANGS, StandFailed, alone
 
 NUM_ENTRIES = 2 * BATCH_SIZE
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 45
 SKIPPED = "stoker, on_error='skip'"
 
 
@@ -22,12 +22,12 @@ def outcomes(names: list[str], job: Job) -> dict[str, str]:
     """Return in a few words what each contender does with the bad file."""
     bad = job.over(with_bad_file(job.photographs, NUM_ENTRIES))
     formats = sorted({CONTENDERS[name].format_name for name in names} - {"files"})
-    unmade = made(bad.photographs, formats, tell=lambda _: None)
+    unmade = made(bad.photographs, formats, tell=lambda _: None, limit_seconds=LIMIT_SECONDS)
     found = {}
     for name in names:
         reason = unmade.get(CONTENDERS[name].format_name)
         if reason is not None:
-            found[name] = f"refused when its copy is made: {_named(reason)}"
+            found[name] = f"its copy cannot be made: {_fate(reason)}"
             continue
         found[name] = _asked(partial(met, name, bad))
         if name == "stoker":
@@ -39,14 +39,13 @@ def _asked(ask: Any) -> str:
     try:
         return str(alone(ask, limit_seconds=LIMIT_SECONDS))
     except StandFailed as error:
-        text = str(error)
-        if HANGS in text.partition("\n")[0]:
-            return f"hangs (no batch in {LIMIT_SECONDS} s)"
-        return f"raises, {_named(text)}"
+        return _fate(str(error))
 
 
-def _named(text: str) -> str:
-    return "and names the file" if BAD_NAME in text else "without a name of the file"
+def _fate(text: str) -> str:
+    if HANGS in text.partition("\n")[0]:
+        return f"hangs (for {LIMIT_SECONDS} s, then ended)"
+    return "raises, and names the file" if BAD_NAME in text else "raises, without the name of the file"
 
 
 def met(name: str, job: Job) -> str:
@@ -61,7 +60,8 @@ def met(name: str, job: Job) -> str:
         if num_images >= NUM_ENTRIES:
             break
     if not shown:
-        return f"drops it without a word ({num_images} of {NUM_ENTRIES} pictures)"
+        what = "it" if num_images > NUM_ENTRIES - BATCH_SIZE else "its batch"
+        return f"drops {what}, and goes on ({num_images} of {NUM_ENTRIES} pictures)"
     return "hands out a half-grey picture" if _is_blank_below(shown[0]) else "hands out something else"
 
 

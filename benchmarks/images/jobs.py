@@ -53,6 +53,8 @@ class Contender:
     is_antialiased: bool = True
     jobs: tuple[str, ...] = (CROPS, FACES)
     is_ours: bool = False
+    is_endless: bool = False
+    """Whether its epochs have no end."""
     is_shrunk: bool = False
     """Whether its photographs were made smaller beforehand."""
 

@@ -44,6 +44,7 @@ class Photographs:
     home: Path
     is_given: bool
     """Whether they are somebody's photographs, or made up."""
+    num_entries: int
     num_packed: int
 
     @property
@@ -52,6 +53,10 @@ class Photographs:
 
     def at(self, format_name: str) -> Path:
         return self.folder if format_name == "files" else self.home / f"{format_name}-{self.num_packed}"
+
+    def num_in(self, format_name: str) -> int:
+        """Return how many samples a format has."""
+        return self.num_entries if format_name == "files" else self.num_packed
 
     def originals(self) -> list[Path]:
         """Return every photograph once."""
@@ -86,7 +91,7 @@ def photographs(
         shutil.rmtree(unfinished, ignore_errors=True)
         _make(unfinished, name, sources, num_entries)
         os.rename(unfinished, home)
-    return Photographs(home, given is not None, num_packed)
+    return Photographs(home, given is not None, num_entries, num_packed)
 
 
 def with_bad_file(whole: Photographs, num_entries: int) -> Photographs:
@@ -100,7 +105,7 @@ def with_bad_file(whole: Photographs, num_entries: int) -> Photographs:
         shutil.copy(some[number % len(some)], home / "files/whole" / f"{number:04d}.jpg")
     data = some[-1].read_bytes()
     (home / "files/with-a-bad-one" / f"{BAD_NAME}.jpg").write_bytes(data[: len(data) // 2])
-    return Photographs(home, whole.is_given, num_entries)
+    return Photographs(home, whole.is_given, num_entries, num_entries)
 
 
 BAD_NAME = "cut-off"
@@ -201,7 +206,9 @@ def _jpeg(pixels: NDArray[np.float64], *, quality: int, subsampling: int) -> byt
 # ---------------------------------------------------------------- formats, each written by a process of its own
 
 
-def made(given: Photographs, formats: list[str], tell: Callable[[str], None]) -> dict[str, str]:
+def made(
+    given: Photographs, formats: list[str], tell: Callable[[str], None], *, limit_seconds: float = 900
+) -> dict[str, str]:
     """Make what is not there yet; return why those could not be made that could not. Ours are made anew each time."""
     failed = {}
     for name in formats:
@@ -212,7 +219,7 @@ def made(given: Photographs, formats: list[str], tell: Callable[[str], None]) ->
             continue
         tell(f"making {final.relative_to(OUT.parent.parent)}")
         try:
-            alone(make, given, name, limit_seconds=900)
+            alone(make, given, name, limit_seconds=limit_seconds)
         except StandFailed as error:
             failed[name] = reason(str(error))
     return failed
@@ -288,6 +295,8 @@ def _beton_small(given: Photographs, folder: Path) -> None:
 
 def _linked(given: Photographs, folder: Path) -> Path:
     """Return a folder with the entries that go into a store."""
+    if given.num_entries == given.num_packed:
+        return given.folder
     from_where = folder.with_name(f"{folder.name}.entries")
     shutil.rmtree(from_where, ignore_errors=True)
     link(given.originals(), from_where, given.num_packed)
@@ -299,7 +308,8 @@ def _store(given: Photographs, folder: Path, **options: Any) -> None:
 
     from_where = _linked(given, folder)
     prepare.images(from_where, out=folder, quality=QUALITY, **options)
-    shutil.rmtree(from_where)
+    if from_where != given.folder:
+        shutil.rmtree(from_where)
 
 
 def _store_small(given: Photographs, folder: Path) -> None:

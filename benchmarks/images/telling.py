@@ -77,11 +77,7 @@ def shows(
     for job in (CROPS, FACES):
         found = only(records, job=job)
         sentences += [*_told_speed(found, job), _told_limit(found, job), _told_cost(found, job)]
-    sentences += [
-        f"quality of {what}, beside Pillow's full decode and antialiased resize: PSNR {of['psnr_mean']:.1f} dB on "
-        f"average ({of['psnr_min']:.1f} at worst), SSIM {of['ssim_mean']:.4f} ({of['ssim_min']:.4f})."
-        for what, of in likenesses.items()
-    ]
+    sentences += [_told_quality(what, of) for what, of in likenesses.items()]
     if outcomes:
         kinds: dict[str, list[str]] = {}
         for name, outcome in outcomes.items():
@@ -135,6 +131,19 @@ def _told_speed(found: list[Record], job: str) -> list[str]:
                     f"{_verdict(times >= GOAL_FACES)}."
                 )
     return sentences
+
+
+def _told_quality(what: str, of: dict[str, Any]) -> str:
+    told = (
+        f"quality of {what}, beside Pillow's full decode and antialiased resize: {of['share_equal']:.1%} of "
+        f"{of['num_pictures']:,} pictures are the same bit for bit"
+    )
+    if "psnr_mean" not in of:
+        return f"{told}."
+    return (
+        f"{told}; the others have a PSNR of {of['psnr_mean']:.1f} dB on average ({of['psnr_min']:.1f} at worst) and an "
+        f"SSIM of {of['ssim_mean']:.4f} ({of['ssim_min']:.4f})."
+    )
 
 
 def _told_limit(found: list[Record], job: str) -> str:

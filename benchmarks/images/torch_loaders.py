@@ -149,6 +149,6 @@ WEB_PIL, WEB_QUICK = "WebDataset, PIL", "WebDataset, simplejpeg"
 CONTENDERS = {
     TORCH_PIL: Contender(_of(Files), _pair, ("PIL.Image",)),
     TORCH_QUICK: Contender(_of(QuickFiles), _pair, ("simplejpeg",)),
-    WEB_PIL: Contender(_web(False), _pair, ("webdataset", "PIL.Image"), "tar"),
-    WEB_QUICK: Contender(_web(True), _pair, ("webdataset", "simplejpeg"), "tar"),
+    WEB_PIL: Contender(_web(False), _pair, ("webdataset", "PIL.Image"), "tar", is_endless=True),
+    WEB_QUICK: Contender(_web(True), _pair, ("webdataset", "simplejpeg"), "tar", is_endless=True),
 }

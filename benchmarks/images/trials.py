@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +19,6 @@ from benchmarks.stand import become_quiet, cpu_seconds, family, pss_bytes
 
 LOOK_SECONDS = 0.1
 """Between two looks at the memory: adding it up takes milliseconds."""
-MAX_EMPTY = 10
-"""So often an epoch may be over before its first batch was timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,47 +39,50 @@ class Turn:
 def serving(name: str, job: Job) -> Iterator[Callable[[float, bool], Turn]]:
     """Play the trainer that takes batches from a loader, epoch after epoch.
 
-    The clock stands still while an epoch begins, and runs again after more batches than anyone holds ready.
+    The clock runs in the middle of epochs alone: after more batches than anyone holds ready, and before as many are
+    left, for what workers do between them would otherwise count for less, or more, than it is.
     """
     contender = imported(name)
     loader = contender.make(job)
     split = contender.split
     num_untimed = 4 * job.num_workers + 2
+    length = math.inf if contender.is_endless else job.photographs.num_in(contender.format_name) // BATCH_SIZE
+    assert length > 2 * num_untimed, "epochs are too short"
     epoch: Iterator[Any] = iter(())
+    num_left = 0.0
 
     def drawn() -> Pair:
-        nonlocal epoch
-        for batch in epoch:
-            return split(batch)
-        epoch = iter(loader)
+        nonlocal epoch, num_left
+        if num_left <= 0:
+            epoch, num_left = iter(loader), length
+        num_left -= 1
         return split(next(epoch))
 
     def timed(seconds: float) -> tuple[list[float], float]:
-        """Return the times from batch to batch until so much time has passed or the epoch is over, and CPU time."""
+        """Return the times from batch to batch until so much time has passed or the epoch is nearly over; CPU time."""
+        if num_left <= 2 * num_untimed:
+            while num_left > 0:
+                _touch(drawn())
         for _ in range(num_untimed):
             _touch(drawn())
         clock, taken = time.perf_counter, []
         cpu = cpu_seconds(os.getpid())
         before = clock()
         end = before + seconds
-        for batch in epoch:
-            _touch(split(batch))
+        while before < end and num_left > num_untimed:
+            _touch(drawn())
             now = clock()
             taken.append(now - before)
             before = now
-            if now >= end:
-                break
         return taken, cpu_seconds(os.getpid()) - cpu
 
     def turn(seconds: float, is_looked_at: bool) -> Turn:
         taken: list[float] = []
-        cpu, num_empty = 0.0, 0
+        cpu = 0.0
         with _looking(is_looked_at) as peak:
             while sum(taken) < seconds:
                 more, cpu_more = timed(seconds - sum(taken))
                 taken, cpu = taken + more, cpu + cpu_more
-                num_empty += not more  # the epoch was over just when the clock was to run
-                assert num_empty < MAX_EMPTY, "epochs are too short"
         checked(drawn())
         become_quiet(os.getpid())
         return Turn(len(taken) * BATCH_SIZE, sum(taken), cpu, taken, max(peak, default=0))
