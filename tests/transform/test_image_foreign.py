@@ -15,7 +15,7 @@ import stoker
 from stoker.compose.images import Images
 from stoker.errors import ArgumentError
 from stoker.randomness import rng
-from stoker.transform import Apply, CenterCrop, RandomHorizontalFlip, Resize
+from stoker.transform import Apply, CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from stoker.transform.image.pipeline import Pipeline
 from stoker.transform.image.uniforms import uniforms
 from tests.compose.picture_sets import InMemory
@@ -177,3 +177,23 @@ def test_what_is_no_transform_is_refused(transform: Any, words: str) -> None:
 def test_a_form_that_is_not_known_is_refused() -> None:
     with pytest.raises(ArgumentError, match="choose one of image, array, tensor"):
         Apply(str, form="pil")
+
+
+class Compose:
+    """As torchvision's."""
+
+    def __init__(self, transforms: list[Any]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, picture: Any) -> Any:
+        for transform in self.transforms:
+            picture = transform(picture)
+        return picture
+
+
+def test_ours_in_a_compose_are_drawn_before_decoding() -> None:
+    ours = [RandomResizedCrop(32), RandomHorizontalFlip()]
+    assert Pipeline(Compose([Compose(ours), str])).head == tuple(ours)
+    foreign = Compose([str])
+    assert not Pipeline(foreign).head
+    assert Pipeline(foreign).transforms == (foreign,)

@@ -123,7 +123,8 @@ class Drawing:
 def _listed(transform: Any) -> tuple[Any, ...]:
     if transform is None:
         return ()
-    listed = tuple(transform) if isinstance(transform, list | tuple) else (transform,)
+    given = transform if isinstance(transform, list | tuple) else (transform,)
+    listed = tuple(part for step in given for part in _taken_apart(step))
     for step in listed:
         if not callable(step):
             raise ArgumentError(
@@ -132,6 +133,16 @@ def _listed(transform: Any) -> tuple[Any, ...]:
         if isinstance(step, type):
             raise ArgumentError(f"{step.__name__} is a class", hint=f"call it: {step.__name__}(...)")
     return listed
+
+
+def _taken_apart(step: Any) -> Iterable[Any]:
+    """Return the steps of a `Compose` that has some of ours among them, which then can be drawn before decoding."""
+    parts = getattr(step, "transforms", None)
+    if type(step).__name__ == "Compose" and isinstance(parts, list | tuple):
+        inner = [part for one in parts for part in _taken_apart(one)]
+        if any(isinstance(part, Transform) for part in inner):
+            return inner
+    return (step,)
 
 
 def _grouped(transforms: Iterable[Any]) -> tuple[Any, ...]:
