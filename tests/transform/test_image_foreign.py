@@ -193,7 +193,7 @@ class Compose:
 
 def test_ours_in_a_compose_are_drawn_before_decoding() -> None:
     ours = [RandomResizedCrop(32), RandomHorizontalFlip()]
-    assert Pipeline(Compose([Compose(ours), str])).head == tuple(ours)
-    foreign = Compose([str])
+    assert Pipeline(Compose([Compose(ours), repr])).head == tuple(ours)
+    foreign = Compose([repr])
     assert not Pipeline(foreign).head
     assert Pipeline(foreign).transforms == (foreign,)
