@@ -113,7 +113,11 @@ class Split:
             self._probe = FINE
             self._changed(enough)
         elif excess > NEGLIGIBLE:
-            self._workers = period / max(1 - self.share, FINE)
+            workers = period / max(1 - self.share, FINE)
+            if self._workers and waits.for_device > NEGLIGIBLE:
+                # some of that time was the device's; the balance is close by, and not to be leapt over
+                workers = min(workers, 1.4 * self._workers)
+            self._workers = workers
             # As if reading a file cost nothing. It does cost something, so this is too little, and the next time is
             # closer: from one side, without going back and forth.
             wanted = self.share + (1 - self.share) * excess
