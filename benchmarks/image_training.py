@@ -33,7 +33,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from benchmarks.images.jobs import CROPS, SIZE, Job
-from benchmarks.images.photographs import Photographs, made, photographs
+from benchmarks.images.photographs import Photographs, made, photographs, reason
 from benchmarks.images.torch_loaders import Files
 from benchmarks.measure import Record, Series, in_turn, record_of
 from benchmarks.report import INK, OUT, Column, Report, Setting, only, save, show, write
@@ -120,7 +120,9 @@ def measured(size: Size, folder: Path | None) -> Report:
     console = Console()
     given = photographs("photos", folder, num_entries=size.num_entries, num_packed=size.num_entries)
     trainer = Trainer(size)
-    failed = {f"{name}": reason for name, reason in made(given, ["store-short"], tell=console.print).items()}
+    failed = {}
+    for text in made(given, ["store-short"], tell=console.print).values():
+        failed[STORE] = reason(text)
     contenders = _contenders(given, size, trainer)
     turns: dict[str, Turns] = {name: Turns() for name in contenders}
     try:

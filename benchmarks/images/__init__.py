@@ -26,7 +26,7 @@ from benchmarks.images.limit import limits_there
 from benchmarks.images.measuring import Failures, Pace, starts, turns
 from benchmarks.images.others import show_ffmpeg
 from benchmarks.images.own import OURS, OURS_WHEELS
-from benchmarks.images.photographs import NUM_ENTRIES_QUICK, NUM_PACKED_QUICK, made, photographs
+from benchmarks.images.photographs import NUM_ENTRIES_QUICK, NUM_PACKED_QUICK, made, photographs, reason
 from benchmarks.images.quality import likenesses, summed_up
 from benchmarks.images.telling import COLUMNS, figure, limits, shows
 from benchmarks.images.torch_loaders import TORCH_PIL
@@ -73,8 +73,8 @@ def run(setting: Setting) -> Report:
     for job in jobs.values():
         names = [name for name in CONTENDERS if name not in missing and job.name in CONTENDERS[name].jobs]
         formats = sorted({CONTENDERS[name].format_name for name in names} - {"files"})
-        for format_name, reason in made(job.photographs, formats, tell=console.print).items():
-            failures.told[f"{format_name} of {job.name}"] = reason
+        for format_name, text in made(job.photographs, formats, tell=console.print).items():
+            failures.told[f"{format_name} of {job.name}"] = reason(text)
             names = [name for name in names if CONTENDERS[name].format_name != format_name]
         console.print(f"[dim]{job.name}: {len(names)} loaders[/dim]")
         taken, peaks = turns([*names, *limits_there()], job, pace, failures)

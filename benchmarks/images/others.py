@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.images.jobs import BATCH_SIZE, PREFETCH_FACTOR, SIZE, Contender, Job
+from benchmarks.images.jobs import BATCH_SIZE, CROPS, PREFETCH_FACTOR, SIZE, Contender, Job
 from benchmarks.images.photographs import CORPORA
 from benchmarks.images.torch_loaders import Files, Order, QuickFiles, Stacked, crop_of
 
@@ -252,5 +252,7 @@ CONTENDERS = {
     TF: Contender(_tensorflow(True), _pair, ("tensorflow",)),
     TF_PLAIN: Contender(_tensorflow(False), _pair, ("tensorflow",), is_antialiased=False),
     FFCV: Contender(_ffcv("beton"), _pair, ("ffcv", "ffcv.loader"), "beton"),
-    FFCV_SMALL: Contender(_ffcv("beton-small"), _pair, ("ffcv", "ffcv.loader"), "beton-small", is_shrunk=True),
+    FFCV_SMALL: Contender(
+        _ffcv("beton-small"), _pair, ("ffcv", "ffcv.loader"), "beton-small", jobs=(CROPS,), is_shrunk=True
+    ),
 }

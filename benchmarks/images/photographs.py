@@ -209,7 +209,7 @@ def _jpeg(pixels: NDArray[np.float64], *, quality: int, subsampling: int) -> byt
 def made(
     given: Photographs, formats: list[str], tell: Callable[[str], None], *, limit_seconds: float = 900
 ) -> dict[str, str]:
-    """Make what is not there yet; return why those could not be made that could not. Ours are made anew each time."""
+    """Make what is not there yet, and our own formats anew; return the tracebacks of those that could not be made."""
     failed = {}
     for name in formats:
         final = given.at(name)
@@ -221,7 +221,7 @@ def made(
         try:
             alone(make, given, name, limit_seconds=limit_seconds)
         except StandFailed as error:
-            failed[name] = reason(str(error))
+            failed[name] = str(error)
     return failed
 
 

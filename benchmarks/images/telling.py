@@ -239,23 +239,33 @@ def figure(records: list[Record], num_workers: int) -> Figure:
         found = only(records, job=job)
         _draw(axes[0][column], found, "images_per_second", 1.0, "images/s (median of rounds, and their range)")
         axes[0][column].set_title(title, fontsize=10)
-        for limit, style in ((WHOLE, "--"), (PART, ":")):
-            for record in only(found, limit):
-                rate = record.more["images_per_second"]
-                axes[0][column].axvline(rate, color="black", linestyle=style, linewidth=1)
-                axes[0][column].annotate(
-                    f"{limit} {rate:,.0f} ",
-                    (rate, 1.0),
-                    xycoords=("data", "axes fraction"),
-                    xytext=(-2, -3),
-                    textcoords="offset points",
-                    fontsize=6.5,
-                    rotation=90,
-                    va="top",
-                    ha="right",
-                )
+        _draw_limits(axes[0][column], found)
         _draw(axes[1][column], found, "cpu_per_1000", 1.0, "CPU seconds per 1000 images, trainer and workers")
     return drawn
+
+
+def _draw_limits(axis: Axes, found: list[Record]) -> None:
+    """Draw a line for each limit, and say what it is in rows of their own below the bars."""
+    last = axis.get_ylim()[0]
+    places = {WHOLE: ("--", last + 0.3), PART: (":", last + 1.2)}
+    highest = axis.get_xlim()[1]
+    for limit, (style, place) in places.items():
+        for record in only(found, limit):
+            rate = record.more["images_per_second"]
+            axis.axvline(rate, color=_INKS[limit], linestyle=style, linewidth=1)
+            is_right = rate > 0.5 * highest
+            axis.annotate(
+                f"{limit}, no loader: {rate:,.0f}",
+                (rate, place),
+                xytext=(-4 if is_right else 4, 0),
+                textcoords="offset points",
+                fontsize=7.5,
+                va="center",
+                ha="right" if is_right else "left",
+            )
+            highest = max(highest, rate * 1.06)
+    axis.set_xlim(0, highest)
+    axis.set_ylim(last + 1.8, axis.get_ylim()[1])
 
 
 def _draw(axis: Axes, records: list[Record], key: str, scale: float, label: str) -> None:
@@ -282,7 +292,8 @@ def _draw(axis: Axes, records: list[Record], key: str, scale: float, label: str)
             textcoords="offset points",
             va="center",
             fontsize=7.5,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
+            zorder=5,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85},
         )
     axis.set_yticks(range(len(shown)), [record.contender for record in shown], fontsize=8)
     axis.invert_yaxis()
