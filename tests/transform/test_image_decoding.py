@@ -166,7 +166,9 @@ def test_a_target_of_another_shape_is_refused() -> None:
         decode(files()["png"], out=np.zeros((3, 3, 3), np.uint8))
 
 
-@pytest.mark.parametrize("as_kind", [bytes, memoryview, lambda data: np.frombuffer(data, np.uint8)], ids=["bytes", "memoryview", "array"])
+@pytest.mark.parametrize(
+    "as_kind", [bytes, memoryview, lambda data: np.frombuffer(data, np.uint8)], ids=["bytes", "memoryview", "array"]
+)
 @pytest.mark.parametrize("kind", ["jpeg 4:2:0", "png"])
 def test_data_may_be_bytes_a_memoryview_or_an_array(kind: str, as_kind: Any, decoder: str) -> None:
     data = files()[kind]

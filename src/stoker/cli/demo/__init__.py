@@ -52,14 +52,11 @@ def demo(
     from rich.console import Console
 
     _require_extras()
-    from stoker.cli.demo.images import image_claims
-
     console = Console(highlight=False)
     scale = QUICK if quick else FULL
     pictures, corpus = _written(out, scale, console)
     inline, overlapped = _trained(pictures, scale, console)
     claims = _checked(inline, overlapped, pictures, corpus, out, console)
-    claims += image_claims(pictures.paths, out=out)
     done, paces, token_claims = _tokens(out, scale, console)
     plot = _drawn(out, inline, overlapped, pictures, done, paces)
     console.print(_runs_table(inline, overlapped))
@@ -123,6 +120,7 @@ def _trained(pictures: Shapes, scale: Scale, console: Console) -> tuple[Run, Run
 
 def _checked(inline: Run, overlapped: Run, pictures: Shapes, corpus: Lines, out: Path, console: Console) -> list[Claim]:
     from stoker.cli.demo.checks import rank_claims, resume_claims, stream_claim, training_claims
+    from stoker.cli.demo.images import image_claims
 
     claims = training_claims(inline, overlapped)
     with console.status("stopping in mid-epoch, resuming with another batch size"):
@@ -131,7 +129,7 @@ def _checked(inline: Run, overlapped: Run, pictures: Shapes, corpus: Lines, out:
         claims += rank_claims(corpus)
     # no spinner here: its thread would run while worker processes are forked
     claims.append(stream_claim(corpus))
-    return claims
+    return claims + image_claims(pictures.paths, out=out)
 
 
 def _tokens(out: Path, scale: Scale, console: Console) -> tuple[Prepared, list[Pace], list[Claim]]:
