@@ -326,3 +326,12 @@ def test_full_size_decoding_can_be_asked_for(decoder: str) -> None:
     view = lambda width, height: View((0, 0, width, height), (0, 0, width, height), (30, 40))  # noqa: E731
     exact = decode(data, view, exact=True)
     assert psnr(decode(data, view, shrink=0), exact) > 50
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["quick", "exact"])
+def test_a_file_that_was_reserved_and_not_written_to_its_end_is_refused(exact: bool, decoder: str) -> None:
+    noise = np.random.default_rng(1).integers(0, 255, (96, 128, 3), dtype=np.uint8)
+    whole = encoded(Image.fromarray(noise), quality=95)  # with so much to say, zeros are enough for all that is missing
+    half = len(whole) // 2
+    with pytest.raises(BadImage, match="a.jpg"):
+        decode(whole[:half] + bytes(len(whole) - half), exact=exact, name="a.jpg")

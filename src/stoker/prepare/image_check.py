@@ -37,9 +37,6 @@ HUGE_PIXELS = 50_000_000
 PIECE = 32
 """Pictures in one job: a second of large ones, so that the bar moves, and enough that handing over costs nothing."""
 
-ZEROS = "it ends in zero bytes and without a mark of its end: was it written completely?"
-_NUM_ZEROS = 64
-
 SCALE = 8
 """The smallest that libjpeg decodes to: 1 in 8 pixels."""
 
@@ -163,18 +160,11 @@ class _Check:
         header = native.jpeg_header(data)
         try:
             decode(data, _eighth if header is not None else _one_pixel, name=name, max_pixels=self._max_pixels)
-            if header is not None and not header.has_end and ends_in_zeros(data):
-                return _Seen(len(data), None, BadPicture(name, CUT_SHORT, ZEROS), [])
             kind, odd = _told(data, header, name)
         except BadImage as error:
             kind = _kind(error, data, header, self._max_pixels)
             return _Seen(len(data), None, BadPicture(name, kind, error.reason), [])
         return _Seen(len(data), kind, None, odd)
-
-
-def ends_in_zeros(data: Any) -> bool:
-    """Whether a file ends in zero bytes only: reserved, and never written. Many JPEG decoders take them for grey."""
-    return len(data) > _NUM_ZEROS and not any(bytes(data[-_NUM_ZEROS:]))
 
 
 def _eighth(width: int, height: int) -> View:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from stoker import native
 from stoker.errors import ArgumentError, BadImage, DataError, MissingExtra, StaleSource
 from stoker.prepare.crew import Cell
-from stoker.prepare.image_check import ZEROS, ends_in_zeros
 from stoker.prepare.images_stock import PicturePiece, Stock
 from stoker.prepare.settings import OnError
 from stoker.prepare.skips import MAX_ENTRIES
@@ -171,8 +170,6 @@ def made_of(data: Any, settings: ImageSettings, name: str) -> Made:
     size = settings.size(width, height)
     if header is not None and not header.has_end:
         decode(data, name=name)
-        if ends_in_zeros(data):
-            raise BadImage(name, reason=ZEROS)
     is_whole = size == (width, height) and is_plain and header is not None and header.orientation == UPRIGHT
     if not settings.is_smaller or is_whole:
         return Made(bytes(data) if isinstance(data, memoryview) else data, width, height, False)

@@ -24,6 +24,10 @@ SCALES = (8, 4, 2)
 """What JPEG can be decoded at: one in so many pixels, in both directions."""
 
 
+NUM_ZEROS = 64
+"""So many zero bytes at the end were reserved and never written."""
+
+
 def is_plain_jpeg(header: native.JpegHeader) -> bool:
     """Return whether any decoder gives RGB for it, or grey. CMYK, 12 bits and arithmetic codes are Pillow's."""
     return (
@@ -70,6 +74,8 @@ def completed(data: Any, header: native.JpegHeader) -> Any:
         return data
     if header.is_progressive:
         raise Undecodable("it is cut short: there is no mark of its end")
+    if len(data) > NUM_ZEROS and not any(bytes(data[-NUM_ZEROS:])):  # to decoders, a grey that goes on and on
+        raise Undecodable("it ends in zero bytes and without a mark of its end: was it written completely?")
     is_strict = native.has_jpeg() or _simplejpeg() is not None
     return bytes(data) + b"\xff\xd9" if is_strict else data
 
