@@ -49,7 +49,7 @@ PACKAGES = (
     "stoker",
 )
 QUICK = Pace(num_rounds=1, seconds=0.5, warm_up_seconds=0.5, num_starts=1)
-FULL = Pace(num_rounds=5, seconds=4.0, warm_up_seconds=4.0, num_starts=3)
+FULL = Pace(num_rounds=3, seconds=2.0, warm_up_seconds=2.0, num_starts=1)
 NUM_VIEWS = {CROPS: 4, FACES: 1}
 """Pictures made of each photograph to see how near they are to Pillow's."""
 
