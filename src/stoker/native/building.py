@@ -1,4 +1,4 @@
-"""The libraries, compiled: by the build hook when the package is installed, or by `python -m stoker.native.building`.
+"""The libraries, compiled: by the build hook when the package is installed, or by `python -m stoker.native`.
 
 There are two, as one of them decodes JPEG files and needs libjpeg-turbo for it, which not every machine has.
 
@@ -121,7 +121,3 @@ def main() -> None:
     except NotBuilt as reason:
         why = f"not built, other decoders do, slower. {first_fault(reason)}"
         print(f"native JPEG decoder: {why}", file=sys.stderr)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

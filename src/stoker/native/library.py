@@ -138,7 +138,7 @@ def _looked_for(path: Path, kind: type[Kind], how: str) -> tuple[Kind | None, st
     if not path.exists():
         return None, f"not there; {how}"
     if not is_current(path, _SOURCES):
-        return None, "of other sources; `python -m stoker.native.building` makes them anew"
+        return None, "of other sources; `python -m stoker.native` makes them anew"
     try:
         return kind(str(path)), "in use"
     except (OSError, AttributeError) as error:  # of another kind of machine, say, or one without the same libjpeg
