@@ -162,7 +162,7 @@ def test_ctrl_c_ends_it_and_leaves_no_process(tmp_path: Path) -> None:
         "import os, sys\nfrom stoker.cli import main\n"
         "from stoker.prepare import image_check\n"
         "def slow(self, positions, counts):\n"
-        f"    print('at work', flush=True); open({str(tmp_path / 'pipe')!r}).read()\n"
+        f"    os.write(1, b'at work\\n'); open({str(tmp_path / 'pipe')!r}).read()\n"
         "image_check._Check.__call__ = slow\nmain()\n"
     )
     process = subprocess.Popen(

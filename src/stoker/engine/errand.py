@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from stoker.engine.lap import Trip
 from stoker.engine.messages import Reply
 from stoker.engine.ring import Slot
 
@@ -23,8 +24,8 @@ class Errand(Protocol[T]):
         """Return what a worker needs to know of a recipe. An error is raised in the place of its result."""
         ...
 
-    def result(self, recipe: Any, answer: Any, /) -> T:
-        """Return the result that a worker's answer stands for."""
+    def result(self, recipe: Any, answer: Any, trip: Trip, /) -> T:
+        """Return the result that a worker's answer stands for, with how it came here."""
         ...
 
     def worker_of(self, recipe: Any, /) -> int:
@@ -59,6 +60,8 @@ class Staff:
     """Each recipe belongs to one worker, and not to whoever is free."""
     small_bytes: int
     pins_small: bool = False
+    most_workers: int = 0
+    """How many there may come to be, where their number and that of their threads may change; 0 if neither does."""
 
     @property
     def start_method(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import time
 from typing import NamedTuple
 
 from stoker.engine.arena import Extent
@@ -20,17 +21,20 @@ INLINE_BYTES = 4096
 PACKET_BYTES = 1 << 17
 """The longest packet: errors that found no slot travel in it whole."""
 
-READY, WHOLE, VIEWS, FAILURE = range(4)
-"""A worker is ready to work; a result that is wholly in its content; one that views its slot; an error."""
+READY, WHOLE, VIEWS, FAILURE, RETIRED = range(5)
+"""A worker is ready to work; a result that is wholly in its content; one that views its slot; an error; a worker goes,
+as it was asked to.
+"""
 
 _REQUEST = struct.Struct("<QII?QQQ")
-_REPLY = struct.Struct("<IIQQQQQ")
+_REPLY = struct.Struct("<IIQQQQQdd")
 
 
 class Request(NamedTuple):
     """Make this."""
 
     ticket: int
+    """Its number, from 1 on. What has none asks whoever takes it to retire."""
     slot: int
     in_slot: int
     """Bytes of the content at the beginning of the slot; 0 if the content is here."""
@@ -47,11 +51,32 @@ class Request(NamedTuple):
         return head + self.content
 
 
+RETIRE = Request(0, 0, 0, False, Extent(0, 0), 0, b"").packet()
+"""Whoever takes this goes."""
+
+
 def request_in(packet: memoryview) -> Request:
     """Return the request that a packet holds."""
     ticket, slot, in_slot, is_alone, offset, num_bytes, wanted = _REQUEST.unpack_from(packet)
     extent = Extent(offset, num_bytes)
     return Request(ticket, slot, in_slot, is_alone, extent, wanted, bytes(packet[_REQUEST.size :]))
+
+
+class _CpuTime:
+    """What this process has used, as it was a few milliseconds ago at the most: asking costs a system call."""
+
+    def __init__(self) -> None:
+        self._due = self._seconds = 0.0
+
+    def read(self, now: float) -> float:
+        if now >= self._due:
+            self._due, self._seconds = now + CPU_READ_SECONDS, time.process_time()
+        return self._seconds
+
+
+CPU_READ_SECONDS = 0.005
+
+_cpu = _CpuTime()
 
 
 class Reply(NamedTuple):
@@ -66,17 +91,24 @@ class Reply(NamedTuple):
     size: int
     """Where the content lies in the slot; a size of 0 if it is here."""
     content: bytes
+    sent: float = 0.0
+    """When it was sent, by `time.perf_counter`, which all processes have in common."""
+    cpu_seconds: float = 0.0
+    """What the worker has used so far."""
 
     def packet(self) -> bytes:
-        """Return it as bytes."""
-        head = _REPLY.pack(self.worker, self.kind, self.ticket, *self.extent, self.start, self.size)
+        """Return it as bytes, for now: it says when, and what the worker has used."""
+        now = time.perf_counter()
+        times = now, _cpu.read(now)
+        head = _REPLY.pack(self.worker, self.kind, self.ticket, *self.extent, self.start, self.size, *times)
         return head + self.content
 
 
 def reply_in(packet: memoryview) -> Reply:
     """Return the reply that a packet holds."""
-    worker, kind, ticket, offset, num_bytes, start, size = _REPLY.unpack_from(packet)
-    return Reply(worker, kind, ticket, Extent(offset, num_bytes), start, size, bytes(packet[_REPLY.size :]))
+    worker, kind, ticket, offset, num_bytes, start, size, sent, cpu = _REPLY.unpack_from(packet)
+    content = bytes(packet[_REPLY.size :])
+    return Reply(worker, kind, ticket, Extent(offset, num_bytes), start, size, content, sent, cpu)
 
 
 def channel() -> tuple[socket.socket, socket.socket]:

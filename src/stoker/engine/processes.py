@@ -9,6 +9,7 @@ from weakref import finalize
 
 from stoker.engine.errand import Errand, Pending, Queue, Staff
 from stoker.engine.ring import Ring
+from stoker.engine.tally import Tally
 from stoker.engine.team import Closed, Team, rest
 from stoker.engine.worker import Job
 from stoker.errors import ForeignProcess, WorkerError, WorkerStuck
@@ -19,8 +20,9 @@ T = TypeVar("T")
 class Processes(Generic[T]):
     """The worker processes of a loader. `run` starts them, or reuses them if they are persistent."""
 
-    def __init__(self, job: Job, staff: Staff, ring: Ring, *, is_persistent: bool) -> None:
+    def __init__(self, job: Job, staff: Staff, ring: Ring, *, is_persistent: bool, tally: Tally | None = None) -> None:
         self._job, self._staff, self._ring = job, staff, ring
+        self._tally = Tally() if tally is None else tally
         self._team: Team | None = None
         self._is_persistent = is_persistent
 
@@ -28,11 +30,11 @@ class Processes(Generic[T]):
         """Make what `errand` says, from the first recipe to the last."""
         queue: Queue[T] = Queue(errand, in_order=self._staff.in_order)
         if not self._is_persistent:
-            team = Team(self._job, self._staff, self._ring)
+            team = Team(self._job, self._staff, self._ring, self._tally)
             team.start()
             return Run(team, queue, is_owner=True)
         if self._team is None:
-            self._team = Team(self._job, self._staff, self._ring)
+            self._team = Team(self._job, self._staff, self._ring, self._tally)
             finalize(self, self._team.close)
         team = self._team
         if team.queue is not None:
@@ -55,8 +57,8 @@ class Run(Generic[T]):
         self._team, self._queue = team, queue
         team.queue = queue
         self._end = finalize(self, _ended, team, queue, is_owner)
-        staff = team.staff
-        self._depth = staff.num_workers * staff.prefetch_factor
+        self._is_owner = is_owner
+        self._depth = team.depth
 
     def __next__(self) -> T:
         if os.getpid() != self._team.process:
@@ -154,6 +156,64 @@ class Run(Generic[T]):
                     return
             team.give(pending)
 
+    def followed_by(self, errand: Errand[T]) -> Run[T]:
+        """Return the results of another errand, made by the same workers from now on. This one is over."""
+        team = self._team
+        self._end.detach()
+        with team.lock:
+            team.end(self._queue)
+        return Run(team, Queue(errand, in_order=team.staff.in_order), is_owner=self._is_owner)
+
+    def resize(self, num_workers: int, num_threads: int, prefetch_factor: int) -> None:
+        """Have so many workers, with so many threads in each, and so many batches in flight for each, from now on.
+
+        New workers begin when they are there; whoever is too many goes when it has done what it is at. The order of
+        the results, and what is in them, is as it would have been.
+        """
+        team = self._team
+        with team.lock:
+            if team.is_closed or self._queue.is_over:
+                return
+            try:
+                team.resize(num_workers, num_threads, prefetch_factor)
+                self._depth = team.depth
+            except Exception:
+                raise
+            except BaseException:
+                team.stop()  # Ctrl-C: the next call starts anew, with as many as there should be
+                raise
+
+    @property
+    def most_workers(self) -> int:
+        """How many workers there can be, as far as is known: one more may have failed to start."""
+        return self._team.most_workers
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there are as many workers as there should be, and all of them have begun."""
+        team = self._team
+        with team.lock:
+            if not team.is_running or self._queue.is_over:
+                return True
+            try:
+                team.look()
+            except Closed:
+                return True
+            except BaseException:
+                team.stop()  # Ctrl-C: what was just being taken in is asked for anew
+                raise
+            return team.is_settled
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was closed, or another iteration has taken the workers over."""
+        return not self._end.alive or self._queue.is_over or self._team.is_closed
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether nothing more will come: there are no more recipes, and all results were handed over."""
+        return self._queue.is_exhausted and not self._queue.entries
+
     @property
     def is_ready(self) -> bool:
         """Whether the next result, or the end, can be had without waiting."""
@@ -166,15 +226,28 @@ class Run(Generic[T]):
             or team.failure is not None
         ):
             return True
-        if not queue.entries:
-            self._fill(self._depth)
-        while queue.entries and not queue.entries[0].is_done:
-            if not team.receive(0):
-                return team.failure is not None
+        try:
+            with team.lock:
+                if not queue.entries:
+                    self._fill(self._depth)
+                while queue.entries and not queue.entries[0].is_done:
+                    if not team.receive(0):
+                        return team.failure is not None
+        except Exception:
+            raise
+        except BaseException:
+            team.stop()  # Ctrl-C: what was just being taken in is asked for anew
+            raise
         return True
 
     def close(self) -> None:
         """End the workers, unless they are persistent; what they are at then ends by itself."""
+        self._end()
+
+    def abandon(self) -> None:
+        """End the workers, also persistent ones, at whatever they are. The next iteration starts new ones."""
+        with self._team.lock:
+            self._team.stop()
         self._end()
 
 

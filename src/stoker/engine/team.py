@@ -7,31 +7,40 @@ to be filled. A worker that dies loses nothing but time: it is replaced, and wha
 from __future__ import annotations
 
 import atexit
-import errno
 import logging
 import os
 import pickle
 import select
-import signal
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from multiprocessing import connection
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from stoker.engine.arena import Region
+from stoker.engine.board import Board
 from stoker.engine.cargo import Cargo
+from stoker.engine.doubts import Doubts
 from stoker.engine.errand import Pending, Queue, Staff
 from stoker.engine.forks import forking_a_worker
+from stoker.engine.launch import (
+    close_pipes_of_launch,
+    end_all,
+    interrupts_held,
+    make_sure_of_descriptors,
+    named_end,
+    told_of_launch,
+)
 from stoker.engine.messages import (
     FAILURE,
     INLINE_BYTES,
     PACKET_BYTES,
     READY,
+    RETIRE,
+    RETIRED,
     VIEWS,
     Reply,
     Request,
@@ -40,10 +49,11 @@ from stoker.engine.messages import (
     request_in,
 )
 from stoker.engine.parcel import unpacked
-from stoker.engine.ring import Ring, Slot
+from stoker.engine.ring import Ring
 from stoker.engine.stacks import Stacks
-from stoker.engine.worker import LANES, Job, Seat, work
-from stoker.errors import NotPicklable, OutOfDescriptors, OutOfSharedMemory, WorkerDied, WorkerError
+from stoker.engine.tally import Tally
+from stoker.engine.worker import Job, Seat, work
+from stoker.errors import OutOfDescriptors, OutOfSharedMemory, WorkerDied, WorkerError
 
 T = TypeVar("T")
 
@@ -54,10 +64,6 @@ MAX_ENDS = 3
 
 LOOK_SECONDS = 2.0
 """How often it is looked whether a worker has died that kept it a secret."""
-
-PATIENCE_SECONDS = 1.0
-"""How long a worker may take to end by itself, and then to end when told to, before it is killed."""
-
 
 REST_SECONDS = 5.0
 """How long a daemon thread that asks for more at the interpreter's exit is kept waiting: longer than that takes."""
@@ -95,8 +101,13 @@ class Team:
     is_at_exit = False
     """The interpreter is ending. Daemon threads may still be at it, and find nothing more."""
 
-    def __init__(self, job: Job, staff: Staff, ring: Ring) -> None:
-        self.job, self.staff, self.ring = job, staff, ring
+    def __init__(self, job: Job, staff: Staff, ring: Ring, tally: Tally) -> None:
+        self.job, self.staff, self.ring, self.tally = job, staff, ring, tally
+        self.num_workers, self.num_threads = staff.num_workers, staff.num_threads
+        """How many there should be now."""
+        self.prefetch_factor = staff.prefetch_factor
+        self.most_workers = max(staff.num_workers, staff.most_workers)
+        """How many there can be, as far as is known."""
         self.process = os.getpid()
         _teams.add(self)
         self.lock = threading.RLock()
@@ -111,11 +122,16 @@ class Team:
         self._last_ticket = 0
         self._backlog: deque[Pending] = deque()
         """Requests for which the channel had no room."""
-        self._doubtful: dict[int, tuple[Slot, set[int], int]] = {}
-        """Slots that a worker may still write to, by the ticket, with the workers it could be, and the last ticket that
-        was given before the doubt.
-        """
+        self._doubts = Doubts(ring)
         self._ready: set[int] = set()
+        self._leaving: set[int] = set()
+        """Workers that have said that they go."""
+        self._extra: set[int] = set()
+        """Workers that came to others, and have not said hello: if one fails, there are the others."""
+        self._num_asked_to_go = 0
+        """Requests to retire that nobody has answered."""
+        self._has_to_ask = False
+        """The channel had no room for such a request."""
         self._processes: dict[int, Any] = {}
         self._sentinels: dict[int, int] = {}
         self._to_start: deque[int] = deque()
@@ -123,9 +139,9 @@ class Team:
         self._requests: list[tuple[socket.socket, socket.socket]] = []
         """For each channel the trainer's end and the workers'. The trainer keeps both: new workers need theirs."""
         self._region = Region(ring.arena, ring.new_region())
-        self._board_extent = self._region.allocated(8 * LANES * staff.num_workers)
-        self._board = ring.arena.numbers(self._board_extent)
-        """One cell for each lane of each worker: the ticket of what it is working on."""
+        extent = self._region.allocated(Board.num_bytes(self.most_workers))
+        self._board = Board(ring.arena, extent, num_workers=self.most_workers)
+        self._board.tell(staff.num_threads)
         self._regions: dict[int, int] = {}
         """Where each worker allocates."""
         self._buffer = memoryview(bytearray(PACKET_BYTES))
@@ -136,6 +152,7 @@ class Team:
         """Start the workers; those beyond the number of cores start when others have."""
         if Team.is_at_exit:
             return
+        self.stop()  # as far as that was cut short
         staff = self.staff
         if staff.start_method != "fork" and self.cargo is None:
             job = self.job
@@ -151,13 +168,13 @@ class Team:
         self.failure = None
         self._failed_starts.clear()
         try:
-            with _interrupts_held():
+            with interrupts_held():
                 self._open_channels()
-            at_once = staff.num_workers
+            at_once = self.num_workers
             if staff.start_method != "fork":  # they import and unpack, and would only keep each other from it
                 at_once = max(2, len(os.sched_getaffinity(0)))
-            self._to_start = deque(range(staff.num_workers))
-            for _ in range(min(at_once, staff.num_workers)):
+            self._to_start = deque(range(self.num_workers))
+            for _ in range(min(at_once, self.num_workers)):
                 self._start_next()
         except BaseException:
             self.stop()
@@ -184,18 +201,19 @@ class Team:
 
     def _start_one(self, worker: int) -> None:
         staff, ring = self.staff, self.ring
-        self._board[worker * LANES : (worker + 1) * LANES] = memoryview(bytes(8 * LANES)).cast("Q")
+        self._board.clear(worker)
         is_fork = staff.start_method == "fork"
         self._regions[worker] = ring.new_region()
         seat = Seat(
             worker=worker,
-            num_workers=staff.num_workers,
-            num_threads=staff.num_threads,
+            num_workers=self.num_workers,
+            num_threads=self.num_threads,
             seed=staff.seed,
             small_bytes=staff.small_bytes,
             arena=ring.arena,
             region=self._regions[worker],
-            board=self._board_extent,
+            board=self._board.extent,
+            threads_cell=self._board.threads_cell if staff.most_workers else None,
             requests=self._requests[worker if staff.is_assigned else 0][1],
             replies=self._workers_replies,
             stacks=self._stacks,
@@ -207,67 +225,64 @@ class Team:
             target=work, args=(seat, self.job if is_fork else self.cargo), daemon=True, name=f"stoker-{worker}"
         )
         try:
-            with _interrupts_held(), forking_a_worker() if is_fork else nullcontext():
-                _make_sure_of_descriptors(self._replies.fileno())
+            with interrupts_held(), forking_a_worker() if is_fork else nullcontext():
+                make_sure_of_descriptors(self._replies.fileno())
                 process.start()
                 self._processes[worker] = process
+                self.tally.started(worker, process.pid)
                 self._sentinels[process.sentinel] = worker
                 self._poll.register(process.sentinel, select.POLLIN)
         except BaseException as error:
+            if is_fork and process.pid is None:
+                close_pipes_of_launch(error)
             if process.pid is not None:  # interrupts come to other threads too: it may be running, and not be noted yet
                 self._processes[worker] = process
-            self.stop()  # with fewer workers, what is lost would be waited for in vain
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                raise OutOfDescriptors(f"worker process {worker}") from error
-            if isinstance(error, OSError):
-                raise WorkerError(
-                    f"worker process {worker} could not be started: {error}\n"
-                    "hint: there may be too little memory or too many processes (`ulimit -u`); use fewer workers"
-                ) from error
-            if isinstance(error, TypeError | AttributeError | pickle.PicklingError):
-                reason = f"{type(error).__name__}: {error}"
-                raise NotPicklable("the dataset", reason=reason, start_method=staff.start_method) from error
-            raise
+            if worker in self._extra and isinstance(error, OSError):
+                self._processes.pop(worker, None)
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+            else:
+                self.stop()  # with fewer workers, what is lost would be waited for in vain
+            told = told_of_launch(error, worker=worker, start_method=staff.start_method)
+            if told is error:
+                raise
+            raise told from error
 
     def stop(self) -> None:
-        """End the workers before control returns. Requests that were not answered stay, for `start` to go on with."""
-        if os.getpid() != self.process or not self.is_running:
+        """End the workers before control returns. Requests that were not answered stay, for `start` to go on with.
+
+        Also if Ctrl-C comes meanwhile; what it then cuts short is gone on with by the next call.
+        """
+        if os.getpid() != self.process or not (self.is_running or self._requests):
             return
         self.is_running = False
-        for number in range(len(self._requests)):
-            self._drained(number)
-        for ours in (self._replies, *(ours for ours, _ in self._requests)):
-            with suppress(OSError):
-                ours.shutdown(socket.SHUT_RDWR)  # also for copies of this end that a fork has
-        self._end_processes()
+        try:
+            for number in range(len(self._requests)):
+                self._drained(number)
+            for worker in self._processes:  # while they are there to be looked at
+                self.tally.ending(worker)
+        finally:
+            try:
+                for ours in (self._replies, *(ours for ours, _ in self._requests)):
+                    with suppress(OSError):
+                        ours.shutdown(socket.SHUT_RDWR)  # also for copies of this end that a fork has
+            finally:
+                end_all(self._processes)
+        self._sentinels.clear()
+        self._ready.clear()
         for region in self._regions.values():  # replies that nobody has read, batches cut short
             self.ring.reclaim(region)
         self._regions.clear()
         for end in self._ends:
             end()
         self._requests.clear()
-        for slot, _, _ in self._doubtful.values():
-            self.ring.give_back(slot)
-        self._doubtful.clear()
+        self._doubts.end()
         self._backlog.clear()
-
-    def _end_processes(self) -> None:
-        processes = list(self._processes.values())
-        try:
-            _wait_for(processes)
-            for process in processes:
-                process.terminate()
-            _wait_for(processes)
-        finally:  # also when Ctrl-C comes a second time
-            for process in processes:
-                process.kill()
-            for process in processes:
-                process.join(PATIENCE_SECONDS)  # one that waits for a dead disk cannot even be killed
-                if process.exitcode is not None:
-                    process.close()
-        self._processes.clear()
-        self._sentinels.clear()
-        self._ready.clear()
+        self._to_start.clear()
+        self._leaving.clear()
+        self._extra.clear()
+        self._num_asked_to_go = 0
 
     def close(self) -> None:
         """End the workers and forget all requests, for good."""
@@ -280,10 +295,87 @@ class Team:
                 self.ring.give_back(pending.slot)
                 pending.slot = None
         self.pending.clear()
-        self.ring.arena.empty(self._board_extent.offset, self._board_extent.stop)
+        self._board.close()
         if self.cargo is not None:
             self.cargo.close()
             self.cargo = None
+
+    # ------------------------------------------------------------ more and fewer
+
+    @property
+    def depth(self) -> int:
+        """How many batches there may be between being requested and being handed over."""
+        return self.num_workers * self.prefetch_factor
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there are as many workers as there should be, and all of them have begun."""
+        is_changing = bool(self._num_asked_to_go or self._extra or self._has_to_ask)
+        return not is_changing and len(self._ready - self._leaving) == self.num_workers
+
+    def resize(self, num_workers: int, num_threads: int, prefetch_factor: int) -> None:
+        """Have so many workers from now on, with so many threads in each, and so many requests given for each.
+
+        New ones begin when they are there; whoever is too many goes when it has done what it is at. Nothing is lost.
+        """
+        if os.getpid() != self.process:
+            return
+        self.num_workers, self.num_threads = min(num_workers, self.most_workers), num_threads
+        self.prefetch_factor = prefetch_factor
+        self._board.tell(num_threads)
+        self._adjust()
+
+    @property
+    def _num_lacking(self) -> int:
+        """How many workers are missing; below 0, how many are too many. Who was asked to go is counted as gone."""
+        there = len(self._processes) - len(self._leaving & set(self._processes)) + len(self._to_start)
+        return self.num_workers - there + self._num_asked_to_go
+
+    def _adjust(self) -> None:
+        """Start workers that are missing, and ask those that are too many to go."""
+        if not self.staff.most_workers or not self.is_running or Team.is_at_exit:
+            return
+        for _ in range(self._num_lacking):
+            free = (number for number in range(self.most_workers) if number not in self._processes)
+            worker = next((number for number in free if number not in self._to_start), None)
+            if worker is None:
+                return  # those that go still have their seats; when they are gone, this is looked at again
+            if set(self._processes) - self._leaving:
+                self._extra.add(worker)
+            try:
+                self._start_one(worker)
+            except (WorkerError, OutOfDescriptors) as error:
+                if not self.is_running:
+                    raise
+                self._do_without(worker, error.__cause__ or error)
+                return
+        for _ in range(-self._num_lacking):
+            if self._to_start:
+                self._to_start.pop()
+                continue
+            try:
+                self._requests[0][0].send(RETIRE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._has_to_ask = True  # when somebody answers, there is room
+                return
+            except (OSError, IndexError) as error:
+                raise Closed from error
+            self._num_asked_to_go += 1
+
+    def _do_without(self, worker: int, error: BaseException) -> None:
+        """One more worker cannot be had: go on with those that there are."""
+        self._extra.discard(worker)
+        there = len(set(self._processes) - self._leaving - {worker})
+        if not there:  # they have gone meanwhile
+            self.failure = error
+        self.num_workers = self.most_workers = max(1, min(self.num_workers, there))
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        log.warning("worker %d could not be started (%s); there will be no more than %d", worker, first, there)
+
+    def look(self) -> None:
+        """Take in what there is, without waiting."""
+        while self.is_running and self.receive(0):
+            pass
 
     # ------------------------------------------------------------ requests
 
@@ -346,6 +438,7 @@ class Team:
         with suppress(BlockingIOError):
             while packet := self._requests[number][1].recv(PACKET_BYTES, socket.MSG_DONTWAIT):
                 tickets.append(request_in(memoryview(packet)).ticket)
+        self._num_asked_to_go -= tickets.count(0)
         return tickets
 
     def end(self, queue: Queue[Any]) -> None:
@@ -358,8 +451,10 @@ class Team:
                 self.ring.give_back(pending.slot)
                 pending.slot = None
         queue.entries.clear()
-        self.ring.rest(self.staff.num_workers * self.staff.prefetch_factor)
-        if not self.is_running:
+        self.ring.rest(self.depth)
+        if not self.is_running:  # nobody is at anything
+            for pending in [pending for pending in self.pending.values() if pending.queue is queue]:
+                self._forget(pending)
             return
         for pending in self._backlog:
             self._forget(pending)
@@ -368,6 +463,8 @@ class Team:
                 if ticket in self.pending:
                     self._forget(self.pending[ticket])
         self._backlog.clear()
+        if self._num_lacking < 0:
+            self._adjust()  # who was asked to go, and has not heard it, is asked again
 
     # ------------------------------------------------------------ replies
 
@@ -382,6 +479,9 @@ class Team:
                 backlog, self._backlog = self._backlog, deque()
                 for pending in backlog:
                     self._send(pending)
+            if self._has_to_ask:
+                self._has_to_ask = False
+                self._adjust()
             patience = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
             events = self._poll.poll(max(1, int(patience * 1000)))
             if not self.is_running:
@@ -415,12 +515,23 @@ class Team:
 
     def _take_in(self, reply: Reply) -> None:
         worker = reply.worker
-        if self._doubtful:
-            self._clear_doubts(worker, reply)
+        self.tally.cpu_seconds[worker] = reply.cpu_seconds
+        if self._doubts:
+            self._doubts.clear(worker, reply)
         if reply.kind == READY:
             self._ready.add(worker)
+            self._extra.discard(worker)
             self._failed_starts.clear()
             self._start_next()
+            return
+        if reply.kind == RETIRED:
+            self._leaving.add(worker)
+            self._num_asked_to_go = max(0, self._num_asked_to_go - 1)
+            self._adjust()
+            return
+        if not reply.ticket and worker in self._extra:
+            self._leaving.add(worker)  # it goes
+            self._do_without(worker, _raisable(pickle.loads(reply.content).error(), worker))
             return
         if not reply.ticket:
             self.failure = _raisable(pickle.loads(reply.content).error(), worker)
@@ -463,8 +574,10 @@ class Team:
             if reply.kind == FAILURE:
                 pending.error = _raisable(pickle.loads(parcel).error(), reply.worker)
             else:
+                began = time.perf_counter()
                 answer = unpacked(parcel, lease, pins=self.staff.pins_small)
-                pending.result = pending.queue.errand.result(pending.recipe, answer)
+                trip = reply.worker, reply.sent, time.perf_counter() - began
+                pending.result = pending.queue.errand.result(pending.recipe, answer, trip)
         except Exception as error:
             pending.error = error.with_traceback(None)
         pending.slot = None  # up to here an interrupt costs nothing: all this is done anew
@@ -478,31 +591,42 @@ class Team:
     def _bury(self, worker: int) -> None:
         """A worker has ended without a word: replace it, and ask again for what it was at."""
         process = self._processes.pop(worker)
+        self.tally.ending(worker)
         self._poll.unregister(process.sentinel)
         del self._sentinels[process.sentinel]
         process.join()
-        end = _named_end(process.exitcode)
+        end = named_end(process.exitcode)
         process.close()
         self.ring.reclaim(self._regions[worker])
-        if worker not in self._ready:
+        if worker in self._extra:
+            self._leaving.add(worker)
+            self._do_without(worker, WorkerDied("the start", ends=[end]))
+        if worker not in self._ready and worker not in self._leaving:
             self._failed_starts.append(end)
             # One that says itself that it failed would do so again; if it has said why, that is what counts.
             if self.failure is None and (len(self._failed_starts) >= MAX_ENDS or end.startswith("exit code")):
                 self.failure = WorkerDied("the start", ends=self._failed_starts)
             if self.failure is not None:
                 return
-        log.warning("worker %d has ended (%s) and is replaced; what it was at is made again", worker, end)
+        is_replaced = worker not in self._leaving and self._num_lacking > 0
+        if is_replaced:
+            log.warning("worker %d has ended (%s) and is replaced; what it was at is made again", worker, end)
+        elif worker not in self._leaving:
+            log.warning("worker %d has ended (%s); what it was at is made again by others", worker, end)
         self._ready.discard(worker)
-        self._clear_doubts(worker)
-        cells = range(worker * LANES, (worker + 1) * LANES)
-        at = [self.pending[self._board[cell]] for cell in cells if self._board[cell] in self.pending]
+        self._leaving.discard(worker)
+        self._doubts.clear(worker)
+        at = [self.pending[ticket] for ticket in self._board.tickets(worker) if ticket in self.pending]
         for pending in at:
             if len(at) == 1:  # of two that were made side by side, it is not known which was to blame
                 pending.ends.append(end)
             pending.is_suspected = True
         lost = self._lost_with_one_of_many(at) if not self.staff.is_assigned else self._lost_with(worker)
-        self._start_one(worker)
+        self._num_asked_to_go = 0  # who has heard it will say so, and be missed then if it was the wrong one
+        if is_replaced:
+            self._start_one(worker)
         self._send_again(lost)
+        self._adjust()
 
     def _lost_with(self, worker: int) -> list[Pending]:
         """Return what has to be requested again where each worker has requests of its own."""
@@ -523,9 +647,8 @@ class Team:
         waiting = set(self._drained(0)) | {pending.ticket for pending in self._backlog}
         self._backlog.clear()
         alive = set(self._processes)  # also who has not been heard of yet: it may have said hello just now
-        board = self._board
         last_ticket = self._last_ticket
-        shown = {board[cell] for other in alive for cell in range(other * LANES, (other + 1) * LANES)}
+        shown = {ticket for other in alive for ticket in self._board.tickets(other)}
         again = []
         for pending in list(self.pending.values()):
             is_in_doubt = pending not in at and pending.ticket not in waiting
@@ -534,7 +657,7 @@ class Team:
             assert pending.slot is not None
             if is_in_doubt and alive:
                 slot, pending.slot = pending.slot, self.ring.take()
-                self._doubtful[pending.ticket] = (slot, set(alive), last_ticket)
+                self._doubts.add(pending.ticket, slot, alive, last_ticket=last_ticket)
             again.append(pending)
         first = {id(pending) for pending in at}  # it is waited for the longest
         again.sort(key=lambda pending: (id(pending) not in first, pending.ticket))
@@ -549,21 +672,6 @@ class Team:
             ticket = pending.ticket
             self._number(pending)
             del self.pending[ticket]
-
-    def _clear_doubts(self, worker: int, reply: Reply | None = None) -> None:
-        """A worker that is dead, or answers what was requested after the doubt, does not write to the slot any more.
-
-        An answer to an earlier request says nothing: it may have been on its way when the one in doubt was taken.
-        """
-        for ticket, (slot, suspects, last_ticket) in list(self._doubtful.items()):
-            if reply is None or reply.ticket > last_ticket:
-                suspects.discard(worker)
-            is_over = reply is not None and reply.ticket == ticket
-            if reply is not None and is_over and reply.extent != slot.extent:
-                self.ring.adopt(slot, reply.extent)
-            if is_over or not suspects:
-                del self._doubtful[ticket]
-                self.ring.give_back(slot)
 
     def _send_again(self, lost: list[Pending]) -> None:
         kept = []
@@ -605,32 +713,11 @@ class Team:
 
     def stacks(self, pending: Pending) -> str:
         """Return the stacks of the worker that is at a request, or of all, if nobody is."""
-        board = self._board
         ready = [worker for worker in self._processes if worker in self._ready]
-        at = [worker for worker in ready if pending.ticket in board[worker * LANES : (worker + 1) * LANES].tolist()]
+        at = [worker for worker in ready if pending.ticket in self._board.tickets(worker)]
         if not ready:
             return "(no worker has started yet)"
         return "\n".join(f"worker {worker}:\n{self._stacks.of(self._processes[worker].pid)}" for worker in at or ready)
-
-
-def _make_sure_of_descriptors(any_descriptor: int) -> None:
-    """Fail now if there are too few: a process's start that fails half-way leaves some of its own open."""
-    spare: list[int] = []
-    try:
-        while len(spare) < 8:
-            spare.append(os.dup(any_descriptor))
-    finally:
-        for descriptor in spare:
-            os.close(descriptor)
-
-
-def _wait_for(processes: list[Any]) -> None:
-    """Wait for processes to end, as long as we have patience."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    left = processes
-    while left and (seconds := deadline - time.monotonic()) > 0:
-        connection.wait([process.sentinel for process in left], seconds)
-        left = [process for process in left if process.is_alive()]
 
 
 def _raisable(error: BaseException, worker: int) -> BaseException:
@@ -641,22 +728,3 @@ def _raisable(error: BaseException, worker: int) -> BaseException:
     raised = WorkerError(f"{type(error).__name__} was raised in worker {worker}{f': {error}' if str(error) else ''}")
     raised.__cause__ = error
     return raised
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back. A process that is started meanwhile begins so, too, until it has seen to its signals."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _named_end(exitcode: int | None) -> str:
-    if exitcode is None or exitcode >= 0:
-        return f"exit code {exitcode}"
-    try:
-        return signal.Signals(-exitcode).name
-    except ValueError:
-        return f"signal {-exitcode}"

@@ -6,8 +6,8 @@ Batches are delivered in order; at most `depth` are begun or ready at any time.
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 import threading
 import time
 import traceback
@@ -18,6 +18,9 @@ from weakref import finalize
 
 from stoker.engine.task import Task
 from stoker.errors import ForeignProcess, WorkerStuck
+from stoker.machine import current_frames
+
+log = logging.getLogger("stoker")
 
 T = TypeVar("T")
 
@@ -56,7 +59,8 @@ class _Crew(Generic[T]):
         lock = threading.RLock()
         self.work = threading.Condition(lock)  # there may be something to do
         self.ready = threading.Condition(lock)  # the first entry may be ready
-        self.threads: list[threading.Thread] = []
+        self.threads: dict[int, threading.Thread] = {}
+        """By number. One whose number is not wanted any more leaves when it has done what it is at."""
         self.shift = 0
         """Which start the threads belong to. One that comes back late, after a stop, finds its shift over."""
         self.is_running = False
@@ -66,13 +70,31 @@ class _Crew(Generic[T]):
         # Daemons: a non-daemon thread would be waited for before anything of ours runs at the interpreter's exit. Their
         # ordinary end is `stop`, which waits for them.
         for number in range(self.num_threads):
-            thread = threading.Thread(target=self.run, args=(self.shift,), name=f"stoker-{number}", daemon=True)
-            self.threads.append(thread)
-            thread.start()
+            if number in self.threads:
+                continue
+            thread = threading.Thread(target=self.run, args=(self.shift, number), name=f"stoker-{number}", daemon=True)
+            self.threads[number] = thread
+            try:
+                thread.start()
+            except RuntimeError as error:  # there can be no more of them
+                del self.threads[number]
+                if not self.threads:
+                    raise
+                self.num_threads = number
+                log.warning("thread %d could not be started (%s); there are %d", number, str(error), len(self.threads))
+                return
 
-    def run(self, shift: int) -> None:
+    def resize(self, num_threads: int, depth: int) -> None:
+        """Have so many threads, and so many tasks, from now on. What is begun is gone on with."""
         with self.work:
-            while self.shift == shift:
+            self.num_threads, self.depth = num_threads, depth
+            if self.is_running:
+                self.start()
+            self.work.notify_all()
+
+    def run(self, shift: int, number: int) -> None:
+        with self.work:
+            while self.shift == shift and number < self.num_threads:
                 if claim := self.claimed():
                     self.do(*claim)
                 elif self.draws and not self.is_drawing and self.has_room:
@@ -80,6 +102,9 @@ class _Crew(Generic[T]):
                     self.draw()
                 else:
                     self.work.wait()
+            if self.shift == shift:
+                del self.threads[number]
+                self.work.notify()  # it may have been woken up for work that is now another one's
 
     @property
     def has_room(self) -> bool:
@@ -169,7 +194,7 @@ class _Crew(Generic[T]):
         with self.work:
             self.shift += 1
             self.is_running = False
-            threads, self.threads = self.threads, []
+            threads, self.threads = list(self.threads.values()), {}
             self.work.notify_all()
             self.ready.notify_all()
         if threading.current_thread() in threads:
@@ -180,10 +205,10 @@ class _Crew(Generic[T]):
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def stacks(self) -> str:
-        frames = sys._current_frames()
+        frames = current_frames()
         return "\n".join(
             f"thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
-            for thread in self.threads
+            for thread in list(self.threads.values())
             if thread.ident in frames
         )
 
@@ -243,6 +268,16 @@ class Threads(Generic[T]):
         crew = self._crew
         with crew.ready:
             return crew.entries[0].is_ready if crew.entries else crew.is_exhausted
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether nothing more will come: there are no more tasks, and all results were handed over."""
+        crew = self._crew
+        return crew.is_exhausted and not crew.entries
+
+    def resize(self, num_threads: int, depth: int) -> None:
+        """Have so many threads, and so many tasks ahead, from now on. Order and results are as they would have been."""
+        self._crew.resize(num_threads, depth)
 
     def _fill(self) -> None:
         """See to it that as much is begun as may be."""

@@ -21,18 +21,27 @@ import torch
 
 from stoker.engine import identity
 from stoker.engine.arena import Arena, Extent, Region
+from stoker.engine.board import LANES
 from stoker.engine.cargo import Cargo
 from stoker.engine.desk import Desk
 from stoker.engine.failure import Failure
-from stoker.engine.messages import FAILURE, INLINE_BYTES, PACKET_BYTES, READY, VIEWS, WHOLE, Reply, Request, request_in
+from stoker.engine.messages import (
+    FAILURE,
+    INLINE_BYTES,
+    PACKET_BYTES,
+    READY,
+    RETIRED,
+    VIEWS,
+    WHOLE,
+    Reply,
+    Request,
+    request_in,
+)
 from stoker.engine.parcel import Packer
 from stoker.engine.stacks import Stacks
 from stoker.engine.task import Task
 from stoker.engine.threads import Threads
 from stoker.errors import NotPicklable, OutOfSharedMemory, WorkerError
-
-LANES = 2
-"""Batches a worker with several threads works on at once: while the last samples of one are read, the next is begun."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -70,6 +79,8 @@ class Seat:
     arena: Arena
     region: int
     board: Extent
+    threads_cell: int | None
+    """The cell of the board that tells how many threads there should be now; None if that never changes."""
     requests: socket.socket
     replies: socket.socket
     stacks: Stacks
@@ -119,28 +130,74 @@ def _serve(seat: Seat, job: Job | Cargo) -> None:
     seat.replies.send(nowhere.packet())
     region = Region(seat.arena, seat.region)
     board = seat.arena.numbers(seat.board)
-    num_lanes = LANES if seat.num_threads > 1 else 1
-    lanes = [_Lane(seat, region, board, number) for number in range(num_lanes)]
-    if num_lanes == 1:
-        lane, make = lanes[0], job.maker.make_away
-        for request in _requests(seat.requests):
-            seat.replies.send(lane.made(request, make))
-        return
-    side_by_side = _SideBySide(lanes, job.maker, _requests(seat.requests))
-    crew = Threads(side_by_side.tasks(), num_threads=seat.num_threads, depth=num_lanes, draws=True)
+    lanes = [_Lane(seat, region, board, number) for number in range(LANES)]
+    hands, inbox = _Hands(seat, board), _Inbox(seat.requests)
+    while not inbox.is_over:
+        serve = _serve_with_threads if hands.num_threads > 1 else _serve_alone
+        serve(seat.replies, lanes, job.maker, inbox, hands)
+    if inbox.is_to_retire:
+        seat.replies.send(nowhere._replace(kind=RETIRED).packet())
+
+
+class _Hands:
+    """How many threads there should be: as many as at the start, or as the trainer says on the board by now."""
+
+    def __init__(self, seat: Seat, board: memoryview) -> None:
+        self._num_threads, self._board, self._cell = seat.num_threads, board, seat.threads_cell
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether that never changes."""
+        return self._cell is None
+
+    @property
+    def num_threads(self) -> int:
+        """How many there should be now."""
+        return self._num_threads if self._cell is None else self._board[self._cell]
+
+
+class _Inbox:
+    """Requests, one after the other, until there are no more or this worker is to go."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._buffer = memoryview(bytearray(PACKET_BYTES))
+        self.is_over = self.is_to_retire = False
+
+    def __iter__(self) -> Iterator[Request]:
+        while not self.is_over and (size := self._requests.recv_into(self._buffer)):
+            request = request_in(self._buffer[:size])
+            if not request.ticket:
+                self.is_to_retire = True
+                break
+            yield request
+        self.is_over = True
+
+
+def _serve_alone(replies: socket.socket, lanes: list[_Lane], maker: Maker, inbox: _Inbox, hands: _Hands) -> None:
+    """Make batches one after the other, in the main thread, until there should be threads."""
+    lane, make, is_fixed = lanes[0], maker.make_away, hands.is_fixed
+    for request in inbox:
+        replies.send(lane.made(request, make))
+        if not is_fixed and hands.num_threads > 1:
+            return
+
+
+def _serve_with_threads(replies: socket.socket, lanes: list[_Lane], maker: Maker, inbox: _Inbox, hands: _Hands) -> None:
+    """Make batches with several threads, two at a time, until there should be none."""
+    num_threads = hands.num_threads
+    side_by_side = _SideBySide(lanes, maker, inbox, hands)
+    crew = Threads(side_by_side.tasks(), num_threads=num_threads, depth=len(lanes), draws=True)
     while True:
         try:
             packet = next(crew)
         except StopIteration:
             return
-        seat.replies.send(packet)
+        replies.send(packet)
         side_by_side.note_answered()
-
-
-def _requests(requests: socket.socket) -> Iterator[Request]:
-    buffer = memoryview(bytearray(PACKET_BYTES))
-    while size := requests.recv_into(buffer):
-        yield request_in(buffer[:size])
+        if not hands.is_fixed and hands.num_threads not in (0, 1, num_threads):
+            num_threads = hands.num_threads
+            crew.resize(num_threads, len(lanes))
 
 
 class _Lane:
@@ -198,21 +255,23 @@ class _Lane:
 class _SideBySide:
     """Requests dealt out to the lanes in turn; one that is to be made alone waits for the others, and they for it."""
 
-    def __init__(self, lanes: list[_Lane], maker: Maker, requests: Iterator[Request]) -> None:
-        self._lanes, self._maker, self._requests = lanes, maker, requests
+    def __init__(self, lanes: list[_Lane], maker: Maker, inbox: _Inbox, hands: _Hands) -> None:
+        self._lanes, self._maker, self._inbox, self._hands = lanes, maker, inbox, hands
         self._num_open = 0
         self._changed = threading.Condition()
 
     def tasks(self) -> Iterator[_AwayTask]:
-        """Yield the making of each request."""
+        """Yield the making of each request, as long as there should be threads for it."""
         was_alone = False
-        for number, request in enumerate(self._requests):
+        for number, request in enumerate(self._inbox):
             with self._changed:
                 if was_alone or request.is_alone:
                     self._changed.wait_for(lambda: not self._num_open)
                 self._num_open += 1
             was_alone = request.is_alone
             yield self._lanes[number % len(self._lanes)].task(request, self._maker)
+            if self._hands.num_threads < 2:
+                return
 
     def note_answered(self) -> None:
         """Note that a request is done."""

@@ -16,7 +16,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import connection
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.engine.failure import Failure
+from stoker.engine.launch import interrupts_held, named_end
 from stoker.errors import WorkerDied
 
 J = TypeVar("J")
@@ -134,7 +135,7 @@ class Crew(Generic[J, R]):
             member.pipe.send((number, jobs[number]))
 
     def _start(self, worker: int) -> None:
-        with _interrupts_held():
+        with interrupts_held():
             ours, theirs = self._context.Pipe()
             inherited = [ours, *(member.pipe for member in self._members.values())]
             arguments = (self._work, theirs, inherited, self._board[worker], os.getpid(), self._begin)
@@ -155,7 +156,7 @@ class Crew(Generic[J, R]):
         member.process.close()
         member.pipe.close()
         del self._members[member.number]
-        return _named_end(code)
+        return named_end(code)
 
     def _note_failed_start(self, end: str) -> None:
         self._failed_starts.append(end)
@@ -234,19 +235,3 @@ def _serve(
 
 def _leave(*_: object) -> None:
     raise SystemExit(0)
-
-
-def _named_end(code: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(-code).name
-    return f"exit code {code}"
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back. A process that is started meanwhile begins so, too, until it has seen to its signals."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
