@@ -12,6 +12,7 @@ from stoker._version import __version__
 
 if TYPE_CHECKING:
     from stoker import batch as batch
+    from stoker import bench as bench
     from stoker import compose as compose
     from stoker import deliver as deliver
     from stoker import engine as engine
@@ -24,21 +25,27 @@ if TYPE_CHECKING:
     from stoker import store as store
     from stoker import transform as transform
     from stoker import view as view
+    from stoker.bench.diagnosis import Diagnosis
+    from stoker.bench.doctor import doctor
+    from stoker.bench.watch import watch
     from stoker.compose.images import Images, images
     from stoker.compose.mixed import Mixture, mix
     from stoker.compose.packed import Packed, pack
     from stoker.deliver import Normalize
     from stoker.engine.ledger import Ledger, Policy, Skipped
+    from stoker.engine.stats import Stats
     from stoker.loader import DataLoader
     from stoker.plan import Plan, Sequential, Shuffle, Window
     from stoker.randomness import rng, sample_context
     from stoker.source import Lines
     from stoker.source.opening import open  # noqa: A004  # stoker.open, as in zarr or xarray
+    from stoker.stages import transforming
     from stoker.store import Store
 
 # Every name and where it lives. Nothing is imported before it is used: `import stoker` stays quick and without torch.
 _HOMES = {
     "DataLoader": "stoker.loader",
+    "Diagnosis": "stoker.bench.diagnosis",
     "Images": "stoker.compose.images",
     "Ledger": "stoker.engine.ledger",
     "Lines": "stoker.source",
@@ -50,17 +57,22 @@ _HOMES = {
     "Sequential": "stoker.plan",
     "Shuffle": "stoker.plan",
     "Skipped": "stoker.engine.ledger",
+    "Stats": "stoker.engine.stats",
     "Store": "stoker.store",
     "Window": "stoker.plan",
+    "doctor": "stoker.bench.doctor",
     "images": "stoker.compose.images",
     "mix": "stoker.compose.mixed",
     "open": "stoker.source.opening",
     "pack": "stoker.compose.packed",
     "rng": "stoker.randomness",
     "sample_context": "stoker.randomness",
+    "transforming": "stoker.stages",
+    "watch": "stoker.bench.watch",
 }
 _ROOMS = (
     "batch",
+    "bench",
     "compose",
     "deliver",
     "engine",
@@ -77,6 +89,7 @@ _ROOMS = (
 
 __all__ = [
     "DataLoader",
+    "Diagnosis",
     "Images",
     "Ledger",
     "Lines",
@@ -88,15 +101,19 @@ __all__ = [
     "Sequential",
     "Shuffle",
     "Skipped",
+    "Stats",
     "Store",
     "Window",
     "__version__",
+    "doctor",
     "images",
     "mix",
     "open",
     "pack",
     "rng",
     "sample_context",
+    "transforming",
+    "watch",
 ]
 
 

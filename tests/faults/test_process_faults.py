@@ -32,6 +32,7 @@ from torch.utils.data import IterableDataset
 import stoker
 from stoker.engine import team as team_module
 from stoker.engine import worker as worker_module
+from stoker.engine.tally import Tally
 from stoker.errors import (
     EarlyStop,
     ForeignProcess,
@@ -833,6 +834,33 @@ def test_ctrl_c_in_a_terminal_ends_everything_with_one_traceback(engine: str, tm
     assert text.count("Traceback (most recent call last)") == 1, text
     assert text.rstrip().endswith("KeyboardInterrupt"), text
     assert all_gone([pid for pid in members if pid != process.pid])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("where", ["ending", "_drained"])
+def test_ctrl_c_while_workers_are_ended_leaves_none(
+    where: str, persistent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = stoker.DataLoader(Numbers(200), batch_size=2, num_workers=2, persistent_workers=persistent)
+    iterator = iter(loader)
+    seen = next(iterator).tolist()
+    owner: Any = Tally if where == "ending" else team_module.Team
+    real, is_armed = getattr(owner, where), True
+
+    def struck(one: Any, number: int) -> Any:
+        nonlocal is_armed
+        if is_armed:
+            is_armed = False
+            raise KeyboardInterrupt
+        return real(one, number)
+
+    monkeypatch.setattr(owner, where, struck)
+    (team,) = [team for team in list(team_module._teams) if team.is_running]
+    with pytest.raises(KeyboardInterrupt):
+        team.stop()
+    assert not workers()
+    seen += [position for batch in iterator for position in batch.tolist()]  # and the next call goes on
+    assert seen == list(range(200))
 
 
 TRAINERS_SIDE = {"team.py", "processes.py", "ring.py", "parcel.py", "messages.py"}

@@ -204,3 +204,18 @@ def test_slots_are_watched_for_copies_when_a_part_of_them_stays_on_the_host() ->
     assert not loader._ring.is_watched
     assert [int(ids[0]) for ids in copies] == list(range(0, 160, 8))
     assert all((ids[:8] == ids[-8:]).all() for ids in copies)
+
+
+@pytest.mark.parametrize("engine", [{}, {"num_workers": 2}], ids=["inline", "workers"])
+def test_copies_are_counted_and_some_are_timed_on_the_device(engine: dict[str, Any]) -> None:
+    loader: stoker.DataLoader[Any] = stoker.DataLoader(Pictures(400), batch_size=10, device="cuda", **engine)
+    for _ in range(2):
+        for _ in loader:
+            torch.cuda.synchronize()
+    copies = loader.stats().copies
+    assert copies is not None
+    assert copies.num == 80
+    assert copies.num_pageable == 0
+    assert copies.seconds > 0
+    assert copies.device_seconds is not None
+    assert 1e-7 < copies.device_seconds < 1.0  # half a megabyte: microseconds

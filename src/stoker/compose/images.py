@@ -17,6 +17,7 @@ from stoker.compose.image_tray import LooseTray, PictureTray
 from stoker.errors import ArgumentError, PositionError
 from stoker.randomness import rng_of
 from stoker.source.images import Pictures, open_pictures
+from stoker.stages import transforming
 from stoker.transform.image.decoding import MAX_PIXELS, MODES, Data
 from stoker.transform.image.forms import as_array, is_image, is_picture
 from stoker.transform.image.pipeline import Drawing, Pipeline
@@ -211,7 +212,8 @@ class Images:
     def decoded(self, data: Data, position: int, drawing: Drawing, out: NDArray[np.uint8] | None = None) -> Any:
         """Return the same of a picture that was read, and whose view may have been drawn."""
         pictures = self.pictures
-        return self.pipeline.picture(data, drawing, out=out, name=lambda: pictures.name(position), **self.decoding)
+        with transforming():
+            return self.pipeline.picture(data, drawing, out=out, name=lambda: pictures.name(position), **self.decoding)
 
     def arranged(self, found: Any) -> Any:
         """Return a picture by the layout; tensors, arrays of another layout, and what nobody knows, as they are."""

@@ -5,6 +5,7 @@ The only room that touches CUDA.
 
 from __future__ import annotations
 
+from stoker.deliver.copy_counter import CopyCounter
 from stoker.deliver.decoder import NvJpeg, check_nvjpeg
 from stoker.deliver.delivery import Delivery, checked_device
 from stoker.deliver.page_lock import CudaPageLock
@@ -12,6 +13,7 @@ from stoker.deliver.split import Split
 from stoker.deliver.widen import Normalize, To, Widening
 
 __all__ = [
+    "CopyCounter",
     "CudaPageLock",
     "Delivery",
     "Normalize",

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from stoker.batch.encoded import Encoded
+from stoker.deliver.copy_counter import CopyCounter
 from stoker.deliver.decoding import Job
 from stoker.deliver.structure import OnTensor, mapped, moved, tensors_in
 
@@ -28,12 +29,14 @@ _cuda: Any = torch.cuda  # parts of it have no types
 class Copy:
     """One batch on its way."""
 
-    __slots__ = ("batch", "event", "has_more", "is_blind", "jobs", "sent", "sources", "tensors")
+    __slots__ = ("batch", "clock", "event", "has_more", "is_blind", "jobs", "sent", "sources", "tensors")
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
         self.event: Any = None
         """Complete when the copy is; None when that is known."""
+        self.clock: tuple[Any, Any] | None = None
+        """Events at its beginning and its end, if it is one of those that are timed."""
         self.sources: list[Tensor] = []
         self.tensors: list[Tensor] = []
         self.sent: list[Any] = []
@@ -52,12 +55,15 @@ class CopyStream:
     If it `decodes`, pictures that are still files become jobs; whoever does them widens what comes of them.
     """
 
-    def __init__(self, device: int, widen: OnTensor | None, *, decodes: bool = False) -> None:
+    def __init__(
+        self, device: int, widen: OnTensor | None, *, decodes: bool = False, counter: CopyCounter | None = None
+    ) -> None:
         self._decodes = decodes
+        self._counter = CopyCounter() if counter is None else counter
         self._device, self._widen = torch.device("cuda", device), widen
         self._index = device
         self._stream = _stream_of(device)
-        self._in_flight = InFlight()
+        self._in_flight = InFlight(self._counter)
         self.leaves_some = False
         """Some batches had parts that stay on the host, in the memory they came in."""
         self._can_pin = self._follows = False
@@ -79,6 +85,9 @@ class CopyStream:
             try:
                 if self._follows:
                     self._stream.wait_stream(before)
+                if self._counter.is_to_be_timed:
+                    copy.clock = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
+                    copy.clock[0].record(self._stream)
                 copy.batch = mapped(
                     lambda tensor, field: self._copied(copy, tensor, field),
                     batch,
@@ -88,6 +97,8 @@ class CopyStream:
                     if self._decodes
                     else None,
                 )
+                if copy.clock is not None:
+                    copy.clock[1].record(self._stream)  # before the other event, so that it is complete when that is
                 copy.event = self._in_flight.recorded(self._stream)
                 for (
                     job
@@ -132,6 +143,8 @@ class CopyStream:
             return tensor
         if self._can_pin and type(tensor) is Tensor and not tensor.is_pinned():
             tensor = tensor.pin_memory()
+        elif not self._can_pin:
+            self._counter.num_pageable += 1
         copy.sources.append(tensor)
         copied = tensor.to(self._device, non_blocking=True)
         if self._widen is not None:
@@ -202,7 +215,8 @@ class CopyStream:
 class InFlight:
     """The copies that are not known to be complete, in the order of their stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, counter: CopyCounter) -> None:
+        self._counter = counter
         self._copies: deque[Copy] = deque()
         self._spare: list[Any] = []
         self._process = os.getpid()
@@ -226,6 +240,10 @@ class InFlight:
         while copies and copies[0].event.query():
             copy = copies.popleft()
             self._spare.append(copy.event)
+            if copy.clock is not None:
+                begin, end = copy.clock
+                self._counter.add_timed(begin.elapsed_time(end) / 1000)
+                copy.clock = None
             copy.event, copy.sources = None, []
 
     def settle(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stoker.batch.encoded import Encoded
+from stoker.deliver.copy_counter import CopyCounter
 from stoker.deliver.copy_stream import Copy, CopyStream
 from stoker.deliver.decoder import Decoder
 from stoker.deliver.decoding import Bench, Decoding, Job, Rescue
@@ -88,7 +89,7 @@ class Delivery(Generic[T]):
 
     With a `decoder`, given the device, pictures of a batch that are still files become pixels there, in a thread, and
     a batch is handed over when its files are decoded. Files that it refuses are read by `rescue`; without one they are
-    errors. `split` is told who was waited for.
+    errors. `split` is told who was waited for, `counter` how long copies take.
     """
 
     def __init__(
@@ -104,15 +105,17 @@ class Delivery(Generic[T]):
         decoder: Callable[[torch.device], Decoder] | None = None,
         rescue: Rescue[T] | None = None,
         split: Split | None = None,
+        counter: CopyCounter | None = None,
     ) -> None:
         self._engine, self._depth, self._widen = engine, depth, widen
         self._of, self._replaced, self._on_rest = of, replaced, on_rest
         self._ahead: deque[_Entry[T]] = deque()
         self._device = device
+        self._counter = CopyCounter() if counter is None else counter
         self._copies: CopyStream | None = None
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
-            self._copies = CopyStream(index, widen, decodes=decoder is not None)
+            self._copies = CopyStream(index, widen, decodes=decoder is not None, counter=self._counter)
             # Whoever drops this in mid-epoch may still use the batch that came last: its copy has to run to its end.
             finalize(self, self._copies.in_flight.settle)
             self._device = device = torch.device("cuda", index)
@@ -225,6 +228,7 @@ class Delivery(Generic[T]):
             batch = self._of(result)
             if batch is None:
                 continue
+            began = time.perf_counter()
             try:
                 entry.copy = _kept(batch) if copies is None else copies.begin(batch)
             except Exception:
@@ -232,6 +236,8 @@ class Delivery(Generic[T]):
                     return  # it is tried again in its turn; if there was no memory on the device, there may be then
                 self._ahead.popleft()
                 raise
+            if copies is not None:
+                self._counter.add(time.perf_counter() - began)
             if copies is not None and copies.leaves_some and self._on_rest is not None:
                 self._on_rest()
                 self._on_rest = None
@@ -256,7 +262,10 @@ class Delivery(Generic[T]):
             return result  # type: ignore[no-any-return]
         if self._device.type == "cpu" and self._widen is None:
             return result if copy is None else self._replaced(result, batch)
-        return self._replaced(result, mapped(self._moved, batch, on_mover=self._sent))
+        began = time.perf_counter()
+        batch = mapped(self._moved, batch, on_mover=self._sent)
+        self._counter.add(time.perf_counter() - began)
+        return self._replaced(result, batch)
 
     def _decoded(self, copy: Copy, result: T) -> T:
         """Return a result some of whose pictures were files."""

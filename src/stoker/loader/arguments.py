@@ -6,12 +6,14 @@ import multiprocessing
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from stoker.deliver import check_nvjpeg
+from stoker.engine.setting import AUTO, Choice, Room, room_for
 from stoker.errors import ArgumentError, EmptyDataset, MissingExtra
 from stoker.plan import Order, Sequential, Tail, order_named
 
@@ -31,14 +33,56 @@ def length_of(dataset: Any) -> int:
     return length
 
 
-def workers_for(dataset: Any, num_workers: int, num_threads: int) -> int:
+def workers_for(dataset: Any, num_workers: Choice, num_threads: Choice) -> Choice:
     """Return the number of worker processes: one for threads that the dataset wants to have out of this process.
 
-    Where there can be none (not on Linux, or in a daemon process, which must have no children), threads stay here.
+    Where there can be none, threads stay here.
     """
     wants_one = bool(num_threads) and num_workers == 0 and _prefers_process(dataset)
-    can_have = sys.platform == "linux" and not multiprocessing.current_process().daemon
-    return 1 if wants_one and can_have else num_workers
+    return 1 if wants_one and _can_have_processes() else num_workers
+
+
+def _can_have_processes() -> bool:
+    """Return whether there can be workers: not on every system, and not in a daemon process, which must have none."""
+    return sys.platform == "linux" and not multiprocessing.current_process().daemon
+
+
+def check_choices(**choices: Any) -> None:
+    """Refuse other words than "auto" for what is a number, or left to us."""
+    for name, value in choices.items():
+        if isinstance(value, str) and value != AUTO:
+            raise ArgumentError(f"{name}={value!r} is not known", hint='give a number, or "auto" to have it measured')
+
+
+def room_of(
+    *,
+    num_workers: Choice,
+    num_threads: Choice,
+    prefetch_factor: Choice | None,
+    is_stream: bool,
+    is_foreign: bool,
+    may_be_inline: bool,
+    num_cores: int,
+) -> Room:
+    """Return what a loader may choose from where these are its arguments.
+
+    The number of workers that read an iterable dataset decides how it is shared out, and with it the order: one reads
+    all of it, in its own order. Nobody but torch reads torch's DataPipes.
+    """
+    if is_stream or is_foreign:
+        one = 1 if is_stream and not is_foreign and _can_have_processes() else 0
+        num_workers = one if num_workers == AUTO else num_workers
+        num_threads = 0 if num_threads == AUTO else num_threads
+    room = room_for(
+        num_workers=num_workers,
+        num_threads=num_threads,
+        prefetch_factor=prefetch_factor,
+        num_cores=num_cores,
+        has_processes=_can_have_processes(),
+    )
+    if not may_be_inline and (room.processes or room.threads):
+        room = replace(room, can_be_inline=False)
+    return room
 
 
 def _prefers_process(dataset: Any) -> bool:

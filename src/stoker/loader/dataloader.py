@@ -7,8 +7,9 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import copy
-from typing import Any, Literal, Protocol, TypeVar, cast
+from copy import copy, deepcopy
+from pathlib import Path
+from typing import Any, Literal, Protocol, TextIO, TypeVar, cast
 from weakref import finalize
 
 import torch
@@ -27,18 +28,24 @@ from stoker.engine.parcel import SMALL_BYTES
 from stoker.engine.process_wide import Loan
 from stoker.engine.processes import Processes
 from stoker.engine.ring import Ring
+from stoker.engine.setting import AUTO, Choice, Setting
+from stoker.engine.stats import Stats
 from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
 from stoker.engine.worker import Job
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable
 from stoker.loader.arguments import (
     check_arguments,
+    check_choices,
     check_expected,
     check_schedule,
     length_of,
     resolved_decode,
+    room_of,
     workers_for,
 )
+from stoker.loader.auto import Auto, Helm
+from stoker.loader.counting import Counters
 from stoker.loader.course import Course
 from stoker.loader.finding import Found, places
 from stoker.loader.iterator import LoaderIterator
@@ -46,12 +53,18 @@ from stoker.loader.plan_progress import PlanProgress
 from stoker.loader.positions import SequentialPositions, ShuffledPositions
 from stoker.loader.post import MapErrand, StreamErrand, Unfailing
 from stoker.loader.progress import Progress, readable
-from stoker.loader.ranks import resolved_ranks
+from stoker.loader.prometheus import told_to_prometheus
+from stoker.loader.ranks import resolved_ranks, share_of_cores
 from stoker.loader.rescue import Rescue
 from stoker.loader.sampler_progress import SamplerProgress
+from stoker.loader.scouting import ScoutingTold
+from stoker.loader.settings import Settings
+from stoker.loader.stats_log import StatsLog
 from stoker.loader.stream import Sharing, StreamMaker, StreamSetting
 from stoker.loader.stream_progress import StreamProgress
+from stoker.loader.telling import gathered_stats, told, told_of_ranks
 from stoker.loader.work import Beginning, Ended, Finisher, Made, MapMaker, Told, teller
+from stoker.loader.works import Works, steered
 from stoker.plan import Order, Plan, Recipe, Sequential, Shuffle, Tail, derived_key, order_named
 from stoker.source import LineStream
 
@@ -84,6 +97,9 @@ class DataLoader(TorchDataLoader[T_co]):
             `drop_last=True` means) or "pad" (filled up with samples marked in `recipe.padding`).
         rank, num_ranks: this process's share: `batch_size` samples of each global batch of `batch_size * num_ranks`.
         distributed: find out rank and num_ranks from torch.distributed or the launcher (torchrun, Slurm, MPI).
+        num_workers, num_threads, prefetch_factor: numbers, or "auto" to have them measured at the start and refined
+            while training; `loader.auto` tells what was chosen. `num_threads="auto"` is for datasets that may be read
+            by several threads at once.
         num_threads: threads that load ahead, in this process or, with `num_workers`, in each worker process; the
             samples of one batch are spread over them. A dataset may ask for a process of their own by
             `prefers_process = True`, as `stoker.images` does: without `num_workers`, they are then in one worker.
@@ -108,7 +124,7 @@ class DataLoader(TorchDataLoader[T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: Choice = 0,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -117,7 +133,7 @@ class DataLoader(TorchDataLoader[T_co]):
         multiprocessing_context: Any = None,
         generator: torch.Generator | None = None,
         *,
-        prefetch_factor: int | None = None,
+        prefetch_factor: Choice | None = None,
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
@@ -127,7 +143,7 @@ class DataLoader(TorchDataLoader[T_co]):
         rank: int | None = None,
         num_ranks: int | None = None,
         distributed: bool = False,
-        num_threads: int = 0,
+        num_threads: Choice = 0,
         on_error: str | Policy = "raise",
         shard: Literal["auto"] | None = None,
         skip: Iterable[tuple[int, int]] = (),
@@ -139,6 +155,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if expect is not None:
             check_expected(dataset, expect)
         skip = tuple(skip)
+        check_choices(num_workers=num_workers, num_threads=num_threads, prefetch_factor=prefetch_factor)
         num_workers = workers_for(dataset, num_workers, num_threads)
         self._device = checked_device(device)
         self._widening = Widening.of(to, normalize)
@@ -148,6 +165,25 @@ class DataLoader(TorchDataLoader[T_co]):
         self._is_foreign = isinstance(dataset, IterDataPipe | MapDataPipe)
         is_planned = not is_stream and sampler is None and batch_sampler is None and not self._is_foreign
         rank, num_ranks = resolved_ranks(rank, num_ranks, distributed=distributed)
+        self.auto: Auto | None = None
+        """What was chosen for the arguments that are "auto", and why; None if there was nothing to choose."""
+        if AUTO in (num_workers, num_threads, prefetch_factor):
+            room = room_of(
+                num_workers=num_workers,
+                num_threads=num_threads,
+                prefetch_factor=prefetch_factor,
+                is_stream=is_stream,
+                is_foreign=self._is_foreign,
+                # what a worker has set up, is to be waited for, or is to stay, is not to be had without one
+                may_be_inline=worker_init_fn is None and not timeout and not persistent_workers,
+                num_cores=share_of_cores(),
+            )
+            chosen = Auto(room)
+            num_workers, num_threads, prefetch_factor = chosen.arguments
+            self.auto = None if room.is_fixed else chosen
+        assert num_workers != AUTO
+        assert num_threads != AUTO
+        assert prefetch_factor != AUTO
         check_arguments(
             is_stream=is_stream,
             is_planned=is_planned,
@@ -221,7 +257,8 @@ class DataLoader(TorchDataLoader[T_co]):
         self.split: Split | None = None
         """For pictures with decode="auto": the share of them that is left to the device, and who is waited for."""
         if self._decode == "auto":
-            self.split = Split(num_cores=min(max(1, num_workers) * max(1, num_threads), _num_cores()))
+            num_hands = max(1, num_workers) * max(1, num_threads)
+            self.split = Split(num_cores=_num_cores() if self.auto is not None else min(num_hands, _num_cores()))
         self._own_collate = collate_fn
         self._is_stream, self._is_planned = is_stream, is_planned
         self._num_iterations = 0
@@ -233,6 +270,10 @@ class DataLoader(TorchDataLoader[T_co]):
         self._loan = Loan(is_repeatable=not is_stream)  # what was drawn from a stream is gone
         self.ledger = Ledger(Policy.named(on_error))
         """The samples that could not be read and were skipped."""
+        self.counters = self._new_counters()
+        """What `stats` tells; whoever watches may keep it when the loader is gone."""
+        if self.auto is not None:
+            self.auto.follow(self)
 
     # ---------------------------------------------------------------- iterating
 
@@ -257,7 +298,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._num_iterations += 1
         if isinstance(progress, StreamProgress):
             progress.iteration = self._num_iterations
-        engine = self._started(progress)  # may fail, and then nothing has happened
+        engine, helm = self._started(progress)  # may fail, and then nothing has happened
         self._resume = None
         course.next_epoch = progress.epoch + 1
         self._progress = progress
@@ -269,6 +310,8 @@ class DataLoader(TorchDataLoader[T_co]):
             promised=self._IterableDataset_len_called,
             doubts=None if self._widening is None else self._widening.doubts,
             warns_of_copies=self._num_iterations == 1 and self._is_stream and self._setting.sharing == "own",
+            counters=self.counters,
+            helm=helm,
         )
 
     def __len__(self) -> int:
@@ -428,11 +471,56 @@ class DataLoader(TorchDataLoader[T_co]):
             self._tell_epoch(self._chosen_epoch)
         self.ledger.num_served, self.ledger.num_skipped = state.get("served", 0), state.get("skipped", 0)
 
+    # ---------------------------------------------------------------- counters
+
+    def stats(self, *, laps: bool = False) -> Stats:
+        """Return what was counted since the loader was made, or since `counters.reset()`, as a plain record.
+
+        With `laps`, the latest batches are in it one by one. It may be asked for at any time, and costs milliseconds.
+        """
+        return self.counters.stats(laps=laps)
+
+    def report(self, *, all_ranks: bool = False, file: TextIO | None = None) -> None:
+        """Print what was counted, for people. With `all_ranks`, of all ranks together, and who is the slowest.
+
+        That asks the other ranks through torch.distributed, so that all have to call it; the first one prints.
+        """
+        if not all_ranks:
+            print(told(self.stats()), file=file)
+            return
+        gathered = gathered_stats(self.stats())
+        if self._course.rank == 0:
+            print(told_of_ranks(gathered), file=file)
+
+    def log_stats(self, path: str | Path, *, every: float = 10.0) -> None:
+        """Append a line of JSON, `Stats.as_json`, to a file every so many seconds, and at the end of each iteration.
+
+        Several ranks may write to one file. `stoker top` follows it.
+        """
+        self.counters.write_to(StatsLog(path, every=every))
+
+    def prometheus(self, name: str = "train", *, registry: Any = None) -> None:
+        """Let `prometheus_client` tell what was counted, under this name and the rank. Nothing runs until it asks.
+
+        A server is yours to start, `prometheus_client.start_http_server(9400)`, unless there is one already.
+        """
+        told_to_prometheus(self.counters, name=name, registry=registry)
+
+    def _new_counters(self) -> Counters:
+        course = self._course
+        return Counters(Settings(self), rank=course.rank, num_ranks=course.num_ranks)
+
     # ---------------------------------------------------------------- inside
 
     def __getstate__(self) -> dict[str, Any]:
         # workers and slots stay with the process that has them
-        return self.__dict__ | {"_processes": None, "_ring": None, "_iterator": None}
+        return self.__dict__ | {"_processes": None, "_ring": None, "_iterator": None, "counters": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.counters = self._new_counters()
+        if self.auto is not None:
+            self.auto.follow(self)
 
     def __copy__(self) -> DataLoader[T_co]:
         """Return a loader whose next iteration is what this one's would be: to look without being noticed.
@@ -446,6 +534,10 @@ class DataLoader(TorchDataLoader[T_co]):
         twin._course = copy(self._course)
         twin._loan = Loan(is_repeatable=not self._is_stream)
         twin.ledger = Ledger(self.ledger.policy)
+        twin.counters = twin._new_counters()
+        twin.auto = deepcopy(self.auto)
+        if twin.auto is not None:
+            twin.auto.follow(twin)
         if self._resume is not None:
             twin._resume = None
             twin.load_state_dict(self.state_dict())
@@ -470,7 +562,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 epoch,
                 rank=course.rank,
                 num_ranks=course.num_ranks,
-                in_order=self.in_order or not self.num_workers,
+                in_order=self.in_order or not self._has_workers,
             )
         if self._is_stream:
             return StreamProgress(
@@ -483,8 +575,13 @@ class DataLoader(TorchDataLoader[T_co]):
             batch_size=self.batch_size,
             drop_last=self.drop_last,
             is_batched=self._auto_collation,
-            in_order=self.in_order or not self.num_workers,
+            in_order=self.in_order or not self._has_workers,
         )
+
+    @property
+    def _has_workers(self) -> bool:
+        """Whether there are worker processes, or may come to be."""
+        return bool(self.num_workers) or (self.auto is not None and self.auto.may_have_workers)
 
     @property
     def _setting(self) -> StreamSetting:
@@ -514,11 +611,11 @@ class DataLoader(TorchDataLoader[T_co]):
             return StreamMaker(self.dataset, finish, self._setting, seed=seed, policy=policy, loan=loan)
         return MapMaker(self._course.dataset, finish, seed=seed, policy=policy, loan=loan, owns_order=self._is_planned)
 
-    def _started(self, progress: Progress) -> Engine[Made | Ended]:
-        engine = self._engine(progress)
+    def _started(self, progress: Progress) -> tuple[Engine[Made | Ended], Helm | None]:
+        engine, helm = self._engine(progress)
         if self._device is None:
-            return engine
-        return Delivery(
+            return engine, helm
+        delivery = Delivery(
             engine,
             self._device,
             depth=self.prefetch_factor or 1,
@@ -529,7 +626,9 @@ class DataLoader(TorchDataLoader[T_co]):
             decoder=None if self._decode == "cpu" else NvJpeg,
             rescue=None if self._decode == "cpu" else self._rescue(),
             split=self.split,
+            counter=self.counters.copies,
         )
+        return delivery, helm
 
     def _rescue(self) -> Any:
         maker = self._maker(None)
@@ -539,28 +638,41 @@ class DataLoader(TorchDataLoader[T_co]):
     def _teller(self) -> Callable[[], Any]:
         return teller(self._course.dataset) if self.split is None else self.split.tell
 
-    def _engine(self, progress: Progress) -> Engine[Made | Ended]:
+    def _told(self) -> Any:
+        """Return what the dataset has to say to whoever reads it, without a recipe that counts."""
+        return teller(self._course.dataset)() if self.split is None else self.split.share
+
+    def _engine(self, progress: Progress) -> tuple[Engine[Made | Ended], Helm | None]:
         recipes = Unfailing(self._readable(progress))
         pin = self._pin()
-        if self.num_workers:
-            if pin is not None and pin.device is None:
-                warnings.warn("worker processes give page-locked batches for CUDA alone; these are not", stacklevel=5)
-            workers = self._workers(progress, locks=pin is not None and pin.device is not None)
-            chosen = self._chosen_epoch
-            if isinstance(progress, StreamProgress):
-                return workers.run(StreamErrand(progress, recipes, chosen_epoch=chosen))
-            return workers.run(MapErrand(recipes, chosen_epoch=chosen, tell=self._teller()))
+        if self._has_workers and pin is not None and pin.device is None:
+            warnings.warn("worker processes give page-locked batches for CUDA alone; these are not", stacklevel=5)
+        if self.auto is not None:
+            return steered(Works(self, self.auto, progress, recipes, pin), self.auto)
+        setting = Setting(self.num_workers, self.num_threads, self.prefetch_factor or 1)
+        if setting.num_workers:
+            return self._workers(progress, setting, pin).run(self._errand(progress, recipes)), None
+        return self._here(setting, recipes, pin), None
+
+    def _errand(self, progress: Progress, recipes: Iterator[Any]) -> MapErrand | StreamErrand:
+        """Return what is asked of worker processes."""
+        chosen = self._chosen_epoch
+        if isinstance(progress, StreamProgress):
+            return StreamErrand(progress, recipes, chosen_epoch=chosen)
+        return MapErrand(recipes, chosen_epoch=chosen, tell=self._teller())
+
+    def _here(self, setting: Setting, recipes: Iterator[Any], pin: _Pin | None) -> Inline[Any, Any] | Threads[Any]:
+        """Return an engine in this process."""
         maker = self._maker(pin)
         if isinstance(maker, MapMaker):
             maker.tell = self._teller()
-        if not self.num_threads:
-            return Inline(recipes, maker.make)
-        assert self.prefetch_factor is not None
+        if setting.is_inline:
+            return Inline(recipes, maker.make if self.auto is None else self.auto.footprint.watched(maker.make))
         tasks: Iterator[Any] = map(maker.task, recipes)
         return Threads(
             tasks,
-            num_threads=self.num_threads,
-            depth=self.prefetch_factor,
+            num_threads=setting.num_threads,
+            depth=setting.prefetch_factor,
             timeout=self.timeout,
             draws=self._is_stream,  # drawing from a stream is the work
         )
@@ -589,7 +701,12 @@ class DataLoader(TorchDataLoader[T_co]):
             )
         mixture.check_readable(progress.epoch, progress.ordinal)
 
-    def _workers(self, progress: Progress, *, locks: bool) -> Processes[Made | Ended]:
+    def _context(self) -> Any:
+        """Return how worker processes are started."""
+        return self.multiprocessing_context or multiprocessing.get_context()
+
+    def _workers(self, progress: Progress, setting: Setting, pin: _Pin | None) -> Processes[Made | Ended]:
+        locks = pin is not None and pin.device is not None
         if self._ring is not None and self._ring.is_foreign:
             self._ring = self._processes = None  # they are the parent's, and so are its slots
         if self._processes is not None:
@@ -599,12 +716,11 @@ class DataLoader(TorchDataLoader[T_co]):
             # a delivery sees to it that slots are not used again before their copies are complete
             self._ring = Ring(CudaPageLock() if locks else None, is_watched=is_delivered)
             finalize(self, self._ring.close)
-        assert self.prefetch_factor is not None
         staff = Staff(
-            num_workers=self.num_workers,
-            num_threads=self.num_threads,
-            prefetch_factor=self.prefetch_factor,
-            context=self.multiprocessing_context or multiprocessing.get_context(),
+            num_workers=setting.num_workers,
+            num_threads=setting.num_threads,
+            prefetch_factor=setting.prefetch_factor,
+            context=self._context(),
             seed=derived_key(self._course.seed, progress.epoch) >> 1,
             timeout=self.timeout,
             in_order=self.in_order,
@@ -612,10 +728,14 @@ class DataLoader(TorchDataLoader[T_co]):
             # what goes to a device at once need not be kept apart from its batch
             small_bytes=0 if is_delivered else SMALL_BYTES,
             pins_small=locks,
+            most_workers=0 if self.auto is None else self.auto.most_workers,
         )
-        maker = Told(self._maker(None), self._chosen_epoch)
+        told = Told if self.auto is None else ScoutingTold
+        maker = told(self._maker(None), self._chosen_epoch)
         job = Job(maker, self._course.dataset, Beginning(self.worker_init_fn))
-        workers: Processes[Made | Ended] = Processes(job, staff, self._ring, is_persistent=self.persistent_workers)
+        workers: Processes[Made | Ended] = Processes(
+            job, staff, self._ring, is_persistent=self.persistent_workers, tally=self.counters.tally
+        )
         if self.persistent_workers:
             self._processes = workers
         return workers

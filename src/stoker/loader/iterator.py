@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, NoReturn, Self
 
 from stoker.engine.ledger import Ledger
 from stoker.engine.task import Engine
 from stoker.errors import TooManySkipped
+from stoker.loader.auto import Helm
+from stoker.loader.counting import Counters
 from stoker.loader.progress import Progress
 from stoker.loader.stream_progress import StreamProgress
 from stoker.loader.work import Ended, Made
@@ -28,11 +31,17 @@ class LoaderIterator:
         promised: int | None = None,
         doubts: Callable[[], list[str]] | None = None,
         warns_of_copies: bool = False,
+        counters: Counters,
+        helm: Helm | None = None,
     ) -> None:
         self._engine, self._progress, self._ledger = engine, progress, ledger
         self._length, self._promised, self._warns_of_copies = length, promised, warns_of_copies
-        self._doubts = doubts
+        self._doubts, self._counters = doubts, counters
+        self._helm = helm
+        counters.begin()
         self._is_over = False
+        self._kept: Made | None = None
+        """What was taken from the engine and could not be handed over."""
         self._ended: set[int] = set()
         self._num_yielded = 0
 
@@ -40,27 +49,39 @@ class LoaderIterator:
         return self
 
     def __next__(self) -> Any:
+        asked = perf_counter()
         if self._is_over:
             raise StopIteration
+        # before a batch is taken: an interrupt costs none
+        if self._counters.is_due:
+            self._counters.attend()
+        if self._helm is not None:
+            self._helm.steer()
         try:
-            made = next(self._engine)
-            if isinstance(made, Ended):
-                made = self._after_an_end(made)
+            made = self._kept or self._taken()
         except StopIteration:
             if self._is_over:
                 raise  # closed by another thread, which is not the end of the epoch
             self._is_over = True
             self._progress.finish()
             self._engine.close()
+            self._counters.end()
             raise
-        self._ledger.num_served += len(made.recipe.positions)
-        if made.skipped:
-            self._note_skipped(made)
-        self._progress.advance(made)
+        self._kept = made  # an interrupt on the way: it is for the next call
+        num_samples = len(made.recipe.positions)
         if made.stream is not None:
             self._watch(made)
         if self._doubts is not None:
             self._warn_of(self._doubts())
+        handed = perf_counter()
+        self._counters.note(made, num_samples, asked, handed)
+        if self._helm is not None:
+            self._helm.note(made, asked, handed)
+        self._ledger.num_served += num_samples
+        if made.skipped:
+            self._note_skipped(made)
+        self._progress.advance(made)
+        self._kept = None
         return made.batch
 
     def __len__(self) -> int:
@@ -74,10 +95,16 @@ class LoaderIterator:
     def close(self) -> None:
         """End the iteration now: threads and processes are gone when this returns."""
         self._is_over = True
+        self._kept = None
         self._engine.close()
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("an iterator cannot be pickled; send loader.state_dict() and call iter on the other side")
+
+    def _taken(self) -> Made:
+        """Return the next batch from the engine."""
+        made = next(self._engine)
+        return self._after_an_end(made) if isinstance(made, Ended) else made
 
     def _after_an_end(self, made: Made | Ended) -> Made:
         """Return the next batch when a reader says that its stream has no more: another one may have."""

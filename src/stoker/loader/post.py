@@ -7,10 +7,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from stoker.engine.lap import Trip
 from stoker.errors import WorkerError
 from stoker.loader.stream import Turn, turn_worker
 from stoker.loader.stream_progress import StreamProgress
-from stoker.loader.work import Ended, Made, Sent, listed, sent
+from stoker.loader.work import Ended, Made, Posted, Sent, listed, sent
 from stoker.plan import Recipe
 
 
@@ -93,10 +94,10 @@ class MapErrand:
         """Return what a worker needs to know."""
         return self._chosen_epoch, sent(recipe, self._tell())
 
-    def result(self, recipe: Recipe, answer: tuple[Any, bytes]) -> Made:
+    def result(self, recipe: Recipe, answer: Posted, trip: Trip) -> Made:
         """Return the batch with its recipe, which has stayed here."""
-        batch, skipped = answer
-        return Made(recipe, batch, pickle.loads(skipped) if skipped else (), None)
+        batch, skipped, times = answer
+        return Made(recipe, batch, pickle.loads(skipped) if skipped else (), None, times, trip)
 
     def described(self, recipe: Recipe) -> str:
         """Return what is in a recipe."""
@@ -129,13 +130,13 @@ class StreamErrand:
             raise turn.error
         return self._chosen_epoch, turn
 
-    def result(self, _: Turn, answer: tuple[Any, bytes]) -> Made | Ended:
+    def result(self, _: Turn, answer: Posted, trip: Trip) -> Made | Ended:
         """Return the batch, or the end, as the worker tells it."""
-        batch, note = answer
+        batch, note, _times = answer
         made: Made | Ended = pickle.loads(note)
         if isinstance(made, Made) and made.stream is not None:
             self._told[made.stream["part"]] = made
-        return made._replace(batch=batch) if isinstance(made, Made) else made
+        return made._replace(batch=batch, trip=trip) if isinstance(made, Made) else made
 
     def described(self, turn: Turn) -> str:
         """Return what is known of a turn."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from stoker import machine
 from stoker.errors import ArgumentError
 
 LAUNCHERS = (
@@ -13,6 +14,10 @@ LAUNCHERS = (
     ("MPICH", "PMI_RANK", "PMI_SIZE"),
 )
 """Launchers and the environment variables in which they tell, in the order they are asked."""
+
+
+LOCAL = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""Where launchers tell how many ranks there are on this machine."""
 
 
 def resolved_ranks(rank: int | None, num_ranks: int | None, *, distributed: bool) -> tuple[int, int]:
@@ -34,6 +39,17 @@ def resolved_ranks(rank: int | None, num_ranks: int | None, *, distributed: bool
     if not 0 <= rank < num_ranks:
         raise ArgumentError(f"there is no rank {rank} of {num_ranks}", hint="ranks run from 0 to num_ranks - 1")
     return rank, num_ranks
+
+
+def share_of_cores() -> int:
+    """Return how many cores this rank may use: those of this process, shared with the other ranks of the machine.
+
+    A launcher that gives each rank cores of its own has done that already.
+    """
+    num_cores = machine.num_cores()
+    has_all = not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) >= (os.cpu_count() or 1)
+    told = next((os.environ[name] for name in LOCAL if os.environ.get(name, "").isdigit()), "1")
+    return max(1, num_cores // max(1, int(told))) if has_all else num_cores
 
 
 def _found() -> tuple[int, int]:

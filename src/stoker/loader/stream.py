@@ -17,6 +17,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice, repeat
+from time import perf_counter
 from types import GeneratorType
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -28,9 +29,10 @@ from stoker.engine.identity import act_as, has_looked
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
 from stoker.errors import EarlyStop
-from stoker.loader.work import AwayTask, Ended, Finisher, Made, batch_key, posted
+from stoker.loader.work import AwayTask, Ended, Finisher, Made, Posted, Reading, batch_key, finished, posted
 from stoker.plan import Recipe, Tail, derived_key
 from stoker.randomness import SampleContext, entered
+from stoker.stages import watch
 
 T = TypeVar("T")
 
@@ -102,7 +104,7 @@ class StreamMaker:
     def _key(self, turn: Turn) -> int:
         return batch_key(self.seed, turn.epoch, turn.turn, self.setting.rank)
 
-    def make_away(self, turn: Turn, desk: Desk) -> tuple[Any, bytes]:
+    def make_away(self, turn: Turn, desk: Desk) -> Posted:
         """Make the next batch in a worker process, straight into the slot on `desk`."""
 
         def make(turn: Turn) -> Made | Ended:
@@ -127,6 +129,7 @@ class StreamMaker:
         if turn.part not in self.readers:
             act_as(turn_worker(turn, self.setting.num_workers))
             self.readers[turn.part] = _Reader(self, turn)
+        began, before = perf_counter(), watch.seconds
         try:
             drawn = self.readers[turn.part].draw(turn)
         except StopIteration as error:  # not from the iterator, whose end is no error
@@ -137,7 +140,9 @@ class StreamMaker:
             return EndTask(Ended(turn.part, copy.deepcopy(self.dataset.state_dict()) if lives_on else None))
         recipe, samples, skipped, where = drawn
         # a copy: with threads, the next turn is drawn before this one is done
-        return StreamTask(self.finish, recipe, samples, skipped, copy.deepcopy(where))
+        transform = watch.seconds - before
+        reading = began, perf_counter() - began - transform, transform
+        return StreamTask(self.finish, recipe, samples, skipped, copy.deepcopy(where), reading)
 
 
 class StreamTask:
@@ -146,22 +151,23 @@ class StreamTask:
     size = 0
 
     def __init__(
-        self, finish: Finisher, recipe: Recipe, samples: list[Any], skipped: list[Skipped], stream: dict[str, Any]
+        self,
+        finish: Finisher,
+        recipe: Recipe,
+        samples: list[Any],
+        skipped: list[Skipped],
+        stream: dict[str, Any],
+        reading: Reading,
     ):
-        self._finish, self._recipe, self._samples, self._skipped, self._stream = (
-            finish,
-            recipe,
-            samples,
-            skipped,
-            stream,
-        )
+        self._finish, self._recipe, self._samples = finish, recipe, samples
+        self._skipped, self._stream, self._reading = skipped, stream, reading
 
     def do(self, start: int, stop: int) -> None:
         """Nothing is left to do in parts."""
 
     def finish(self) -> Made:
         """Return the batch."""
-        return Made(self._recipe, self._finish(self._recipe, self._samples), self._skipped, self._stream)
+        return finished(self._finish, self._recipe, self._samples, self._skipped, self._stream, self._reading)
 
 
 class EndTask:

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +14,14 @@ from torch.utils.data import Subset
 
 from stoker.batch import Gathering, Tray, Trays, placed, plain_collate, stack_plainly
 from stoker.engine.desk import Desk
+from stoker.engine.lap import HERE, Times, Trip
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
 from stoker.errors import EarlyStop, NothingCollated
 from stoker.plan import Recipe, derived_key
 from stoker.plan.mixing import GOLDEN, MASK
 from stoker.randomness import SampleContext, entered, key_of
+from stoker.stages import watch
 
 MAX_REPLACEMENTS = 8
 """Samples tried in the place of a bad one, before the error is raised after all."""
@@ -32,6 +35,8 @@ class Made(NamedTuple):
     skipped: Sequence[Skipped]
     stream: dict[str, Any] | None
     """Where the stream is after this batch."""
+    times: Times
+    trip: Trip = HERE
 
 
 class Ended(NamedTuple):
@@ -41,6 +46,9 @@ class Ended(NamedTuple):
     state: Any
     """Where a dataset that stays with its worker is now, at the beginning of its next epoch."""
 
+
+Reading = tuple[float, float, float]
+"""When reading began; how long samples were read and transformed, in seconds."""
 
 Sent = tuple[int, int, int, bytes | list[Any], Any]
 """What a worker is told of a recipe: step, epoch, rank, positions, the plan's as the bytes of 64-bit integers, and what
@@ -74,15 +82,22 @@ def _nothing() -> None:
     return None
 
 
-def posted(made: Made | Ended) -> tuple[Any, bytes]:
+Posted = tuple[Any, bytes, Times]
+"""A batch, the note that goes with it, and how long it took."""
+
+
+def posted(made: Made | Ended) -> Posted:
     """Return a batch as it leaves a worker: apart from what is to be noted, whose arrays are kept for long and should
     not keep the batch's slot.
     """
     if isinstance(made, Ended):
-        return None, pickle.dumps(made)
+        return None, pickle.dumps(made), _NO_TIMES
     if made.stream is None:
-        return made.batch, pickle.dumps(made.skipped) if made.skipped else b""
-    return made.batch, pickle.dumps(made._replace(batch=None))
+        return made.batch, pickle.dumps(made.skipped) if made.skipped else b"", made.times
+    return made.batch, pickle.dumps(made._replace(batch=None)), made.times
+
+
+_NO_TIMES: Times = (0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Finisher:
@@ -117,7 +132,7 @@ class Finisher:
             self._collate = collate = self.collate_fn or plain_collate()
         try:
             if self._mixture is not None:
-                self._mixture.in_epoch(recipe.epoch).check_forms(_listed_positions(recipe), samples)
+                self._mixture.in_epoch(recipe.epoch).check_forms(positions_of(recipe), samples)
             batch = collate(samples if self.is_batched else samples[0])
         except StopIteration as error:
             raise _noted(EarlyStop("the collate function"), f"while collating {listed(recipe)}") from error
@@ -148,7 +163,7 @@ class MapMaker:
     def __init__(
         self, dataset: Any, finish: Finisher, *, seed: int, policy: Policy, loan: Loan, owns_order: bool
     ) -> None:
-        self.dataset, self.finish, self.seed, self.policy, self._loan = dataset, finish, seed, policy, loan
+        self.dataset, self.finish, self.seed, self.policy, self.loan = dataset, finish, seed, policy, loan
         self.owns_order = owns_order
         """The order is the plan's, so that every sample of the dataset is fit to be served."""
         self.reads_many = finish.is_batched and _reads_many(dataset)
@@ -179,7 +194,7 @@ class MapMaker:
         """Return the batch of `recipe`, made here and now, with the process-wide generators seeded from the step."""
         if self.is_pure:
             return self._make(recipe)
-        return self._loan.run(self._make, recipe, batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank))
+        return self.loan.run(self._make, recipe, batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank))
 
     def _make(self, recipe: Recipe) -> Made:
         if self.fills:
@@ -190,16 +205,31 @@ class MapMaker:
             made = self.gathered(recipe)
             if made is not None:
                 return made
+        return self._collected(recipe)
+
+    def _collected(self, recipe: Recipe, desk: Desk | None = None) -> Made:
+        """Return the batch, read sample by sample and collated, in the slot on `desk` if there is one."""
+        began, before = perf_counter(), watch.seconds
         skipped: list[Skipped] = []
-        samples = self.read(recipe, _listed_positions(recipe), skipped)
-        return Made(recipe, self.finish(recipe, samples), skipped, None)
+        samples = self.read(recipe, positions_of(recipe), skipped)
+        collating, transform = perf_counter(), watch.seconds - before
+        if desk is None:
+            batch = self.finish(recipe, samples)
+        else:
+            desk.clear()  # it may be made a second time
+            with self.finish.onto(desk):
+                batch = self.finish(recipe, samples)
+        made = perf_counter()
+        times = began, made, collating - began - transform, transform, made - collating
+        return Made(recipe, batch, skipped, None, times)
 
     def gathered(self, recipe: Recipe) -> Made | None:
         """Return the batch as the dataset makes it; None if it cannot, or fails and bad samples are to be replaced."""
         assert self._gather is not None
+        began, before = perf_counter(), watch.seconds
         previous = None
         if not self.is_pure:
-            positions = _listed_positions(recipe)
+            positions = positions_of(recipe)
             previous = entered(SampleContext(self.seed, recipe.epoch, positions, iter(positions)))
         try:
             numbers = recipe.positions
@@ -218,7 +248,10 @@ class MapMaker:
         if batch is NotImplemented:
             self.gathers = self.is_pure = False
             return None
-        return Made(recipe, batch if self.finish.pin is None else self.finish.pin(batch), (), None)
+        if self.finish.pin is not None:
+            batch = self.finish.pin(batch)
+        made, transform = perf_counter(), watch.seconds - before
+        return Made(recipe, batch, (), None, (began, made, made - began - transform, transform, 0.0))
 
     def opened(self, recipe: Recipe, told: Any, desk: Desk | None = None) -> Tray | None:
         """Return a tray for a recipe, in the slot on `desk` if there is one; None if the dataset has none after all."""
@@ -237,18 +270,25 @@ class MapMaker:
 
     def filled(self, recipe: Recipe, tray: Tray) -> Made:
         """Return the batch of a tray, filled here and now."""
+        began, before = perf_counter(), watch.seconds
         skipped: list[Skipped] = []
-        self.fill(recipe, tray, _listed_positions(recipe), 0, skipped)
-        return self.lifted(recipe, tray, skipped)
+        self.fill(recipe, tray, positions_of(recipe), 0, skipped)
+        transform = watch.seconds - before
+        return self.lifted(recipe, tray, skipped, (began, perf_counter() - began - transform, transform))
 
-    def lifted(self, recipe: Recipe, tray: Tray, skipped: list[Skipped]) -> Made:
+    def lifted(self, recipe: Recipe, tray: Tray, skipped: list[Skipped], reading: Reading) -> Made:
         """Return the batch of a tray that is full."""
+        lifting = perf_counter()
         try:
             batch = self._trays.lifted(tray)
         except Exception as error:
             _noted(error, f"while putting together {listed(recipe)}")
             raise
-        return Made(recipe, batch if self.finish.pin is None else self.finish.pin(batch), skipped, None)
+        if self.finish.pin is not None:
+            batch = self.finish.pin(batch)
+        made = perf_counter()
+        began, read, transform = reading
+        return Made(recipe, batch, skipped, None, (began, made, read, transform, made - lifting))
 
     def fill(self, recipe: Recipe, tray: Tray, positions: list[Any], row: int, skipped: list[Skipped]) -> None:
         """Put the samples at `positions` into the rows from `row` on; bad ones are replaced, if the policy says so."""
@@ -272,7 +312,7 @@ class MapMaker:
         finally:
             entered(previous)
 
-    def make_away(self, content: Sent, desk: Desk) -> tuple[Any, bytes]:
+    def make_away(self, content: Sent, desk: Desk) -> Posted:
         """Make a batch in a worker process, straight into the slot on `desk`; with a note for the ledger, if any."""
         recipe = received(content)
         key = batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank)
@@ -289,13 +329,9 @@ class MapMaker:
                     made = self.gathered(recipe)
                 if made is not None:
                     return made
-            skipped: list[Skipped] = []
-            samples = self.read(recipe, _listed_positions(recipe), skipped)
-            desk.clear()  # it may be made a second time
-            with self.finish.onto(desk):
-                return Made(recipe, self.finish(recipe, samples), skipped, None)
+            return self._collected(recipe, desk)
 
-        return posted(make(recipe) if self.is_pure else self._loan.run(make, recipe, key, gives_back=False))
+        return posted(make(recipe) if self.is_pure else self.loan.run(make, recipe, key, gives_back=False))
 
     def task_away(self, content: Sent, desk: Desk) -> AwayTask:
         """Return the making of a batch in a worker process that has several threads."""
@@ -352,7 +388,7 @@ class MapMaker:
         if self.owns_order:
             others: Sequence[Any] = range(len(self.dataset))
         else:  # a sampler may keep to a part of the data, such as a split: keep to what it has chosen
-            others = [other for other in _listed_positions(recipe) if other != position]
+            others = [other for other in positions_of(recipe) if other != position]
         dataset = self.dataset_in(recipe.epoch)
         instead = getattr(dataset, "instead", None)
         if self.owns_order and callable(instead):  # a mixture, whose shares must stay what they are
@@ -422,17 +458,19 @@ class Told:
 class MapTask:
     """The reading of one batch in parts, by several threads."""
 
-    __slots__ = ("gathers", "maker", "positions", "recipe", "samples", "size", "skipped", "tray")
+    __slots__ = ("gathers", "maker", "positions", "readings", "recipe", "samples", "size", "skipped", "tray")
 
     def __init__(self, maker: MapMaker, recipe: Recipe, tray: Tray | None = None) -> None:
         self.maker, self.recipe, self.tray = maker, recipe, tray
-        self.positions = _listed_positions(recipe)
+        self.positions = positions_of(recipe)
         # one call for all, where the dataset takes many positions: it may want to see them together
         self.gathers = maker.gathers and tray is None
         is_one = tray is None and (maker.reads_many or self.gathers)
         self.size = 1 if is_one else len(self.positions)
         self.samples: list[Any] = [None] * len(self.positions)
         self.skipped: list[tuple[int, list[Skipped]]] = []
+        self.readings: list[Reading] = []
+        """Of each part: appended to by several threads, and added up when all are done."""
 
     def do(self, start: int, stop: int) -> None:
         """Read some of the samples."""
@@ -440,6 +478,7 @@ class MapTask:
             self._read(start, stop)
 
     def _read(self, start: int, stop: int) -> None:
+        began, before = perf_counter(), watch.seconds
         skipped: list[Skipped] = []
         if self.tray is not None:
             self.maker.fill(self.recipe, self.tray, self.positions[start:stop], start, skipped)
@@ -449,6 +488,8 @@ class MapTask:
             self.samples[start:stop] = self.maker.read(self.recipe, self.positions[start:stop], skipped)
         if skipped:
             self.skipped.append((start, skipped))
+        transform = watch.seconds - before
+        self.readings.append((began, perf_counter() - began - transform, transform))
 
     def finish(self) -> Made:
         """Return the batch."""
@@ -458,9 +499,33 @@ class MapTask:
                 return made
             self._read(0, len(self.positions))
         skipped = [entry for _, part in sorted(self.skipped, key=lambda item: item[0]) for entry in part]
+        reading = self._reading()
         if self.tray is not None:
-            return self.maker.lifted(self.recipe, self.tray, skipped)
-        return Made(self.recipe, self.maker.finish(self.recipe, self.samples), skipped, None)
+            return self.maker.lifted(self.recipe, self.tray, skipped, reading)
+        return finished(self.maker.finish, self.recipe, self.samples, skipped, None, reading)
+
+    def _reading(self) -> Reading:
+        readings = self.readings
+        if len(readings) == 1:
+            return readings[0]
+        began, read, transform = zip(*readings) if readings else ((perf_counter(),), (), ())
+        return min(began), sum(read), sum(transform)
+
+
+def finished(
+    finish: Finisher,
+    recipe: Recipe,
+    samples: list[Any],
+    skipped: list[Skipped],
+    stream: dict[str, Any] | None,
+    reading: Reading,
+) -> Made:
+    """Return the batch of samples that were read."""
+    collating = perf_counter()
+    batch = finish(recipe, samples)
+    made = perf_counter()
+    began, read, transform = reading
+    return Made(recipe, batch, skipped, stream, (began, made, read, transform, made - collating))
 
 
 class AwayTask:
@@ -511,14 +576,15 @@ def described(dataset: Any, position: Any) -> str | None:
         return f"describe() raised {type(error).__name__}"
 
 
-def _listed_positions(recipe: Recipe) -> list[Any]:
+def positions_of(recipe: Recipe) -> list[Any]:
+    """Return what a recipe reads, as Python's own numbers, or whatever else a sampler uses."""
     positions: Any = recipe.positions
     return positions if isinstance(positions, list) else positions.tolist()
 
 
 def listed(recipe: Recipe, most: int = 8) -> str:
     """Return what is in a recipe, in words, with so many positions at the most."""
-    positions = _listed_positions(recipe)
+    positions = positions_of(recipe)
     shown = ", ".join(map(str, positions[:most]))
     more = ", ..." if len(positions) > most else ""
     return f"positions {shown}{more}, step {recipe.step}, epoch {recipe.epoch}"

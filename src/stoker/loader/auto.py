@@ -1,0 +1,345 @@
+"""`"auto"`: what is chosen for a loader, found out at its start and refined while it trains."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from threading import get_ident
+from typing import Any
+from weakref import ref
+
+from stoker import machine
+from stoker.engine.board import LANES
+from stoker.engine.meter import Meter, Observation
+from stoker.engine.pilot import Pilot
+from stoker.engine.relay import Relay
+from stoker.engine.scout import Scouted, first_choice
+from stoker.engine.setting import Room, Setting
+from stoker.loader.work import Made
+
+log = logging.getLogger("stoker")
+
+STARVED = 0.2
+"""A trainer that waits for more of the time than this, and cannot be helped, is told why."""
+
+MEMORY_SHARE = 0.1
+"""How much of the memory that could be had may be taken by batches in flight."""
+
+
+class Auto:
+    """What is chosen for a loader now, and why. As text, the arguments to paste.
+
+    The choice outlives an iteration: the next one begins with it, and goes on refining.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.setting, self._kind = first_choice(room, None)
+        """What there is now."""
+        self.scouted: Scouted | None = None
+        """What was found out before anything was chosen."""
+        self.decisions: list[str] = []
+        """What was decided, in order, each with the numbers that it was decided by."""
+        self.pilot: Pilot | None = None
+        """Who decides; None before anything was found out."""
+        self.meter = Meter()
+        self.measured: Setting | None = None
+        """The setting that the meter is at."""
+        self.num_iterations = 0
+        """The latest iteration is the one that is steered."""
+        self.footprint = Footprint()
+        """What reading leaves in this process. Loaders over one dataset have it in common."""
+        self._loader: Callable[[], Any] = _nobody
+        self._is_limit_told = False
+
+    def __str__(self) -> str:
+        return str(self.setting)
+
+    def __repr__(self) -> str:
+        return f"<Auto: {self.setting}; {len(self.decisions)} decisions>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # in another process, nothing was read yet
+        return self.__dict__ | {"_loader": _nobody, "footprint": Footprint()}
+
+    def follow(self, loader: Any) -> None:
+        """Let the attributes of a loader tell what is chosen."""
+        self._loader, self.footprint = ref(loader), footprint_of(loader.dataset)
+        self._tell()
+
+    @property
+    def arguments(self) -> tuple[int, int, int | None]:
+        """Workers, threads and batches in flight as torch has them, which has no such batches without workers."""
+        setting = self.setting
+        return setting.num_workers, setting.num_threads, None if setting.is_inline else setting.prefetch_factor
+
+    @property
+    def most_workers(self) -> int:
+        """How many worker processes there may come to be; 0 if neither their number nor their threads will change."""
+        rungs = {rung for rung in (*self.room.processes, *self.room.threads) if rung[0]}
+        return max(rung[0] for rung in rungs) if len(rungs) > 1 else 0
+
+    @property
+    def may_have_workers(self) -> bool:
+        """Whether there may come to be worker processes."""
+        return any(rung[0] for rung in (*self.room.processes, *self.room.threads))
+
+    @property
+    def is_to_scout(self) -> bool:
+        """Whether a worker is to find out what samples cost, before anything is chosen."""
+        room = self.room
+        return self.pilot is None and self.setting.num_workers > 0 and len({*room.processes, *room.threads}) > 1
+
+    def choose(self, found: Scouted | None) -> Setting:
+        """Choose what to begin with, by what was found out."""
+        self.scouted = found
+        if found is not None:  # two batches are worked on at once, and no more threads are of use than they have units
+            most = LANES * found.units_of_batch
+            self.room = replace(
+                self.room,
+                threads=tuple(rung for rung in self.room.threads if rung[1] <= most),
+                # what is open in the trainer, all forks of it share: those of this loader, and of others
+                can_be_inline=self.room.can_be_inline and not found.leaves_traces,
+            )
+        self.setting, self._kind = first_choice(self.room, found)
+        work = None if found is None else found.batch_seconds
+        self.pilot = Pilot(self.room, self.setting, kind=self._kind, work=work)
+        self.decide(str(found) if found is not None else "what samples cost could not be found out")
+        return self.setting
+
+    def stay(self) -> None:
+        """Go on without workers: they could not be forked any more."""
+        self.room = replace(self.room, processes=(), threads=tuple(rung for rung in self.room.threads if not rung[0]))
+        self.setting, self._kind = first_choice(self.room, None)
+        self.pilot = Pilot(self.room, self.setting, kind=self._kind)
+        self.decide("reading has opened files or started threads in this process, which a fork would share")
+
+    def begin(self) -> None:
+        """An iteration begins without anything to be found out."""
+        if self.pilot is None:
+            self.pilot = Pilot(self.room, self.setting, kind=self._kind)
+
+    def decide(self, why: str) -> None:
+        """Note that the setting is this from now on, and why."""
+        told = f"{self.setting}: {why}"
+        self.decisions.append(told)
+        log.info("auto: %s", told)
+        self._tell()
+
+    def tell_limit(self, seen: Observation) -> None:
+        """Note, once, that the trainer waits and there are as many hands as there may be."""
+        if not self._is_limit_told:
+            self._is_limit_told = True
+            waits = f"the trainer waits {seen.stall_share:.0%} of {seen.period * 1000:.3g} ms"
+            self.decide(
+                f"{waits}, and there are no more cores; if data is waited for rather than computed, give more "
+                "workers or threads yourself"
+            )
+
+    def _tell(self) -> None:
+        loader = self._loader()
+        if loader is None:
+            return
+        loader.num_workers, loader.num_threads, loader.prefetch_factor = self.arguments
+        loader.counters.decisions[:] = self.decisions
+
+
+def _nobody() -> None:
+    return None
+
+
+class Helm:
+    """Sees to it that an iteration runs as the pilot says. Called by the trainer's thread, after each batch."""
+
+    def __init__(
+        self, auto: Auto, relay: Relay[Any], *, batch_bytes: Callable[[], int], can_leave: Callable[[], bool]
+    ) -> None:
+        self._auto, self._relay = auto, relay
+        self._batch_bytes, self._can_leave = batch_bytes, can_leave
+        self._quota = machine.quota_cores()
+        self._began: _Reading | None = None
+        """What the machine told at the beginning of the window."""
+        self._is_settled = self._is_due = False
+        """Whether everything has become as the setting says, before which batches tell nothing; and whether there is a
+        window to decide by.
+        """
+        self._num_before = 0
+        """Batches that were on their way when the setting last changed."""
+        self._thread: int | None = None
+        auto.num_iterations += 1
+        self._number = auto.num_iterations
+        auto.meter.pause()
+
+    def note(self, made: Made, asked: float, handed: float) -> None:
+        """A batch was handed over."""
+        meter = self._auto.meter
+        if self._auto.num_iterations != self._number:
+            return  # another iteration has begun meanwhile, and the meter is its own
+        if self._thread is None:
+            self._thread = get_ident()
+        if not self._is_settled or self._thread != get_ident():
+            meter.pause()
+            return
+        _, ended, read, transform, collate = made.times
+        worker, sent, _ = made.trip
+        self._is_due = meter.add(asked, handed, ended if worker < 0 else sent, read + transform + collate)
+
+    def steer(self) -> None:
+        """Decide, if enough was seen, and see to it that it is done. Called before a batch is asked for."""
+        auto = self._auto
+        if auto.num_iterations != self._number or auto.pilot is None:
+            return  # another iteration has begun meanwhile, or this one has not
+        if self._thread is not None and self._thread != get_ident():
+            return  # where several threads take batches in turn, nobody can tell a step from waiting
+        if not self._is_settled:
+            self._settle(auto, auto.pilot)
+        elif self._began is None and auto.meter.num_seen:
+            self._began = _Reading(self._quota)
+        elif self._is_due and self._began is not None and auto.meter.num_seen:
+            self._is_due = False
+            self._decide(auto, auto.pilot)
+
+    def _settle(self, auto: Auto, pilot: Pilot) -> None:
+        """Look whether everything is as the setting says; the window then begins, or goes on."""
+        relay = self._relay
+        if relay.setting != pilot.setting and relay.refusal is None:
+            relay.change(pilot.setting)  # an interrupt has cut it short
+        if not relay.is_settled:
+            return
+        self._is_settled, self._began = True, None
+        most, setting = relay.most_workers, relay.setting
+        if relay.refusal is not None:
+            relay.refusal, most = None, 0
+        if most is not None and (setting != pilot.setting or setting.num_workers > most):
+            auto.setting = replace(setting, num_workers=min(most, setting.num_workers))
+            pilot.limit(most, auto.setting)
+            relay.change(auto.setting)
+            auto.decide(f"there can be no more than {most} workers")
+        num_in_flight = auto.setting.num_in_flight
+        if auto.setting != auto.measured:
+            auto.measured = auto.setting
+            auto.meter.begin(self._num_before + num_in_flight + 2, num_in_flight=num_in_flight)
+
+    def _decide(self, auto: Auto, pilot: Pilot) -> None:
+        relay, now, began = self._relay, _Reading(self._quota), self._began
+        assert began is not None
+        self._num_before = relay.setting.num_in_flight
+        most_ahead = self._most_ahead(self._num_before)
+        can_leave = not relay.setting.is_inline or self._can_leave()
+        if auto.num_iterations != self._number:
+            return  # begun by another thread, meanwhile
+        seen = auto.meter.observation(
+            cpu_share=now.cpu_share_since(began),
+            delay_share=now.delay_share_since(began),
+            most_ahead=most_ahead,
+            can_leave=can_leave,
+        )
+        why = pilot.observe(seen)
+        if pilot.setting == auto.setting:
+            if pilot.is_at_the_top and seen.stall_share > STARVED:
+                auto.tell_limit(seen)
+            auto.meter.begin(0, num_in_flight=self._num_before)
+            self._began = now
+            return
+        self._is_settled = False
+        auto.setting = pilot.setting
+        relay.change(pilot.setting)
+        auto.decide(why or "")
+
+    def _most_ahead(self, num_in_flight: int) -> int:
+        num_bytes, available = self._batch_bytes(), machine.available_bytes()
+        if not num_bytes or available is None:
+            return 1 << 30
+        return max(1, int(MEMORY_SHARE * (available + num_in_flight * num_bytes) / num_bytes))
+
+
+class _Reading:
+    """What the machine tells at one time."""
+
+    def __init__(self, quota: float | None) -> None:
+        self.at = time.perf_counter()
+        self._delay = machine.thread_delay_seconds()
+        self._cores = machine.our_core_seconds()
+        self._quota = quota
+        self._used = None if quota is None else machine.quota_used_seconds()
+
+    def cpu_share_since(self, before: _Reading) -> float:
+        """Return how much of the cores that we may use was in use; 0 if that is not told."""
+        shares = [0.0]
+        if self._cores is not None and before._cores is not None and self._cores[1] > before._cores[1]:
+            shares.append((self._cores[0] - before._cores[0]) / (self._cores[1] - before._cores[1]))
+        if self._quota is not None and self._used is not None and before._used is not None:
+            shares.append((self._used - before._used) / (self._quota * max(self.at - before.at, 1e-9)))
+        return min(1.0, max(shares))
+
+    def delay_share_since(self, before: _Reading) -> float:
+        """Return the part of the time for which this thread, ready to run, had no core; 0 if that is not told."""
+        if self._delay is None or before._delay is None:
+            return 0.0
+        return max(0.0, self._delay - before._delay) / max(self.at - before.at, 1e-9)
+
+
+def footprint_of(dataset: Any) -> Footprint:
+    """Return what reading a dataset leaves in this process; parts of it, such as torch's `Subset`, read the whole."""
+    while (inner := getattr(dataset, "dataset", None)) is not None:
+        dataset = inner
+    try:
+        return _footprints.setdefault(_Key(dataset), Footprint())
+    except TypeError:  # nothing can be remembered of lists and their like, which have no files
+        return Footprint()
+
+
+class _Key:
+    """A dataset itself, whatever it calls equal to it, as long as there is one."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._number = id(dataset)
+        self._dataset = ref(dataset, lambda _: _footprints.pop(self, None))
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._number == other._number
+
+
+_footprints: dict[_Key, Footprint] = {}
+
+
+class Footprint:
+    """Watches whether reading data in the trainer's process opens files or starts threads.
+
+    A fork would share the places in those files, and not have those threads: then there can be no workers any more.
+    It is looked at around batches that are made, fewer and fewer of them, and at all that is held when it counts.
+    """
+
+    def __init__(self) -> None:
+        self._num_made = 0
+        self._leaves_traces = False
+        self._last: frozenset[str] | None = None
+
+    def watched(self, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return `make`, watched."""
+
+        def made(recipe: Any) -> Any:
+            self._num_made += 1
+            if self._leaves_traces or self._num_made & (self._num_made - 1):  # not a power of two
+                return make(recipe)
+            before = machine.held()
+            # what came since the last look may be anybody's: rather no worker than one that shares a file
+            is_new = self._last is not None and not before <= self._last
+            try:
+                return make(recipe)
+            finally:
+                self._last = machine.held()
+                self._leaves_traces = is_new or not self._last <= before
+
+        return made
+
+    def is_clean(self) -> bool:
+        """Return whether nothing was left behind, neither by batches that were watched nor by anything since."""
+        if self._leaves_traces:
+            return False
+        return self._last is None or machine.held() <= self._last
