@@ -1,0 +1,121 @@
+"""How many samples, and how many bytes, there are in a batch of anyone's, however it is nested.
+
+Nothing is imported for it: tensors and arrays of all libraries have a `shape` and a `nbytes`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+MAX_DEPTH = 16
+"""Nested deeper than that, nothing is looked at: it may be a ring."""
+
+TEXT = (str, bytes, bytearray, memoryview)
+ATOMS = (*TEXT, int, float, complex, type(None))
+
+
+def num_samples_in(batch: Any, *, expected: int | None = None) -> int:
+    """Return the number of samples in a batch, at least 1.
+
+    It is the length of what lies in it: the first dimension of tensors and arrays, or the length of a list of samples.
+    Where a batch can be read in several ways, such as eight pictures of three channels in a list, the one that gives
+    `expected` (the loader's `batch_size`) is meant; otherwise what most parts agree on.
+    """
+    shape = getattr(batch, "shape", None)  # the most frequent kind, and this runs for every batch
+    if isinstance(shape, tuple):  # torch's is one, too
+        return max(1, _first(shape) or 1)
+    if expected is not None and expected in _lengths(batch, 0):
+        return expected
+    return max(1, _likely(batch, 0) or 1)
+
+
+def num_bytes_in(batch: Any, depth: int = 0) -> int:
+    """Return the bytes of the tensors, arrays and texts in a batch."""
+    if isinstance(batch, TEXT):
+        return len(batch)
+    num_bytes = getattr(batch, "nbytes", None)
+    if isinstance(num_bytes, int):
+        return num_bytes
+    if depth == MAX_DEPTH:
+        return 0
+    return sum(num_bytes_in(part, depth + 1) for part in _parts(batch))
+
+
+def _lengths(batch: Any, depth: int) -> Iterator[int]:
+    """Yield every number that could be meant."""
+    if isinstance(batch, ATOMS) or depth == MAX_DEPTH:
+        return
+    told = _told(batch)
+    if told is not None:
+        yield told
+        return
+    if _is_list(batch):
+        yield len(batch)
+    for part in _parts(batch):
+        yield from _lengths(part, depth + 1)
+
+
+def _likely(batch: Any, depth: int) -> int | None:
+    """Return what a batch of this structure most likely holds; None if nothing in it has a length."""
+    if isinstance(batch, ATOMS) or depth == MAX_DEPTH:
+        return None
+    told = _told(batch)
+    if told is not None:
+        return told
+    inner = [length for part in _parts(batch) if (length := _likely(part, depth + 1)) is not None]
+    if not _is_list(batch):
+        return Counter(inner).most_common(1)[0][0] if inner else None
+    if not inner:
+        return len(batch)  # of numbers, texts, or things that are not known: one for each sample
+    # fields side by side have one length; samples of a list have each their own
+    return inner[0] if len(set(inner)) == 1 and len(inner) == len(batch) else _of_fields(inner, batch)
+
+
+def _of_fields(inner: list[int], batch: Any) -> int:
+    """Return the length of a list whose parts do not agree: fields if most of them do, or samples."""
+    length, times = Counter(inner).most_common(1)[0]
+    is_most = 2 * times > len(batch) or (len(batch) <= 3 and len(inner) < len(batch))
+    return length if is_most else len(batch)
+
+
+def _told(batch: Any) -> int | None:
+    """Return what something says by itself: its first dimension, or how many it holds."""
+    if isinstance(batch, Mapping) and not hasattr(batch, "batch_size"):
+        return None  # a key may well be called `shape`
+    shape = getattr(batch, "shape", None)
+    if shape is not None and not callable(shape):
+        return _first(shape)
+    for name in ("batch_size", "num_graphs"):
+        told = getattr(batch, name, None)
+        if isinstance(told, int) and not isinstance(told, bool):
+            return told
+        if isinstance(told, tuple) and told and isinstance(told[0], int):  # of a TensorDict
+            return told[0]
+    sizes = getattr(batch, "batch_sizes", None)  # of torch's PackedSequence: sequences that are there at each step
+    return int(sizes[0]) if sizes is not None and len(sizes) else None
+
+
+def _first(shape: Any) -> int | None:
+    try:
+        return int(shape[0]) if len(shape) else None
+    except (TypeError, IndexError):
+        return None
+
+
+def _is_list(batch: Any) -> bool:
+    return isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
+
+
+def _parts(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        yield from batch.values()
+    elif isinstance(batch, list | tuple):
+        yield from batch
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        for one in fields(batch):
+            yield getattr(batch, one.name)
+    elif hasattr(batch, "__dict__") and not isinstance(batch, type) and not callable(batch):
+        yield from vars(batch).values()

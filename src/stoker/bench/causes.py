@@ -1,0 +1,253 @@
+"""What costs a run its time: each cause with its evidence, what there is to win, and what to change."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from stoker.bench import remedies
+from stoker.bench.diagnosis import Diagnosis
+from stoker.bench.reckoning import Reckoning, Surroundings, setting
+from stoker.bench.run import Stage
+from stoker.bench.words import count_told, share_told, size_told, time_told
+
+SMALL_BYTES = 1 << 20
+
+NO_STEP = 0.02
+"""A step that is no more than this of the making of a batch is none: the loader was run by itself."""
+
+
+def _named(one: Reckoning) -> str:
+    stats = one.stats
+    num_threads = setting(stats, "num_threads")
+    hands = {
+        "inline": "no workers",
+        "threads": count_told(one.num_lanes, "thread"),
+        "processes": count_told(setting(stats, "num_workers"), "worker")
+        + (f" of {num_threads} threads" if num_threads > 1 else ""),
+    }[stats.engine]
+    name = f"the loader of {stats.name}" if stats.name else "the loader"
+    return f"{name} ({hands})"
+
+
+def _usual_evidence(one: Reckoning) -> list[str]:
+    stats = one.stats
+    evidence = [
+        f"the trainer waits {time_told(one.wait)} of {time_told(one.period)} from batch to batch: "
+        f"{share_told(one.wait / one.period if one.period else 0.0)} of the time; {_named(one)}, "
+        f"{stats.samples_per_second:,.0f} samples/s"
+    ]
+    if stats.queue_depth is not None and stats.engine != "inline":
+        evidence.append(
+            f"{stats.queue_depth:.1f} batches were ready when one was asked for"
+            + (f", none at {stats.queue_empty_share:.0%} of the asks" if stats.queue_empty_share is not None else "")
+        )
+    return evidence
+
+
+def healthy(one: Reckoning) -> Diagnosis:
+    """The loader keeps up."""
+    return Diagnosis(
+        verdict="compute-bound",
+        says=f"the loader keeps up: {time_told(one.step)} of {time_told(one.period)} per step are the training's own",
+        evidence=_usual_evidence(one),
+    )
+
+
+def gain_told(one: Reckoning, seconds: float, share: float) -> tuple[str, float]:
+    """Return what there is to win, in words and as a share."""
+    told = f"up to {time_told(seconds)} of {time_told(one.period)} per step"
+    if one.period and abs(share - seconds / one.period) > 0.02:  # first batches are no steps
+        return f"{told}; with what epochs begin with, {share_told(share)} of all their time", share
+    return f"{told}, {share_told(share)} of the time", share
+
+
+def _gain_of_lanes(verdict: str, one: Reckoning, cores: int) -> tuple[str, float]:
+    """Return what there is to win by more hands, as far as there are cores, and by batches that are in time."""
+    gain, share = gain_told(one, one.wait, one.wait_share)
+    if verdict in ("storage-bound", "transport-bound") or one.step <= 0:
+        return gain, share
+    lanes = remedies.needed_lanes(one, cores)
+    work = one.work_seconds / max(1, one.stats.num_batches)
+    saved = one.period - max(one.step, work / lanes)
+    if lanes <= one.num_lanes or not 0.05 * one.period < saved < 0.8 * one.wait:
+        return gain, share
+    part = share * saved / one.wait
+    return f"about {time_told(saved)} of {time_told(one.period)} per step with {lanes} at work; {gain} in all", part
+
+
+def waiting(one: Reckoning, around: Surroundings, cores: int) -> Diagnosis:
+    """Batches come late: say why."""
+    verdict = cause_of_waiting(one, around, cores)
+    if verdict == "noisy-neighbour":
+        return crowded(one, around, cores, one.wait_share)
+    gain, gain_share = _gain_of_lanes(verdict, one, max(1, cores))
+    evidence, stats = _usual_evidence(one), one.stats
+    if verdict == "transport-bound":
+        size = stats.num_bytes / max(1, stats.num_batches)
+        hand_over = stats.stages.get("hand-over", Stage()).busy_seconds / max(1, stats.num_batches)
+        evidence += [
+            f"{share_told(one.hand_over_share or 0.0)} of the waiting was for batches that had been made already",
+            f"a batch is {size_told(size)}, and takes {time_told(hand_over)} from worker to trainer "
+            f"beside {time_told(one.making)} to be made",
+        ]
+        says = f"batches of {size_told(size)} are made in time and take {time_told(hand_over)} to reach the trainer"
+    else:
+        evidence += work_evidence(one)
+        if verdict == "decode-bound" and one.gil_share is None:
+            evidence.append("nobody looked whether that is Python or native code: `stoker doctor -- python ...` does")
+        says = {
+            "storage-bound": f"whoever makes batches is blocked for {share_told(one.blocked_share)} of the time, on "
+            "the disk, the network or whatever else is waited for in reading",
+            "decode-bound": f"making a batch takes {time_told(one.making)}, on a core"
+            + (", mostly in native code" if one.gil_share is not None else ""),
+            "python-bound": f"making a batch takes {time_told(one.making)}, mostly in Python, "
+            "which runs in one thread of a process at a time",
+            "collate-bound": f"{share_told(one.collate_share)} of making a batch is putting its samples together",
+        }[verdict]
+    return Diagnosis(
+        verdict=verdict,
+        says=says,
+        evidence=evidence,
+        gain=gain,
+        gain_share=gain_share,
+        advice=remedies.waiting(verdict, one, cores),
+    )
+
+
+def cause_of_waiting(one: Reckoning, around: Surroundings, cores: int) -> str:
+    """Return the verdict on a loader whose batches come late."""
+    stats = one.stats
+    # workers that never rest are what is waited for, however long their batches take on the way: that shifts them alone
+    if (one.hand_over_share or 0.0) > 0.5 and one.occupancy < 0.7:
+        waited = stats.wait_seconds.mean * stats.wait_seconds.num
+        is_delayed = (stats.wait_delay_seconds or 0.0) > 0.5 * waited
+        # what is small is handed over at once, unless those who do it have to wait for a core
+        is_small = stats.num_bytes / max(1, stats.num_batches) < SMALL_BYTES
+        is_crowded = is_delayed or (is_small and around.is_crowded(cores))
+        return "noisy-neighbour" if is_crowded else "transport-bound"
+    if one.collate_share >= 0.5 and one.delay_in_work_share < 0.5:
+        return "collate-bound"
+    cpu, crowd = one.cpu_share, one.delay_in_work_share
+    # cores that are all taken by those who make batches are no neighbour's fault
+    if around.others_cores < 0.2 * max(1, cores) and around.others_cores < around.workers_cores:
+        cpu, crowd = cpu + crowd, 0.0
+    if crowd > max(cpu, one.blocked_share):
+        return "noisy-neighbour"
+    if one.blocked_share > cpu:
+        return "storage-bound"
+    return "python-bound" if one.is_python else "decode-bound"
+
+
+def work_evidence(one: Reckoning) -> list[str]:
+    """Return what those who make batches were doing."""
+    stats = one.stats
+    if not one.is_seen:
+        used = f"; {one.num_lanes} of them used {one.cpu_share * one.num_lanes:.1f} cores" if one.work_seconds else ""
+        return [
+            "what workers did was not seen: they were there before anybody watched, or belong to a loader that is "
+            f"neither torch's nor ours{used}"
+        ]
+    or_waiting = " or waiting for Python's lock" if one.is_python and setting(stats, "num_threads") > 1 else ""
+    evidence = [
+        f"making a batch takes {time_told(one.making)}, the training's own step {time_told(one.step)}: "
+        f"{one.making / one.step:.1f} batches have to be in the making at a time"
+        if one.step > NO_STEP * one.making
+        else f"making a batch takes {time_told(one.making)}, the training's own step next to nothing",
+        f"each of {one.num_lanes} was at work for {share_told(one.occupancy)} of the time"
+        if one.num_lanes > 1
+        else f"who makes them was at work for {share_told(one.occupancy)} of the time",
+        f"of the making, {share_told(one.cpu_share)} on a core{or_waiting}, {share_told(one.blocked_share)} blocked, "
+        f"{share_told(one.delay_in_work_share)} ready and without a core",
+    ]
+    stages = {
+        name: stats.stages[name].busy_seconds for name in ("read", "transform", "collate") if name in stats.stages
+    }
+    if (whole := sum(stages.values())) > 0:
+        parts = [f"{name} {share_told(seconds / whole)}" for name, seconds in stages.items() if seconds]
+        evidence.append("stages: " + ", ".join(parts))
+    if one.gil_share is not None:
+        evidence.append(f"Python held its lock at {share_told(one.gil_share)} of the looks")
+    if stats.sampled is not None and stats.sampled.places:
+        places = sorted(stats.sampled.places.items(), key=lambda item: -item[1])[:3]
+        evidence.append("where: " + "; ".join(f"{place} {share_told(share)}" for place, share in places))
+    read_bytes = sum(worker.read_bytes or 0 for worker in (*stats.workers, *([stats.trainer] if stats.trainer else [])))
+    if stats.seconds > 0 and read_bytes / stats.seconds > 1e6:
+        evidence.append(f"{size_told(read_bytes / stats.seconds)}/s came from disks, and not from memory")
+    return evidence
+
+
+def starting(one: Reckoning) -> Diagnosis:
+    """First batches take most of the time."""
+    stats = one.stats
+    first = fmean(stats.first_batch_seconds)
+    num_batches = stats.num_batches / max(1, stats.num_iterations)
+    if stats.facts.get("num_batches"):
+        num_batches = max(num_batches, stats.facts["num_batches"])
+    epoch = first + max(0.0, num_batches - 1) * one.period
+    evidence = [
+        f"the first batch of an epoch came after {time_told(first)}, others after {time_told(one.wait)}",
+        f"an epoch has {num_batches:.0f} batches and takes {time_told(epoch)}; "
+        f"seen: {count_told(stats.num_iterations, 'epoch')}",
+    ]
+    if stats.config.get("num_workers"):
+        kept = "stay" if stats.config.get("persistent_workers") else "are started anew for each epoch"
+        method = stats.config.get("start_method")
+        evidence.append(
+            f"{stats.config['num_workers']} workers {kept}" + (f", by {method}" if method not in (None, "fork") else "")
+        )
+    return Diagnosis(
+        verdict="start-up-bound",
+        says=f"{share_told(one.start_up_share)} of an epoch goes into its first batch, {time_told(first)}",
+        evidence=evidence,
+        gain=f"up to {time_told(first)} of {time_told(epoch)} per epoch, {share_told(one.start_up_share)} of the time",
+        gain_share=one.start_up_share,
+        advice=remedies.starting(one),
+    )
+
+
+def copying(one: Reckoning) -> Diagnosis:
+    """Copies to the device are waited for."""
+    copies = one.stats.copies
+    assert copies is not None
+    per_step = one.copy_share * one.period
+    evidence = [
+        f"{share_told(one.copy_share)} of the trainer's time went into {copies.num:,} copies to the device",
+        f"{share_told(copies.num_pageable / copies.num)} of them from pageable memory, "
+        f"{share_told(copies.num_blocking / copies.num)} blocking",
+        f"a batch is {size_told(one.stats.num_bytes / max(1, one.stats.num_batches))}",
+    ]
+    if copies.device_seconds is not None:
+        evidence.append(f"one takes {time_told(copies.device_seconds)} on the device")
+    gain, gain_share = gain_told(one, per_step, one.copy_share)
+    return Diagnosis(
+        verdict="copy-bound",
+        says=f"batches take {time_told(per_step)} of each step to be copied to the device",
+        evidence=evidence,
+        gain=gain,
+        gain_share=gain_share,
+        advice=remedies.copying(one),
+    )
+
+
+def crowded(one: Reckoning, around: Surroundings, cores: int, loss: float) -> Diagnosis:
+    """Others have the cores."""
+    are_ours = around.workers_cores > around.others_cores
+    evidence = [
+        f"the trainer's thread was ready and had no core for {share_told(one.delay_share)} of the time",
+        f"in use on average: {around.trainer_cores:.1f} cores by the trainer, {around.workers_cores:.1f} by its "
+        f"workers, {around.others_cores:.1f} by other programs" + (f", of {cores}" if cores else ""),
+    ]
+    if one.delay_in_work_share > 0:
+        evidence.append(
+            f"whoever makes batches was ready and had no core for {share_told(one.delay_in_work_share)} of their work"
+        )
+    who = "the loader's own workers take" if are_ours else "other programs take"
+    gain, gain_share = gain_told(one, loss * one.period, loss)
+    return Diagnosis(
+        verdict="noisy-neighbour",
+        says=f"{who} the cores: {share_told(loss)} of the time is lost to waiting for one",
+        evidence=evidence,
+        gain=gain,
+        gain_share=gain_share,
+        advice=remedies.crowded(one, around, cores, are_ours=are_ours),
+    )

@@ -1,0 +1,261 @@
+"""A fresh process that answers questions, one at a time, and whose end harms nobody else.
+
+What is measured may take all memory, hang or crash. It does so in a process of its own, with an interpreter of its own,
+in a group of its own: when it is closed, or its parent ends, all that it has started ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any, Self
+
+from stoker.engine.failure import Failure
+from stoker.engine.launch import named_end
+from stoker.machine import tree
+
+Answering = Callable[..., Callable[..., Any]]
+"""Makes, in the child, what is then called with each question. It is sent by its name, so it stands in a module."""
+
+PATIENCE_SECONDS = 2.0
+"""How long a child that is told to end may take before it is killed."""
+
+MAX_SAID = 4000
+"""Characters of what a child has printed that are kept for an error."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildEnded(Exception):
+    """A child has ended instead of answering."""
+
+    def __init__(self, end: str, said: str) -> None:
+        super().__init__(f"the process ended ({end}){f', and said:{chr(10)}{said}' if said else ''}")
+        self.end = end
+        """The name of a signal, or an exit code in words."""
+        self.said = said
+        """The last of what it has printed."""
+
+
+class ChildSlow(Exception):
+    """A child has not answered in time. It was killed."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer within {seconds:g} s")
+        self.seconds = seconds
+
+
+class Child:
+    """A process in which `answering(*args)` is called once, and what that returns for every question.
+
+    What an answer raises is raised in `ask`, and the child goes on. One that ends is told by `ChildEnded`.
+    """
+
+    def __init__(self, answering: Answering, *args: Any) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 closed with the child
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours.detach())
+        is_from_main_thread = threading.current_thread() is threading.main_thread()
+        begin = f"from stoker.bench.child import serve; serve({theirs.fileno()}, {os.getpid()}, {is_from_main_thread})"
+        try:
+            # Not a child of `multiprocessing`: that would run the caller's main module again. No terminal's Ctrl-C
+            # reaches the group; the parent's own is what ends it.
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {begin}"],
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+            )
+        except BaseException:
+            self._connection.close()
+            self._log.close()
+            raise
+        finally:
+            theirs.close()
+        self._end: int | None = None
+        self._is_ready = False
+        self._descriptor = -1
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel: then the connection alone tells of its end
+            self._descriptor = os.pidfd_open(self._process.pid)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended already: told when asked
+            self._connection.send((answering, args))
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def wait_until_ready(self, *, limit_seconds: float | None = None) -> None:
+        """Return when `answering` has been called; raise what it raised."""
+        if not self._is_ready:
+            self._answer(limit_seconds)
+            self._is_ready = True
+
+    def ask(self, *question: Any, limit_seconds: float | None = None) -> Any:
+        """Return the answer to a question. One that takes longer than the limit ends the child."""
+        self.wait_until_ready(limit_seconds=limit_seconds)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send(question)
+        return self._answer(limit_seconds)
+
+    def said(self) -> str:
+        """Return the last of what the child has printed."""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - MAX_SAID))
+        return self._log.read().decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """End the child and all that it has started. What it is at is not waited for."""
+        strays = self._strays()  # while they can still be told by their parents
+        self._connection.close()
+        self._bury(PATIENCE_SECONDS if self._is_ready else 0.0, strays)
+        self._log.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _answer(self, limit_seconds: float | None) -> Any:
+        ends: list[Any] = [self._connection, *([self._descriptor] if self._descriptor >= 0 else [])]
+        ready = wait(ends, limit_seconds)
+        if not ready:
+            self._is_ready = False
+            self._bury(0.0, self._strays())
+            assert limit_seconds is not None
+            raise ChildSlow(limit_seconds)
+        try:
+            if not self._connection.poll():  # only its end is to be seen
+                raise EOFError
+            answer = self._connection.recv()
+        except (EOFError, OSError):  # the latter if it ended in the middle of an answer
+            self._is_ready = False
+            self._bury(PATIENCE_SECONDS)
+            raise ChildEnded(named_end(self._end or 0), self.said()) from None
+        if isinstance(answer, Failure):
+            raise answer.error()
+        return answer
+
+    def _strays(self) -> list[int]:
+        """Return descriptors of the processes that the child has started and that are in a group of their own."""
+        found: list[int] = []
+        if self._end is None:
+            for pid in list(tree(self._process.pid))[1:]:
+                with contextlib.suppress(OSError, AttributeError):  # it is gone; or an old kernel
+                    if os.getpgid(pid) != self._process.pid:
+                        found.append(os.pidfd_open(pid))
+        return found
+
+    def _bury(self, patience_seconds: float, strays: Sequence[int] = ()) -> None:
+        """See to it that the child is gone, and its group with it, and those that have left the group."""
+        if self._end is None:
+            if patience_seconds and self._descriptor >= 0:
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLIN)
+                poll.poll(1000 * patience_seconds)
+            # Until it is waited for, even a process that has ended keeps its number: this reaches nobody else's group.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._end = self._process.wait()
+        for stray in strays:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(stray, signal.SIGKILL)
+            os.close(stray)
+
+
+def forked(function: Callable[..., Any], *args: Any) -> Any:
+    """Return what `function(*args)` returns in a forked child of this process; raise what it raised.
+
+    It begins with all that this process has imported, and what it does to memory ends with it.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_tell, args=(theirs, os.getpid(), function, args))
+    process.start()
+    theirs.close()
+    try:
+        answer = ours.recv()
+    except EOFError:
+        process.join()
+        raise ChildEnded(named_end(process.exitcode or 0), "") from None
+    finally:
+        ours.close()
+        process.join()
+        process.close()
+    if isinstance(answer, Failure):
+        raise answer.error()
+    return answer
+
+
+def serve(descriptor: int, parent: int, is_from_main_thread: bool) -> None:
+    """Be a child of the process at the other end of a socket, until it has no more questions."""
+    os.set_inheritable(descriptor, False)
+    connection = Connection(descriptor)
+    _end_with(parent, is_from_main_thread)
+    try:
+        answering, args = connection.recv()
+        answer = answering(*args)
+        connection.send(None)
+    except EOFError:
+        return
+    except BaseException as error:
+        _send_failure(connection, error)
+        return
+    while True:
+        try:
+            question = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(answer(*question))
+        except BrokenPipeError:
+            return
+        except BaseException as error:
+            _send_failure(connection, error)
+
+
+def _send_failure(connection: Connection, error: BaseException) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        connection.send(Failure(error))
+
+
+def _tell(pipe: Connection, parent: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    _end_with(parent, True)
+    try:
+        answer = function(*args)
+    except BaseException as error:
+        answer = Failure(error)
+    pipe.send(answer)
+    pipe.close()
+
+
+def _end_with(parent: int, is_from_main_thread: bool) -> None:
+    """Let the kernel kill this process when its parent ends, whatever it is doing then.
+
+    What counts is the end of the thread that started it, so only a parent's main thread will do.
+    """
+    if is_from_main_thread:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

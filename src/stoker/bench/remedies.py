@@ -1,0 +1,284 @@
+"""What to do about each verdict: most useful first, with the argument to write."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+from stoker.bench.memory_trend import Growth
+from stoker.bench.reckoning import Reckoning, Surroundings, setting
+from stoker.engine.stats import Stats
+
+MOST_LANES = 64
+MANY_OBJECTS = 500_000
+
+
+def call(**arguments: Any) -> str:
+    """Return a loader's call with these arguments, as it is written."""
+    told = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"`DataLoader(..., {told})`"
+
+
+def wanted_lanes(one: Reckoning) -> int:
+    """Return how many would have to make batches at a time so that none is waited for, and a little more."""
+    if one.step <= 0 or one.making <= 0:
+        return 2 * one.num_lanes
+    # a batch that several threads share is in the making for a part of the time that it takes one of them
+    work = one.work_seconds / max(1, one.stats.num_batches) if one.work_seconds else one.making
+    return max(ceil(1.2 * work / one.step), one.num_lanes + 1)
+
+
+def needed_lanes(one: Reckoning, most: int) -> int:
+    """Return how many should, as a next step: four times as many are one, wherever the end may be."""
+    return max(1, min(wanted_lanes(one), max(16, 4 * one.num_lanes), most))
+
+
+def _is_ours(stats: Stats) -> bool:
+    return stats.kind == "stoker"
+
+
+def _slowest_place(one: Reckoning) -> str | None:
+    sampled = one.stats.sampled
+    if sampled is None or not sampled.places:
+        return None
+    place, share = max(sampled.places.items(), key=lambda item: item[1])
+    return place if share >= 0.2 else None
+
+
+def duplicated(stats: Stats) -> list[str]:
+    """Workers of a stream that read the same."""
+    own = "or let the dataset take its share: `iter` over every `num_workers`-th sample, from `get_worker_info().id` on"
+    if _is_ours(stats):
+        return [f"{call(shard='auto')}: every sample comes once, whatever the number of workers and ranks", own]
+    return [
+        f"`from stoker import DataLoader`, {call(shard='auto')}: every sample comes once, whatever the workers",
+        own,
+        "or `num_workers=1`, if one is enough",
+    ]
+
+
+def growing(stats: Stats, growth: Growth) -> list[str]:
+    """Memory that grows."""
+    advice = []
+    reads_here = stats.engine != "processes"
+    if growth.of_workers_share >= 0.5 or reads_here:
+        num_objects = stats.facts.get("num_objects") or 0
+        if num_objects >= MANY_OBJECTS and not reads_here:
+            advice.append(
+                f"the dataset holds {num_objects:,} Python objects in `{stats.facts.get('objects_in')}`: forked "
+                "workers copy them by and by, by looking at them; keep them in NumPy arrays, or in a store"
+            )
+        advice.append(
+            "look in the dataset for what it keeps of each sample: a list or dict that is added to, "
+            "`functools.lru_cache` without a size, files that are opened and not closed"
+        )
+    if growth.of_workers_share >= 0.5:
+        advice.append("until it is found, without persistent_workers the workers start afresh in each epoch")
+    else:
+        advice += [
+            "look in the training loop for tensors that are kept: `losses.append(loss)` keeps the whole graph, "
+            "`losses.append(loss.item())` a number",
+            "batches that are kept keep their memory: clone what is needed of them",
+        ]
+    return advice
+
+
+def waiting(verdict: str, one: Reckoning, cores: int) -> list[str]:
+    """Batches that come late."""
+    if verdict == "storage-bound":
+        return _storage(one)
+    return {
+        "decode-bound": _decoding,
+        "python-bound": _python,
+        "collate-bound": _collating,
+        "transport-bound": _transport,
+    }[verdict](one, max(1, cores))
+
+
+def _storage(one: Reckoning) -> list[str]:
+    stats = one.stats
+    lanes = needed_lanes(one, MOST_LANES)
+    prefetch = setting(stats, "prefetch_factor", 2)
+    threads = call(num_workers=1, num_threads=lanes)
+    wanted = wanted_lanes(one)
+    more = f"; a first step, as {wanted} would have to be on their way to keep up" if wanted > lanes else ""
+    if lanes <= one.num_lanes:
+        advice = [f"{one.num_lanes} reads are on their way at a time, which is many: quicker storage, or less to read"]
+    elif _is_ours(stats):
+        advice = [f"{threads}: {lanes} reads at a time, which cost threads and no processes{more}"]
+    elif stats.kind == "torch":
+        advice = [
+            f"{call(num_workers=lanes)}: {lanes} reads at a time; blocked workers need no core, but memory each{more}",
+            f"`from stoker import DataLoader`, {threads}: as many reads at a time, by threads of one process",
+        ]
+    else:
+        advice = [f"let {lanes} reads be on their way at a time, by threads or processes{more}"]
+    if stats.making_seconds.p99 > 4 * stats.making_seconds.p50 > 0:
+        advice.append(
+            f"{call(prefetch_factor=2 * prefetch)}: batches differ much, and more of them in store evens it out"
+        )
+    mount = stats.facts.get("mount") or {}
+    if stats.config.get("order") == "shuffle" and (mount.get("is_remote") or mount.get("is_rotational")):
+        advice.append(f"{call(order='window')} of stoker.DataLoader: shuffled, and near-sequential on the disk")
+    advice.append("if they are many small files: put them into a store (`stoker prepare`), read in large pieces")
+    return advice
+
+
+def _decoding(one: Reckoning, cores: int) -> list[str]:
+    stats = one.stats
+    lanes = needed_lanes(one, cores)
+    advice = []
+    if lanes > one.num_lanes:
+        threads = call(num_workers=1, num_threads=lanes)
+        if _is_ours(stats):
+            advice.append(f"{threads}: native code runs on several cores of one process")
+        else:
+            advice.append(f"{call(num_workers=lanes)}: of {cores} cores, {one.num_lanes} made batches")
+            advice.append(f"`from stoker import DataLoader`, {threads}: the same on one process's memory")
+    else:
+        advice.append(f"all {cores} cores may be used already: what helps is less work for each sample")
+    place = _slowest_place(one)
+    advice.append(
+        "do once what is done in every epoch: decode, resize or tokenise ahead (`stoker prepare images`, "
+        "`stoker prepare tokens`)" + (f"; most time goes into {place}" if place else "")
+    )
+    advice.append("pictures: `stoker.images` decodes no more pixels than it needs, and on the GPU with decode='auto'")
+    return advice
+
+
+def _python(one: Reckoning, cores: int) -> list[str]:
+    stats = one.stats
+    lanes = needed_lanes(one, cores)
+    place = _slowest_place(one)
+    advice = []
+    if (stats.engine == "threads" or setting(stats, "num_threads") > 1) and one.num_lanes > cores > 1:
+        # more than there are cores: they are there to wait, too, and each process has to have its share of them
+        advice.append(
+            f"{call(num_workers=cores, num_threads=ceil(one.num_lanes / cores))}: as many at a time, with a lock of "
+            "Python's for each process; threads of one take turns with it"
+        )
+    elif stats.engine == "threads" or setting(stats, "num_threads") > 1:
+        advice.append(
+            f"{call(num_workers=min(cores, max(2, one.num_lanes)), num_threads=0)}: "
+            "processes in the place of threads, which take turns with Python's lock"
+        )
+    elif lanes > one.num_lanes:
+        advice.append(f"{call(num_workers=lanes)}: each process has a lock of its own; there are {cores} cores")
+    else:
+        advice.append(f"all {cores} cores may be used already: what helps is less work for each sample")
+    advice.append(
+        (f"most time goes into {place}: " if place else "")
+        + "do it with NumPy or torch for many values at a time, or once and ahead (`stoker prepare`)"
+    )
+    return advice
+
+
+def _collating(one: Reckoning, cores: int) -> list[str]:
+    stats = one.stats
+    name = stats.config.get("collate_fn")
+    place = _slowest_place(one)
+    own = name not in (None, "default_collate")
+    advice = [
+        (f"`{name}` is yours: " if own else "")
+        + "put samples together with one call for all of them (`np.stack`, `torch.stack`), not one by one"
+        + (f"; most time goes into {place}" if place else "")
+    ]
+    if not _is_ours(stats):
+        advice.append(
+            "`from stoker import DataLoader` without collate_fn: samples go straight to their place in the batch"
+        )
+    else:
+        advice.append("without collate_fn, samples go straight to their place in the batch")
+    advice.append("a dataset with `__getitems__(positions)` can make whole batches itself")
+    lanes = needed_lanes(one, cores)
+    if lanes > one.num_lanes and stats.config.get("num_workers"):
+        advice.append(f"{call(num_workers=lanes)}, as long as there are cores: {cores}")
+    return advice
+
+
+def _transport(one: Reckoning, cores: int) -> list[str]:
+    stats = one.stats
+    small = "send small types and widen them afterwards: images as uint8, tokens as uint16"
+    if _is_ours(stats):
+        return [
+            f"{small}: `DataLoader(..., device='cuda', to=torch.float32)` widens on the device",
+            "objects other than tensors and arrays are pickled one by one: put lists of them into arrays",
+            f"{call(num_workers=0, num_threads=max(2, min(4, cores)))}: threads have nothing to hand over",
+        ]
+    return [
+        "`from stoker import DataLoader`: workers collate straight into memory that the trainer shares, "
+        "and nothing is copied on the way",
+        small,
+        "`batch_size`: batches half as large are on their way half as long",
+    ]
+
+
+def starting(one: Reckoning) -> list[str]:
+    """First batches that cost much."""
+    stats = one.stats
+    advice = []
+    if stats.config.get("num_workers") and not stats.config.get("persistent_workers"):
+        advice.append(f"{call(persistent_workers=True)}: workers stay from epoch to epoch")
+    if stats.config.get("start_method") in ("spawn", "forkserver"):
+        advice.append(
+            f"{call(multiprocessing_context='fork')} starts workers without importing everything again; "
+            "or import less at the top of the script"
+        )
+    if not stats.config.get("num_workers"):
+        advice.append(
+            "look at what the dataset does when it is iterated over, or reads its first sample: it does it again"
+        )
+    elif stats.config.get("persistent_workers"):
+        advice.append("look at what `worker_init_fn` and the first sample do: files opened, models loaded")
+    else:
+        advice.append("make `worker_init_fn` and the unpickling of the dataset lighter: they run in every worker")
+    advice.append("make epochs longer: several passes over the data in one, or fewer and larger ones")
+    return advice
+
+
+def copying(one: Reckoning) -> list[str]:
+    """Copies to the device that are waited for."""
+    stats = one.stats
+    copies = stats.copies
+    assert copies is not None
+    ours = "`from stoker import DataLoader`, " + call(device="cuda")
+    if _is_ours(stats):
+        ours = call(device="cuda")
+    advice = [f"{ours}: copied ahead, from page-locked memory, on a stream of its own"]
+    if not _is_ours(stats) and copies.num_pageable:
+        advice.append(
+            f"or {call(pin_memory=True)} and `batch.to(device, non_blocking=True)`; one without the other does nothing"
+        )
+    elif not _is_ours(stats) and copies.num_blocking:
+        advice.append("or `batch.to(device, non_blocking=True)`: memory is pinned, but copies are waited for")
+    advice.append(
+        "send small types, and widen them on the device: `to=torch.float32`, `normalize=...` of stoker.DataLoader"
+    )
+    return advice
+
+
+def crowded(one: Reckoning, around: Surroundings, cores: int, *, are_ours: bool) -> list[str]:
+    """Cores that others have."""
+    stats = one.stats
+    num_workers = setting(stats, "num_workers")
+    if are_ours and num_workers:
+        fewer = max(1, min(num_workers - 1, max(1, cores - 1)))
+        return [
+            f"{call(num_workers=fewer)}: leave a core to the trainer, which has to start the device's work in time",
+            f"{call(num_workers='auto')} of stoker.DataLoader finds the number, and watches the trainer's delay",
+            "`torch.set_num_threads(1)` in workers that use torch, and `OMP_NUM_THREADS=1` for other libraries",
+        ]
+    return [
+        f"other programs use {around.others_cores:.1f} cores on this machine: end them, move them, or `nice` them",
+        "in a container or on a cluster, ask for more cores, and for ones of your own",
+    ]
+
+
+def slow_rank(one: Reckoning, cause: str, around: Surroundings, cores: int) -> list[str]:
+    """One rank that is late."""
+    advice = [f"look at what is different for rank {one.stats.rank}: its disk, its share of the data, its neighbours"]
+    if cause == "compute-bound":
+        return [*advice, "its device may be slower, hotter or shared: compare `nvidia-smi` on it with the others"]
+    if cause == "noisy-neighbour":
+        return [*advice, *crowded(one, around, cores, are_ours=around.workers_cores > around.others_cores)]
+    return [*advice, *waiting(cause, one, cores)]

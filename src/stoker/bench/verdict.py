@@ -1,0 +1,151 @@
+"""The verdict on a run: a function of its record and nothing else.
+
+What is wrong with the data or would end the run comes first. Of what costs time, the costliest is the verdict; where
+nothing costs a tenth of it, the loader keeps up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stoker.bench import causes, remedies, slow_rank
+from stoker.bench.diagnosis import VERDICTS, Diagnosis
+from stoker.bench.facts import findings
+from stoker.bench.memory_trend import Growth, growth_of
+from stoker.bench.reckoning import Surroundings, num_lanes, reckoned, setting
+from stoker.bench.run import Moment, Run
+from stoker.bench.words import share_told, size_told, time_told
+from stoker.engine.stats import Stats
+
+KEEPS_UP = 0.1
+"""What costs less than this part of the time is not what holds a training back."""
+
+FEWEST_STEPS = 3
+"""Batches after the first one of an epoch, or epochs, without which there is nothing to judge by."""
+
+DUPLICATED = 0.2
+"""From here on, workers of a stream read the same data: chance would have it far lower."""
+
+
+def diagnose(run: Run) -> Diagnosis:
+    """Return what holds a run back: one verdict, why, what there is to win, and what to change."""
+    seen = [stats for stats in run.loaders if stats.num_batches > 0]
+    enough = [
+        stats for stats in seen if stats.batch_seconds.num >= FEWEST_STEPS or stats.num_iterations >= FEWEST_STEPS
+    ]
+    if not enough:
+        return _nothing_seen(run, seen)
+    around = Surroundings.of(run.moments)
+    growth = growth_of(_moments_of_training(run, enough), memory_bytes=run.machine.get("memory_bytes"))
+    found = _duplicated(enough) or (growth and _growing(enough, growth)) or _costliest(run, enough, around)
+    notes = findings(run, verdict=found.verdict)
+    return Diagnosis.from_dict(found.as_dict() | {"findings": [note.as_dict() for note in notes]})
+
+
+def _moments_of_training(run: Run, enough: list[Stats]) -> list[Moment]:
+    """Return the moments from the first batch to the last: before, memory grows by building models, and by importing,
+    which workers that are spawned do too.
+    """
+    laps = [stats.laps for stats in enough if stats.laps and stats.laps.get("asked") and stats.laps.get("handed")]
+    if run.began is None or not laps:
+        return run.moments
+    first, last = min(one["handed"][0] for one in laps), max(one["handed"][-1] for one in laps)
+    return [moment for moment in run.moments if first <= run.began + moment.at <= last]
+
+
+# -------------------------------------------------------------------- what comes first
+
+
+def _nothing_seen(run: Run, seen: list[Stats]) -> Diagnosis:
+    if seen:
+        num_batches = sum(stats.num_batches for stats in seen)
+        says = f"{num_batches} batch{'es' * (num_batches != 1)} came: too few to judge by"
+        advice = ["let it run for a few seconds more: some batches after the first one are needed"]
+    else:
+        says = "no loader gave a batch, as far as was seen"
+        advice = [
+            "watch the process that trains: `stoker doctor -- python train.py`, or `stoker.watch(loader)` in its code",
+            "loaders that are neither torch's, torchdata's nor Stoker's are seen by `stoker.watch(loader)` alone",
+        ]
+    return Diagnosis(
+        verdict="nothing-seen", says=says, advice=advice, findings=findings(run, verdict="nothing-seen") if seen else []
+    )
+
+
+def _duplicated(enough: list[Stats]) -> Diagnosis | None:
+    worst = max(enough, key=lambda stats: stats.duplicate_share or 0.0)
+    share = worst.duplicate_share or 0.0
+    if share < DUPLICATED:
+        return None
+    num_workers = setting(worst, "num_workers")
+    evidence = [
+        f"{share_told(share)} of the samples that were looked at had come from another of the {num_workers} workers"
+    ]
+    if worst.facts.get("looked_at_worker") is False:
+        evidence.append("the dataset never looks at torch.utils.data.get_worker_info(): each worker reads all of it")
+    return Diagnosis(
+        verdict="duplicated-data",
+        says=f"every sample comes about {1 / max(1e-9, 1 - share):.1f} times an epoch: {VERDICTS['duplicated-data']}",
+        evidence=evidence,
+        gain=f"{share_told(share)} of each epoch is a repetition; without it, an epoch is as much shorter",
+        gain_share=share,
+        advice=remedies.duplicated(worst),
+    )
+
+
+def _growing(enough: list[Stats], growth: Growth) -> Diagnosis:
+    stats = max(enough, key=lambda stats: stats.seconds)
+    period = stats.batch_seconds.mean
+    who = "workers" if growth.of_workers_share >= 0.5 else "trainer's process"
+    evidence = [
+        f"{size_told(growth.grown_bytes)} more in {time_told(growth.seconds)}, steadily, without pages of files",
+        f"{share_told(growth.of_workers_share)} of it in workers, the rest in the trainer",
+    ]
+    if period > 0:
+        evidence.append(f"that is {size_told(growth.bytes_per_second * period)} for each batch")
+    if growth.seconds_left is not None:
+        evidence.append(f"at this rate the machine's memory lasts for another {time_told(growth.seconds_left)}")
+    return Diagnosis(
+        verdict="memory-growth",
+        says=f"memory of the {who} grows by {size_told(growth.bytes_per_second * 60)} a minute, batch after batch",
+        evidence=evidence,
+        gain="the run goes on after memory would have run out",
+        advice=remedies.growing(stats, growth),
+    )
+
+
+# -------------------------------------------------------------------- what costs time
+
+
+def _costliest(run: Run, enough: list[Stats], around: Surroundings) -> Diagnosis:
+    main = {rank: _main([one for one in enough if one.rank == rank]) for rank in {one.rank for one in enough}}
+    lanes = sum(num_lanes(stats) for stats in main.values() if stats.engine == "processes")
+    busy_share = around.workers_cores / lanes if lanes and run.moments else None
+    reckonings = {rank: reckoned(stats, busy_share=busy_share) for rank, stats in main.items()}
+    # what all ranks have in common shows in the one in the middle
+    usual = sorted(reckonings.values(), key=lambda one: one.wait_share)[(len(reckonings) - 1) // 2]
+    cores = int(run.machine.get("cores") or 0)
+    # what a loader counts includes what its thread did between epochs, and moments what it did before and after
+    delay = min(usual.delay_share, 1.0 if around.trainer_delay_share is None else around.trainer_delay_share)
+    candidates: list[tuple[float, Callable[[], Diagnosis]]] = [
+        (usual.wait_share, lambda: causes.waiting(usual, around, cores)),
+        (usual.start_up_share, lambda: causes.starting(usual)),
+        (usual.copy_share, lambda: causes.copying(usual)),
+        (delay, lambda: causes.crowded(usual, around, cores, delay)),
+    ]
+    if len(reckonings) > 1:
+        slow, loss = slow_rank.slowest(reckonings)
+        candidates.insert(0, (loss, lambda: slow_rank.late(slow, reckonings, around, cores, loss)))
+    loss, tell = max(candidates, key=lambda candidate: candidate[0])
+    return tell() if loss >= KEEPS_UP else causes.healthy(usual)
+
+
+def _main(loaders: list[Stats]) -> Stats:
+    """Return the loader that most time is lost with; the one that ran longest, if none loses any to speak of."""
+
+    def lost(stats: Stats) -> float:
+        return stats.wait_seconds.mean * stats.wait_seconds.num + sum(stats.first_batch_seconds)
+
+    costliest = max(loaders, key=lost)
+    longest = max(loaders, key=lambda stats: stats.seconds)
+    return costliest if lost(costliest) >= KEEPS_UP * longest.seconds else longest
