@@ -1,0 +1,236 @@
+"""Measurements of loaders as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from stoker.bench.compare import ratio
+from stoker.bench.loader_bench import bytes_per_worker
+from stoker.bench.sweep import Result, Sweep, varied
+from stoker.bench.trial import Trial
+from stoker.bench.tuning import Tuning
+from stoker.view.columns import narrowed
+from stoker.view.quantities import bytes_told, seconds_told, time_unit, with_deviation
+
+MAX_TRACE_LINES = 14
+"""Of what a failed trial told, that are shown."""
+
+WIDE = 128
+"""Columns of a terminal from which on there is room for deviations that follow from others."""
+
+HEADS = {
+    "num_workers": "workers",
+    "num_threads": "threads",
+    "batch_size": "batch\nsize",
+    "prefetch_factor": "pre-\nfetch",
+    "contender": "",
+}
+
+Cell = Callable[[Result], str]
+
+
+def loader_table(sweep: Sweep, *, width: int = 200) -> Table:
+    """Return a line for each configuration: how fast, how steady, at what cost; less of it where there is no room."""
+    results = sweep.results()
+    unit, size = _time_unit(results, "seconds_per_batch")
+    cpu, cpu_size = _time_unit(results, "cpu_seconds_per_sample")
+    what = "step" if sweep.step is not None else "batch"
+    time = _spread("seconds_per_batch", size) if width >= WIDE else _mean("seconds_per_batch", size)
+    columns: list[tuple[str, Cell]] = [
+        ("samples/s", _spread("samples_per_second")),
+        ("batches/s", _spread("batches_per_second")),
+        ("MB/s", _spread("bytes_per_second", 1e6)),
+        (f"{unit}/{what}", time),
+        (f"p50\n{unit}", _mean("p50_seconds", size)),
+        (f"p90\n{unit}", _mean("p90_seconds", size)),
+        (f"p99\n{unit}", _mean("p99_seconds", size)),
+        (f"CPU {cpu}\n/sample", _mean("cpu_seconds_per_sample", cpu_size)),
+        ("memory", _size("memory_bytes")),
+        ("of it\ntrainer", _size("trainer_bytes")),
+        ("a worker\n/ largest", _size("worker_bytes", "largest_worker_bytes")),
+        ("start-\nup", lambda result: seconds_told(result.mean("startup_seconds"))),
+    ]
+    if all(result.mean("worker_bytes") is None for result in results):  # then all of it is the trainer's
+        columns = [column for column in columns if "trainer" not in column[0] and "worker" not in column[0]]
+    spare = ("batches/s", "MB/s", "p50", "p90", "of it", "CPU", "a worker", "p99", "start-", "memory", f"{unit}/{what}")
+    return table_of(results, columns, width=width, spare=spare)
+
+
+def compare_table(sweep: Sweep, *, width: int = 200) -> Table:
+    """Return a line for each loader, with how many times as fast as torch's it was in the same rounds."""
+    results = sweep.results()
+    unit, size = _time_unit(results, "seconds_per_batch")
+    cpu, cpu_size = _time_unit(results, "cpu_seconds_per_sample")
+
+    def told_ratio(result: Result) -> str:
+        found = ratio(sweep, result.config)
+        return "-" if found is None else with_deviation(found.mean, found.deviation)
+
+    columns: list[tuple[str, Cell]] = [
+        ("samples/s", _spread("samples_per_second")),
+        ("x torch", told_ratio),
+        (f"p50\n{unit}", _mean("p50_seconds", size)),
+        (f"p99\n{unit}", _mean("p99_seconds", size)),
+        (f"CPU {cpu}\n/sample", _mean("cpu_seconds_per_sample", cpu_size)),
+        ("memory", _size("memory_bytes")),
+        ("start-\nup", lambda result: seconds_told(result.mean("startup_seconds"))),
+        ("first\nbatch", lambda result: seconds_told(result.mean("first_batch_seconds"))),
+    ]
+    return table_of(results, columns, width=width, spare=("p50", "first", "p99", "start-", "CPU", "memory"))
+
+
+def tune_table(tuning: Tuning, *, width: int = 200) -> Table:
+    """Return a line for each setting that was tried; the one to take is marked."""
+    sweep = tuning.sweep
+    results = sweep.results()
+    unit, size = _time_unit(results, "seconds_per_batch")
+    cpu, cpu_size = _time_unit(results, "cpu_seconds_per_sample")
+    what = "step" if sweep.step is not None else "batch"
+    shown = [replace(result, config={**_own(result), **result.config}) for result in results]
+    best = shown[[result.config for result in results].index(tuning.best)]
+    now = next((own for own, result in zip(shown, results) if not result.config), None)
+
+    columns: list[tuple[str, Cell]] = [
+        (f"{unit}/{what}", _spread("seconds_per_batch", size)),
+        (f"waiting\n{unit}", _mean("wait_seconds", size)),
+        (f"p99\n{unit}", _mean("p99_seconds", size)),
+        ("samples/s", _mean("samples_per_second", 1.0)),
+        (f"CPU {cpu}\n/sample", _mean("cpu_seconds_per_sample", cpu_size)),
+        ("memory", _size("memory_bytes")),
+        ("", lambda result: "best" if result is best else "as it is" if result is now else ""),
+    ]
+    if sweep.step is None:
+        del columns[1]
+    return table_of(shown, columns, best=best, width=width, spare=("CPU", "p99", "samples/s", "memory", "waiting"))
+
+
+def _own(result: Result) -> dict[str, Any]:
+    """Return the arguments that a loader has by itself, of those that are varied."""
+    names = ("num_workers", "num_threads", "prefetch_factor")
+    found = {name: result.found[name] for name in names if result.found.get(name) is not None}
+    return found if found.get("num_workers") or found.get("num_threads") else {**found, "prefetch_factor": "-"}
+
+
+def remarks(sweep: Sweep) -> list[str]:
+    """Return what has to be said beside the table, a sentence each."""
+    results = sweep.results()
+    found = list(sweep.notes)
+    growth = bytes_per_worker(results) if sweep.verb == "loader" else None
+    if growth is not None:
+        found.append(f"memory grows by {bytes_told(max(0.0, growth))} with each worker")
+    starts = [result for result in results if result.mean("epoch_start_seconds") is not None]
+    if any(result.counts_epoch_starts for result in results):
+        some = "; ".join(result.label for result in results if result.counts_epoch_starts)
+        found.append(
+            "epochs are short: what is counted of "
+            + ("all" if all(result.counts_epoch_starts for result in results if result.num_ok) else some)
+            + " are whole epochs, with their starts"
+        )
+    elif starts:
+        longest = max(result.mean("epoch_start_seconds") or 0.0 for result in starts)
+        found.append(f"the start of an epoch takes up to {seconds_told(longest)}, which is not in these numbers")
+    return found
+
+
+def failures(sweep: Sweep) -> list[Text]:
+    """Return what went wrong with each configuration that did, with the end of its traceback."""
+    alike: dict[tuple[str | None, str], list[Trial]] = {}
+    for trial in sweep.trials:
+        if not trial.is_ok:
+            alike.setdefault((trial.error, trial.outcome), []).append(trial)
+    found = []
+    for trial, *others in alike.values():
+        ill = [one.config for one in (trial, *others)]
+        label = "; ".join(one.label for one in sweep.results() if one.config in ill)
+        lines = [line for line in (trial.trace or "").rstrip().splitlines() if line.strip(" ^~")]
+        error = trial.error or ""  # its first line, where the traceback ends with all of it
+        error = error.partition("\n")[0] if lines and trial.outcome == "failed" else error
+        hung = f"{trial.outcome}: " if not error.startswith(trial.outcome) else ""
+        text = Text.assemble((f"{label}: ", "bold"), (f"{hung}{error}", "red"))
+        for line in lines[:MAX_TRACE_LINES] if trial.outcome == "hung" else lines[-MAX_TRACE_LINES:]:
+            text.append(f"\n  {line}", style="dim")
+        found.append(text)
+    return found
+
+
+def title(sweep: Sweep) -> str:
+    """Return what stands above the table: what was measured, and how."""
+    batches = f", batches of {sweep.settings['batch_size']}" if sweep.verb == "compare" else ""
+    return f"{short(sweep.target)}{batches}: {how(sweep)}"
+
+
+def how(sweep: Sweep) -> str:
+    """Return how it was measured, in a few words."""
+    settings = sweep.settings
+    length = f"{settings['num_batches']} batches" if settings.get("num_batches") else f"{settings['seconds']:g} s"
+    num = settings["num_rounds"]
+    return f"{num} x {length} each, interleaved (mean ± deviation)" if num > 1 else f"{length} each"
+
+
+def short(target: str) -> str:
+    """Return the name of a function without the folders of its file."""
+    return target.rpartition("/")[2]
+
+
+def table_of(
+    results: Sequence[Result],
+    columns: Sequence[tuple[str, Cell]],
+    *,
+    best: Result | None = None,
+    width: int,
+    spare: Sequence[str] = (),
+) -> Table:
+    """Return a table of results, with a column for each argument that was varied; the best of them is bold.
+
+    Where it would be wider than `width`, columns whose heads begin as `spare` says are left out, in that order.
+    """
+    if best is None and len(results) > 1:
+        best = max(results, key=lambda result: result.mean("samples_per_second") or 0.0)
+
+    def build(left_out: Collection[str]) -> Table:
+        return _table([column for column in columns if not column[0].startswith(tuple(left_out))], results, best)
+
+    return narrowed(build, spare=spare, width=width)
+
+
+def _table(columns: Sequence[tuple[str, Cell]], results: Sequence[Result], best: Result | None) -> Table:
+    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    names = varied([result.config for result in results])
+    if results and "contender" in results[0].config and "contender" not in names:
+        names = ["contender", *names]
+    for name in names:
+        table.add_column(HEADS.get(name, name), justify="left" if name == "contender" else "right", no_wrap=True)
+    if not names:
+        table.add_column("")
+    for head, _ in columns:
+        table.add_column(head, justify="right", no_wrap=True)
+    for result in results:
+        values = [str(result.config.get(name, "-")) for name in names] or [result.label]
+        if not result.num_ok:
+            table.add_row(*values, Text(result.outcome, style="red"), *[""] * (len(columns) - 1))
+            continue
+        table.add_row(*values, *(cell(result) for _, cell in columns), style="bold" if result is best else "")
+    return table
+
+
+def _time_unit(results: Sequence[Result], name: str) -> tuple[str, float]:
+    known = [mean for result in results if (mean := result.mean(name))]
+    return time_unit(min(known, default=1.0))
+
+
+def _spread(name: str, scale: float = 1.0) -> Cell:
+    return lambda result: with_deviation(result.mean(name), result.deviation(name), scale=scale)
+
+
+def _mean(name: str, scale: float) -> Cell:
+    return lambda result: with_deviation(result.mean(name), None, scale=scale)
+
+
+def _size(*names: str) -> Cell:
+    return lambda result: bytes_told(*(result.mean(name) for name in names))

@@ -1,0 +1,200 @@
+"""One loader as a panel of letters: what it did lately, and over all.
+
+Where a terminal is narrow, bars and curves give way, and never letters of words; where it is short, the rows that tell
+least are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from stoker.bench.run import STAGES, Quantiles, Stats
+from stoker.view import words
+from stoker.view.live.letters import Letters, bar, spark, warmth
+from stoker.view.live.track import Track
+
+ROWS = ("throughput", "waiting", "queue", "step", "stages", "auto", "memory", "CPU")
+"""The rows of a panel, the most telling first."""
+
+BAR, STAGE_BAR, CURVE = 24, 12, 40
+"""Letters of a bar, of a stage's bar, and of a curve, at the most."""
+
+LEAST_BAR = 8
+"""Bars and curves that would be shorter than this are left out."""
+
+LABEL = 12
+"""Letters that the names of rows take."""
+
+NARROW = 36
+"""A terminal with fewer letters on a line has no room for a frame and a column of names."""
+
+
+def panel(
+    track: Track, *, age: float | None, letters: Letters, width: int, rows: Collection[str] = ROWS
+) -> RenderableType:
+    """Return a loader in a frame that is `width` letters wide, with some rows of all."""
+    is_narrow = width < NARROW
+    cells = [(name, cell) for name, cell in _cells(track, letters, width if is_narrow else width - 4 - LABEL)]
+    cells = [(name, cell) for name, cell in cells if name in rows]
+    title, subtitle = Text(_title(track), style="bold"), _age(track.latest, age)
+    if is_narrow:
+        lines = [Group(Text(name, style="dim"), cell) for name, cell in cells]
+        return Group(title, *lines, subtitle)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True, min_width=LABEL - 2)
+    grid.add_column()
+    for name, cell in cells:
+        grid.add_row(name, cell)
+    is_fitting = title.cell_len <= width - 6  # a name that a frame would cut off stands above it
+    framed = Panel(
+        grid,
+        title=title if is_fitting else None,
+        title_align="left",
+        subtitle=subtitle,
+        subtitle_align="right",
+        border_style="dim",
+        width=width,
+    )
+    return framed if is_fitting else Group(title, framed)
+
+
+def in_a_line(track: Track, *, age: float | None, width: int) -> Text:
+    """Return what matters most about a loader, for a terminal of a few lines; its name too, if there is room."""
+    stats, now = track.latest, track.now
+    speed, share = (now.samples_per_second, now.wait_share) if now else (stats.samples_per_second, stats.wait_share)
+    told = Text(f"{words.digits(speed)} samples/s, waiting {words.share(share)}{_ago(age)}")
+    title = f"  {_title(track)}"
+    return told.append(title, style="dim") if told.cell_len + cell_len(title) <= width else told
+
+
+def memory_of(stats: Stats) -> float | None:
+    """Return the memory of a loader's trainer and workers together; None if nobody looked."""
+    sizes = [one.pss_bytes for one in (stats.trainer, *stats.workers) if one is not None and one.pss_bytes]
+    return float(sum(sizes)) if sizes else None
+
+
+def _cells(track: Track, letters: Letters, room: int) -> Iterator[tuple[str, RenderableType]]:
+    """Yield the rows by their names, each in `room` letters."""
+    stats = track.latest
+    yield "throughput", _throughput(track, letters, room)
+    yield "step", Text(f"{_quantiles(stats.step_seconds)}; from batch to batch {_quantiles(stats.batch_seconds)}")
+    yield "waiting", _waiting(track, letters, room)
+    if stats.queue_depth is not None:
+        empty = "" if stats.queue_empty_share is None else f", none at {words.share(stats.queue_empty_share)} of asks"
+        yield "queue", Text(f"{words.digits(stats.queue_depth, 2)} batches ready when one is asked for{empty}")
+    if stats.seconds and any(one.busy_seconds or one.waiting_seconds for one in stats.stages.values()):
+        yield "stages", _stages(stats, letters, room)
+    yield "CPU", _cores(track, letters, room)
+    yield "memory", Text(_memory_told(stats))
+    if stats.decisions:
+        yield "auto", Text(stats.decisions[-1])
+
+
+def _quantiles(told: Quantiles) -> str:
+    return f"p50 {words.duration(told.p50)}, p99 {words.duration(told.p99)}"
+
+
+def _throughput(track: Track, letters: Letters, room: int) -> Text:
+    stats, now = track.latest, track.now
+    speed = now.samples_per_second if now else stats.samples_per_second
+    told = Text.assemble(
+        (f"{words.digits(speed)} samples/s", "bold"), f"  {words.digits(stats.samples_per_second)} over all"
+    )
+    spans = list(track.spans)[-CURVE:]
+    while len(spans) >= min(LEAST_BAR, len(track.spans)) > 0:
+        span = words.duration(sum(one.seconds for one in spans))
+        if told.cell_len + 4 + len(spans) + len(span) <= room:
+            told.append(f"  {spark((one.samples_per_second for one in spans), CURVE, letters)}", style="cyan")
+            told.append(f"  {span}", style="dim")
+            break
+        spans = spans[1:]  # the latest are what fits
+    return told
+
+
+def _waiting(track: Track, letters: Letters, room: int) -> Text:
+    stats, now = track.latest, track.now
+    share = now.wait_share if now else stats.wait_share
+    told = (
+        f"{words.share(share)}, {words.share(stats.wait_share)} over all; "
+        f"{words.counted(stats.num_stalls, 'stall')}, {words.duration(stats.stall_seconds)}"
+    )
+    length = min(BAR, room - cell_len(told) - 1)
+    if length < LEAST_BAR:
+        return Text(told)
+    return Text.assemble(bar(share, length, letters, warmth(share)), f" {told}")
+
+
+def _title(track: Track) -> str:
+    stats = track.latest
+    parts = [track.name]
+    if stats.num_ranks > 1:
+        parts.append(f"rank {stats.rank} of {stats.num_ranks}")
+    crew = len(stats.workers)
+    parts.append(words.counted(crew, "worker") if crew else stats.engine)
+    return ", ".join(parts)
+
+
+def _age(stats: Stats, age: float | None) -> Text:
+    return Text(words.counted(stats.num_batches, "batch", "batches") + _ago(age), style="dim")
+
+
+def _ago(age: float | None) -> str:
+    return "" if age is None else f", {words.duration(max(0.0, round(age)))} ago"
+
+
+def _stages(stats: Stats, letters: Letters, room: int) -> RenderableType:
+    """Return each stage with how many are at it, and how many wait there, at any time."""
+    shown = [(name, stats.stages[name]) for name in STAGES if name in stats.stages]
+    shown = [(name, one) for name, one in shown if one.busy_seconds or one.waiting_seconds]
+    most = max((max(one.busy_seconds, one.waiting_seconds) for _, one in shown), default=0.0) or 1.0
+    told = [
+        (name, _at_a_time(one.busy_seconds, stats, "busy"), _at_a_time(one.waiting_seconds, stats, "waiting"))
+        for name, one in shown
+    ]
+    widths = [max((cell_len(row[at]) for row in told), default=0) for at in range(3)]
+    if sum(widths) + 2 > room:
+        return Text("\n".join(" ".join((name, ", ".join(filter(None, numbers)))) for name, *numbers in told))
+    length = min(STAGE_BAR, (room - sum(widths) - 4) // 2)
+    grid = Table.grid(padding=(0, 1))
+    for (name, busy, waiting), (_, one) in zip(told, shown):
+        row = [Text(name), Text(busy, style="dim"), Text(waiting, style="dim")]
+        if length >= LEAST_BAR:
+            row.insert(1, bar(one.busy_seconds / most, length, letters, "green"))
+            row.insert(3, bar(one.waiting_seconds / most, length, letters, "yellow"))
+        grid.add_row(*row)
+    return grid
+
+
+def _at_a_time(seconds: float, stats: Stats, what: str) -> str:
+    return f"{words.digits(seconds / stats.seconds, 2)} {what}" if seconds else ""
+
+
+def _cores(track: Track, letters: Letters, room: int) -> Text:
+    stats, now = track.latest, track.now
+    told = Text()
+    if now is not None and now.trainer_cores is not None:
+        told.append(f"trainer {words.cores(now.trainer_cores)}")
+    if now is not None and now.workers_cores is not None:
+        told.append(f"{', ' if told else ''}workers {words.cores(now.workers_cores)}")
+        each = [one.cpu_seconds / stats.seconds for one in stats.workers] if stats.seconds else []
+        each = each[:64]
+        if told.cell_len + 1 + len(each) <= room:
+            # from nothing to a whole core each, and not to the busiest one: equal workers are to look idle if they are
+            told.append(f" {spark([*each, 1.0], 65, letters)[:-1]}", style="cyan")
+    return told or Text(words.NONE)
+
+
+def _memory_told(stats: Stats) -> str:
+    own = stats.trainer.pss_bytes if stats.trainer is not None else None
+    workers = [one.pss_bytes for one in stats.workers if one.pss_bytes]
+    if own is None and not workers:
+        return words.NONE
+    told = [f"trainer {words.size(own)}"] if own is not None else []
+    told += [f"workers {words.size(sum(workers))}"] if workers else []
+    return ", ".join(told)

@@ -1,0 +1,133 @@
+"""Loaders as a picture of letters: one panel for each, or a line for each where they are many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
+
+from stoker.bench.diagnosis import Diagnosis
+from stoker.view import words
+from stoker.view.live.crowd import crowd
+from stoker.view.live.letters import Letters
+from stoker.view.live.panel import ROWS, in_a_line, memory_of, panel
+from stoker.view.live.track import Track, Tracks
+
+MOST_PANELS = 3
+"""More loaders than these get a line each."""
+
+
+def frame(
+    tracks: Tracks,
+    *,
+    diagnosis: Diagnosis | None = None,
+    ages: dict[str, float] | None = None,
+    remarks: Sequence[str] = (),
+    letters: Letters | None = None,
+    height: int | None = None,
+) -> RenderableType:
+    """Return all loaders, as they are now, as wide as the terminal is.
+
+    Args:
+        diagnosis: what is said about all of them together.
+        ages: how many seconds ago each place was last written to.
+        remarks: what else is to be told, below.
+        height: lines that there are; what tells least is left out if it takes more.
+    """
+    return _Frame(tracks, diagnosis, dict(ages or {}), list(remarks), letters or Letters(), height)
+
+
+def verdict(diagnosis: Diagnosis, *, is_short: bool = False) -> Text:
+    """Return what the doctor says, on a line or two; `is_short`: the verdict by its name alone."""
+    sign, style = ("\N{CHECK MARK}", "green") if diagnosis.is_healthy else ("!", "bold red")
+    if diagnosis.verdict == "nothing-seen":
+        sign, style = "?", "dim"
+    return Text.assemble((f"{sign} {diagnosis.verdict}", style), "" if is_short else f"  {diagnosis.says}")
+
+
+def line(track: Track) -> str:
+    """Return a loader on one line, for files and pipes."""
+    stats, now = track.latest, track.now
+    parts = [
+        f"{track.name} rank {stats.rank}" if stats.num_ranks > 1 else track.name,
+        f"batch {stats.num_batches:,}",
+        f"{words.digits(now.samples_per_second) if now else words.NONE} samples/s",
+        f"step p50 {words.duration(stats.step_seconds.p50)} p99 {words.duration(stats.step_seconds.p99)}",
+        f"waiting {words.share(now.wait_share if now else None)}",
+        f"queue {words.NONE if stats.queue_depth is None else words.digits(stats.queue_depth, 2)}",
+        f"memory {words.size(memory_of(stats))}",
+    ]
+    return "  ".join(parts)
+
+
+@dataclass
+class _Frame:
+    """A picture that is drawn for the terminal it comes to."""
+
+    tracks: Tracks
+    diagnosis: Diagnosis | None
+    ages: dict[str, float]
+    remarks: list[str]
+    letters: Letters
+    height: int | None
+    _found: list[Track] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._found = self.tracks.all
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for drawn in self._pictures(options.max_width):
+            if self.height is None or len(console.render_lines(drawn, options.reset_height())) <= self.height:
+                break
+        yield drawn
+
+    def _pictures(self, width: int) -> Iterator[RenderableType]:
+        """Yield pictures with less and less in them."""
+        if len(self._found) > MOST_PANELS:
+            num = len(self._found)
+            yield self._drawn(self._crowd(num, width))
+            for shown in range(num, 0, -1):
+                yield self._drawn(self._crowd(shown, width), is_short=True)
+        else:
+            is_short = False
+            for num_rows in range(len(ROWS), 1, -1):
+                panels = [self._panel(one, width, num_rows) for one in self._found]
+                yield self._drawn(panels, is_short=is_short)
+                if not is_short and ROWS[num_rows - 1] == "auto":  # next are those that tell more than a sentence does
+                    is_short = True
+                    yield self._drawn(panels, is_short=True)
+        lines = [in_a_line(one, age=self.ages.get(one.source), width=width) for one in self._found]
+        yield self._drawn(lines, is_short=True)
+        for shown in range(len(lines), 0, -1):
+            yield Group(*lines[:shown])
+
+    def _drawn(self, loaders: Sequence[RenderableType], *, is_short: bool = False) -> RenderableType:
+        above = [verdict(self.diagnosis, is_short=is_short)] if self.diagnosis is not None else []
+        return Group(*above, *loaders, *self._slowest(), *(Text(one, style="dim") for one in self.remarks))
+
+    def _panel(self, track: Track, width: int, num_rows: int) -> RenderableType:
+        age = self.ages.get(track.source)
+        return panel(track, age=age, letters=self.letters, width=width, rows=ROWS[:num_rows])
+
+    def _crowd(self, num: int, width: int) -> list[RenderableType]:
+        """Return a table of `num` loaders, the slowest among them, and how old it is."""
+        slowest = self.tracks.slowest
+        shown = self._found[:num]
+        if slowest is not None and slowest not in shown:
+            shown[-1] = slowest
+        drawn: list[RenderableType] = [crowd(shown, slowest, self.letters, width=width)]
+        told = [f"{len(self._found) - num:,} more"] if num < len(self._found) else []
+        known = [age for one in self._found if (age := self.ages.get(one.source)) is not None]
+        if known:
+            youngest, oldest = (words.duration(max(0.0, round(age))) for age in (min(known), max(known)))
+            told.append(f"{youngest} ago" if youngest == oldest else f"{youngest} to {oldest} ago")
+        return [*drawn, Text(", ".join(told), style="dim")] if told else drawn
+
+    def _slowest(self) -> list[Text]:
+        slowest = self.tracks.slowest
+        if slowest is None:
+            return []
+        wait = words.duration(slowest.latest.wait_seconds.mean)
+        return [Text(f"slowest: rank {slowest.latest.rank}, which waits {wait} per batch for data", style="bold")]

@@ -1,0 +1,181 @@
+"""The figures of a run that everybody asks for: worked out once, shown as tiles, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stoker.bench.run import Quantiles, Run, Stats
+from stoker.view import words
+from stoker.view.page.frame import bar
+from stoker.view.page.markup import Child, Markup, tag
+from stoker.view.page.subject import Subject, trainers_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One figure: how it is called, what it is, and how it is told."""
+
+    name: str
+    value: float | None
+    unit: Callable[[float | None], str]
+    is_more_better: bool = False
+    tail: str = ""
+    """What is told besides, on its tile."""
+    share: float | None = None
+    """The part of a whole that it is, for a bar."""
+
+    @property
+    def told(self) -> str:
+        """The figure in words."""
+        return self.unit(self.value)
+
+
+PEAK = "memory at the most"
+WAITING = "waiting for data, first batches apart"
+
+
+def measures(subject: Subject) -> list[Measure]:
+    """Return the figures of a run's leading loader, the most telling first."""
+    if subject.lead is None:
+        return []
+    stats = subject.lead.stats
+    ranks = subject.groups[0].loaders
+    speed = sum(one.stats.samples_per_second for one in ranks)
+    peak, whose = peak_memory(subject)
+    several = f"of {len(ranks)} ranks together" if len(ranks) > 1 else ""
+    own, of_workers = _cpu_each(stats)
+    batch, step, wait = stats.batch_seconds, stats.step_seconds, stats.wait_seconds
+    firsts = stats.first_batch_seconds
+    return [
+        Measure(
+            name="throughput",
+            value=speed or None,
+            unit=lambda value: f"{words.digits(value)} samples/s" if value else words.NONE,
+            is_more_better=True,
+            tail=several or _batches_told(stats),
+        ),
+        # the mean is what goes with the throughput; where some batches take far longer than most, p50 does not
+        Measure(
+            name="from batch to batch, mean",
+            value=batch.mean if batch.num else None,
+            unit=words.duration,
+            tail=_tail(batch),
+        ),
+        Measure(name="step, mean", value=step.mean if step.num else None, unit=words.duration, tail=_tail(step)),
+        Measure(
+            name=WAITING,
+            value=stats.wait_share if batch.num else None,
+            unit=words.share,
+            tail=f"{words.duration(wait.mean)} of {words.duration(batch.mean)} from batch to batch" if wait.num else "",
+            share=stats.wait_share if batch.num else None,
+        ),
+        Measure(
+            name="stalls",
+            value=float(stats.num_stalls) if batch.num else None,
+            unit=words.count,
+            tail=f"{words.duration(stats.stall_seconds)} in all" if stats.num_stalls else "",
+        ),
+        Measure(
+            name="first batch",
+            value=firsts[0] if firsts else None,
+            unit=words.duration,
+            tail=f"{len(firsts):,} iterations: {words.duration(min(firsts))} to {words.duration(max(firsts))}"
+            if len(firsts) > 1
+            else "",
+        ),
+        Measure(name=PEAK, value=peak, unit=words.size, tail=whose),
+        Measure(
+            name="CPU time per sample",
+            value=own if of_workers is None else of_workers,
+            unit=words.duration,
+            tail="of the trainer, which makes batches too"
+            if of_workers is None
+            else f"of workers; and {words.duration(own)} of the trainer",
+        ),
+    ]
+
+
+def more_measures(subject: Subject) -> list[Measure]:
+    """Return further figures, which are compared and not shown as tiles."""
+    if subject.lead is None:
+        return []
+    stats = subject.lead.stats
+    found = []
+    for name, told in (
+        ("from batch to batch, p50", stats.batch_seconds),
+        ("from batch to batch, p99", stats.batch_seconds),
+        ("step, p50", stats.step_seconds),
+        ("step, p99", stats.step_seconds),
+        ("wait, p99", stats.wait_seconds),
+        ("making a batch, p50", stats.making_seconds),
+    ):
+        value = told.p50 if name.endswith("p50") else told.p99
+        found.append(Measure(name=name, value=value if told.num else None, unit=words.duration))
+    return found
+
+
+def tiles(subject: Subject) -> Markup | None:
+    """Return the figures as tiles; None if there is no loader."""
+    found = measures(subject)
+    if not found:
+        return None
+    return tag("dl", [_tile(one) for one in found], class_="tiles")
+
+
+def _tile(one: Measure) -> Markup:
+    drawn: Child = bar(one.share, "wait") if one.share is not None else None
+    return tag(
+        "div",
+        tag("dt", one.name),
+        tag("dd", one.told, class_="figure"),
+        tag("dd", drawn) if drawn is not None else None,
+        tag("dd", one.tail, class_="tail") if one.tail else None,
+    )
+
+
+def _tail(told: Quantiles) -> str:
+    if not told.num:
+        return ""
+    return f"p50 {words.duration(told.p50)}, p90 {words.duration(told.p90)}, p99 {words.duration(told.p99)}"
+
+
+def _batches_told(stats: Stats) -> str:
+    if not stats.seconds or not stats.num_batches:
+        return ""
+    return f"{words.digits(stats.num_batches / stats.seconds)} batches/s, first batches among them"
+
+
+def peak_memory(subject: Subject) -> tuple[float | None, str]:
+    """Return the most memory that a run had at a time, and what is told about it."""
+    parts = subject.parts or [subject.run]
+    known = [(peak, part) for part in parts if (peak := _peak(part)) is not None]
+    if known:
+        (own, workers), part = max(known, key=lambda one: sum(one[0]))
+        where = ", in the part with most" if len(parts) > 1 else ""
+        return own + workers, f"then: {trainers_of(part)} {words.size(own)}, workers {words.size(workers)}{where}"
+    processes = [
+        (one.trainer.pss_bytes if one.trainer is not None else None, [worker.pss_bytes for worker in one.workers])
+        for one in subject.run.loaders
+    ]
+    told = [sum(size for size in (own, *others) if size) for own, others in processes]
+    whose = "of the rank with most, at the last look" if len({one.rank for one in subject.run.loaders}) > 1 else ""
+    return (float(max(told)), whose or "at the last look") if any(told) else (None, "")
+
+
+def _peak(run: Run) -> tuple[float, float] | None:
+    pairs = [
+        (float(one.trainer_pss_bytes or 0), float(one.workers_pss_bytes or 0))
+        for one in run.moments
+        if one.trainer_pss_bytes is not None or one.workers_pss_bytes is not None
+    ]
+    return max(pairs, key=sum, default=None)
+
+
+def _cpu_each(stats: Stats) -> tuple[float | None, float | None]:
+    """Return CPU time per sample, of the trainer and of the workers; None where nobody looked."""
+    if not stats.num_samples:
+        return None, None
+    own = stats.trainer.cpu_seconds / stats.num_samples if stats.trainer is not None else None
+    workers = sum(one.cpu_seconds for one in stats.workers) / stats.num_samples if stats.workers else None
+    return own, workers

@@ -1,0 +1,92 @@
+"""Ranks side by side, with the slowest one named."""
+
+from __future__ import annotations
+
+from stoker.view import words
+from stoker.view.page.frame import figure, legend, table
+from stoker.view.page.markup import Child, Markup, joined, short, tag
+from stoker.view.page.subject import Group, Loader
+
+CLEAR = 1.1
+"""How many times as long as the middle of all ranks the slowest has to wait, for its being slow to mean something."""
+
+
+def ranks(group: Group, *, of: str = "") -> Markup | None:
+    """Return all ranks of a loader: step and wait of each, and what else differs. None if there is one alone."""
+    if len(group.loaders) < 2:
+        return None
+    slowest = group.slowest
+    most = max(_period(one) for one in group.loaders) or 1.0
+    rows = [_row(one, most, is_slowest=one is slowest and _is_clear(group)) for one in group.loaders]
+    head = (
+        "rank",
+        "step + wait",
+        "samples/s",
+        "step p50",
+        "step p99",
+        "wait p99",
+        "waiting",
+        "stalls",
+        "making p50",
+    )
+    return figure(
+        f"Ranks of {group.name}{of}",
+        legend(("step", "step"), ("wait", "wait")),
+        table(head, rows, caption=f"Ranks of {group.name}", class_="bars ranks folds", num_words=2),
+        lead=_lead(group),
+    )
+
+
+def _lead(group: Group) -> Child:
+    slowest = group.slowest
+    if not _is_clear(group):
+        return f"All {len(group.loaders)} ranks wait for data about equally long."
+    wait = slowest.stats.wait_seconds.mean
+    return joined(
+        tag("strong", f"Rank {slowest.stats.rank} is the slowest"),
+        f": it waits {words.duration(wait)} per batch for data, the others {words.duration(_others(group))}. In a "
+        "synchronous step all others wait for it.",
+    )
+
+
+def _others(group: Group) -> float:
+    waits = sorted(one.stats.wait_seconds.mean for one in group.loaders if one is not group.slowest)
+    return waits[len(waits) // 2]
+
+
+def _is_clear(group: Group) -> bool:
+    """Whether the slowest rank is slower by more than chance: a tenth, and a hundredth of a batch's time."""
+    slowest = group.slowest
+    wait = slowest.stats.wait_seconds.mean
+    return wait > CLEAR * _others(group) and wait - _others(group) > 0.01 * _period(slowest)
+
+
+def _period(loader: Loader) -> float:
+    return loader.stats.step_seconds.mean + loader.stats.wait_seconds.mean
+
+
+def _row(loader: Loader, most: float, *, is_slowest: bool) -> tuple[Child, ...]:
+    stats = loader.stats
+    step, wait = stats.step_seconds.mean, stats.wait_seconds.mean
+    label = f"rank {stats.rank}: step {words.duration(step)}, wait {words.duration(wait)}"
+    drawn = tag(
+        "svg",
+        tag("title", label),
+        tag("rect", width=f"{short(100 * step / most)}%", height="100%", class_="step"),
+        tag(
+            "rect", x=f"{short(100 * step / most)}%", width=f"{short(100 * wait / most)}%", height="100%", class_="wait"
+        ),
+        class_="bar wide",
+        role="img",
+    )
+    return (
+        joined(f"rank {stats.rank}", tag("strong", "slowest", class_="badge") if is_slowest else None),
+        tag("span", drawn, tag("span", f"{words.duration(step)} + {words.duration(wait)}"), class_="barred long"),
+        words.digits(stats.samples_per_second),
+        words.duration(stats.step_seconds.p50),
+        words.duration(stats.step_seconds.p99),
+        words.duration(stats.wait_seconds.p99),
+        words.share(stats.wait_share),
+        words.count(stats.num_stalls),
+        words.duration(stats.making_seconds.p50) if stats.making_seconds.num else words.NONE,
+    )

@@ -1,0 +1,80 @@
+"""What the loader was told, what "auto" decided, how batches came to the device, what kind of machine it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.bench.run import Stats
+from stoker.view import words
+from stoker.view.page.comparison import OF_WATCHING, setting_told
+from stoker.view.page.frame import figure, table
+from stoker.view.page.markup import Child, Markup, tag
+from stoker.view.page.subject import Subject
+
+
+def decisions(stats: Stats, *, of: str = "") -> Markup | None:
+    """Return what "auto" has decided, in order; None if nothing."""
+    if not stats.decisions:
+        return None
+    return figure(
+        f'Decisions of "auto"{of}',
+        tag("ol", [tag("li", one) for one in stats.decisions], class_="decisions"),
+    )
+
+
+def copies(stats: Stats, *, of: str = "") -> Markup | None:
+    """Return how batches came to the device; None if that was not seen."""
+    seen = stats.copies
+    if seen is None or not seen.num:
+        return None
+    rows = [
+        ("copies to the device", words.count(seen.num)),
+        ("from ordinary memory, not page-locked", _of_all(seen.num_pageable, seen.num)),
+        ("for which the trainer waited", _of_all(seen.num_blocking, seen.num)),
+        ("time of the trainer", words.duration(seen.seconds)),
+        ("time of one copy, on the device", words.duration(seen.device_seconds)),
+    ]
+    return figure(f"Copies to the device{of}", table(("", ""), rows, caption="Copies"))
+
+
+def settings_tables(subject: Subject) -> Markup:
+    """Return all settings and facts of a run, folded away."""
+    tables: list[Child] = []
+    if subject.run.machine:
+        tables.append(_table("Machine", subject.run.machine))
+    for group in subject.groups:
+        stats = group.slowest.stats
+        about: dict[str, Any] = {"kind": stats.kind, "engine": stats.engine, **stats.config}
+        about |= {f"dataset: {name}": value for name, value in stats.facts.items() if name not in OF_WATCHING}
+        about |= {
+            "batches": stats.num_batches,
+            "samples": stats.num_samples,
+            "iterations": stats.num_iterations,
+            "bytes of all batches": words.size(stats.num_bytes) if stats.num_bytes else None,
+            "batches ready when asked": None if stats.queue_depth is None else words.digits(stats.queue_depth),
+            "asks at which none was ready": None
+            if stats.queue_empty_share is None
+            else words.share(stats.queue_empty_share),
+            "batches that had come before": None
+            if stats.duplicate_share is None
+            else words.share(stats.duplicate_share),
+            "imports": None if stats.import_seconds is None else words.duration(stats.import_seconds),
+            "construction": None if stats.construction_seconds is None else words.duration(stats.construction_seconds),
+        }
+        tables.append(_table(group.slowest.name, {name: value for name, value in about.items() if value is not None}))
+    return tag(
+        "details",
+        tag("summary", f"Settings and facts{f' of {subject.name}' if subject.name else ''}"),
+        *tables,
+        class_="settings",
+    )
+
+
+def _table(name: str, values: Mapping[str, Any]) -> Markup:
+    rows = [(key, setting_told(key, value)) for key, value in values.items()]
+    return table(("", ""), rows, caption=name, class_="words", num_words=2)
+
+
+def _of_all(part: int, whole: int) -> str:
+    return f"{part:,} ({words.share(part / whole)})"

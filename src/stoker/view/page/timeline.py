@@ -1,0 +1,312 @@
+"""The timeline of batches: all of them as shares of time, and some one by one; the page's script moves and zooms.
+
+Without the script, a reader sees the whole above and the stretch around the longest wait below it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.view import words
+from stoker.view.page.frame import columns, data, figure, legend, missing, stretched, table, time_axis, x_labels
+from stoker.view.page.markup import Child, Markup, joined, short, tag
+from stoker.view.page.scales import Scale
+from stoker.view.page.subject import Loader
+from stoker.view.page.times import Batches, busy_share, encoded, num_ready
+
+NUM_SHOWN = 64
+"""Batches that are drawn one by one at first."""
+
+NUM_COLUMNS = 320
+"""Columns of the drawing of all batches."""
+
+ROW, READY, GAP = 20, 40, 8
+"""Heights of the trainer's rows, of the batches that are ready, and of what is between, in pixels."""
+
+OVERVIEW = 44
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What is drawn where, from the top, in pixels."""
+
+    lane: float
+    num_lanes: int
+    has_ready: bool
+
+    @property
+    def step(self) -> float:
+        return 0
+
+    @property
+    def wait(self) -> float:
+        return ROW + 2
+
+    @property
+    def ready(self) -> float:
+        return 2 * (ROW + 2) + GAP
+
+    @property
+    def lanes(self) -> float:
+        return self.ready + (READY + GAP if self.has_ready else 0)
+
+    @property
+    def height(self) -> float:
+        if not self.num_lanes:
+            return self.ready - GAP
+        return self.lanes + self.num_lanes * self.lane
+
+
+def timeline(loader: Loader, *, ident: str, of: str = "") -> Markup:
+    """Return the timeline of a loader's latest batches."""
+    title = f"Timeline of batches{of}"
+    batches = loader.batches
+    if batches is None:
+        return figure(title, missing("No batches were kept one by one, so there is no timeline."))
+    num_lanes = len(batches.lanes)
+    layout = _Layout(
+        lane=18 if num_lanes <= 8 else 12 if num_lanes <= 16 else 8, num_lanes=num_lanes, has_ready=batches.is_ahead
+    )
+    begin, end, what = _first_window(batches)
+    first, last = (int(np.searchsorted(batches.handed, at)) for at in (begin, end))
+    lead = joined(
+        f"{words.counted(len(batches), 'batch', 'batches')}"
+        f"{f' (the latest of {loader.stats.num_batches:,})' if batches.first else ''}"
+        f" over {words.duration(batches.end - batches.begin)}.",
+        f" Below: batches {batches.first + first:,} to {batches.first + min(last, len(batches) - 1):,}{what}."
+        if len(batches) > 1
+        else None,
+    )
+    return figure(
+        title,
+        tag(
+            "div",
+            _tools(),
+            legend(
+                ("step", "step: the trainer's own time"),
+                ("wait", "wait: the trainer has no batch"),
+                *((("load", "a batch is made"), ("send", "and sent")) if num_lanes else ()),
+            ),
+            _overview(batches, begin, end),
+            _detail(batches, begin, end, layout),
+            tag("p", class_="readout", aria_live="polite", hidden=True),
+            data("laps", encoded(batches)),
+            class_="timeline",
+            id=ident,
+            data_begin=f"{begin:.6f}",
+            data_end=f"{end:.6f}",
+            data_lane=layout.lane,
+            data_ahead="yes" if layout.has_ready else None,
+        ),
+        tag("p", f"{batches.num_left_out} more lanes are not drawn.", class_="missing")
+        if batches.num_left_out
+        else None,
+        lead=lead,
+        table=_longest(batches),
+    )
+
+
+def _tools() -> Markup:
+    """Return buttons that work with the page's script only, and are shown by it."""
+    buttons = (
+        ("earlier", "\N{LEFTWARDS ARROW}", "Earlier"),
+        ("later", "\N{RIGHTWARDS ARROW}", "Later"),
+        ("in", "+", "Zoom in"),
+        ("out", "\N{MINUS SIGN}", "Zoom out"),
+        ("all", "All", "Show all batches"),
+        ("longest", "Longest wait", "Show the longest wait"),
+    )
+    return tag(
+        "div",
+        [tag("button", text, type="button", data_do=do, aria_label=label, title=label) for do, text, label in buttons],
+        tag(
+            "span",
+            "drag in the strip, or turn the wheel with Ctrl; arrow keys, + and \N{MINUS SIGN} when it has the focus",
+            class_="hint",
+        ),
+        class_="tools",
+        role="group",
+        aria_label="Part of the timeline that is shown",
+        hidden=True,
+    )
+
+
+def _first_window(batches: Batches) -> tuple[float, float, str]:
+    """Return the stretch that is drawn at first, and what it is."""
+    if len(batches) <= 2 * NUM_SHOWN:
+        return batches.begin, batches.end, ""
+    waits = batches.waits.copy()
+    waits[0] = 0.0  # the first batch's is told elsewhere, and there is nothing before it to see
+    longest = int(np.argmax(waits))
+    typical = float(np.median(batches.periods)) if len(batches.periods) else 0.0
+    is_stall = float(waits[longest]) > max(1e-3, 0.25 * typical)
+    middle = longest if is_stall else len(batches) // 2
+    first = min(max(0, middle - NUM_SHOWN // 2), len(batches) - NUM_SHOWN)
+    last = first + NUM_SHOWN - 1
+    end = batches.stepped[last] if np.isfinite(batches.stepped[last]) else batches.handed[last]
+    told = f", around the longest wait ({words.duration(float(waits[longest]))})" if is_stall else ", from the middle"
+    return float(batches.asked[first]), float(end), told
+
+
+def _overview(batches: Batches, begin: float, end: float) -> Markup:
+    edges = np.linspace(batches.begin, max(batches.end, batches.begin + 1e-6), NUM_COLUMNS + 1)
+    steps = busy_share(batches.handed, batches.stepped, edges)
+    waits = busy_share(batches.asked, batches.handed, edges)
+    scale = Scale(float(edges[0]), float(edges[-1]))
+    places = [scale(edge) for edge in edges.tolist()]
+    return tag(
+        "div",
+        tag("div", tag("span", "all", style=f"top:{OVERVIEW / 2}px"), class_="labels", aria_hidden="true"),
+        tag(
+            "svg",
+            tag(
+                "title",
+                f"Shares of the trainer's time over all batches: step from below, wait from above. "
+                f"{words.share(float(waits.mean()))} of what is drawn is waiting, first batches among it.",
+            ),
+            stretched(
+                tag("path", d=columns(places, steps.tolist(), height=OVERVIEW), class_="step"),
+                tag("path", d=columns(places, (1 - waits).tolist(), height=OVERVIEW, base=1.0), class_="wait"),
+                height=OVERVIEW,
+            ),
+            tag(
+                "rect",
+                x=f"{short(100 * scale(begin))}%",
+                width=f"{short(100 * (scale(end) - scale(begin)))}%",
+                y=1,
+                height=OVERVIEW - 2,
+                class_="window",
+            ),
+            role="img",
+            height=OVERVIEW,
+            width="100%",
+            class_="overview",
+        ),
+        class_="plot lanes",
+    )
+
+
+def _detail(batches: Batches, begin: float, end: float, layout: _Layout) -> Markup:
+    scale = Scale(begin, end)
+    ready, most_ready = _ready(batches, scale, layout)
+    marks = joined(_trainer(batches, scale, layout), ready, _makings(batches, scale, layout))
+    labels: list[tuple[float, str]] = [(layout.step + ROW / 2, "step"), (layout.wait + ROW / 2, "wait")]
+    if layout.has_ready:
+        labels.append((layout.ready + READY / 2, f"0\N{EN DASH}{most_ready:.0f} ready"))
+    every = 1 if layout.lane >= 12 else 4
+    labels += [
+        (layout.lanes + (at + 0.5) * layout.lane, name)
+        for at, name in enumerate(batches.lanes)
+        if name and at % every == 0
+    ]
+    return tag(
+        "div",
+        tag(
+            "div",
+            [
+                tag("span", text, style=f"top:{short(y)}px", class_="depth" if text.endswith("ready") else None)
+                for y, text in labels
+            ],
+            class_="labels",
+        ),
+        tag(
+            "svg",
+            tag("title", "Batches one by one: when each was made, when the trainer waited for it, and its step"),
+            tag("g", marks, class_="marks"),
+            role="img",
+            height=short(layout.height),
+            width="100%",
+            tabindex=0,
+            class_="detail",
+        ),
+        x_labels(time_axis(scale)),
+        class_="plot lanes",
+    )
+
+
+def _block(scale: Scale, begin: float, end: float, y: float, height: float, kind: str, told: str) -> Child:
+    if not end >= scale.low or not begin <= scale.high:  # outside, or not known
+        return None
+    left, right = scale(begin), scale(end)
+    return tag(
+        "rect",
+        tag("title", told),
+        x=f"{short(100 * left)}%",
+        width=f"{short(100 * (right - left))}%",
+        y=y,
+        height=height,
+        class_=kind,
+    )
+
+
+def _trainer(batches: Batches, scale: Scale, layout: _Layout) -> Markup:
+    drawn: list[Child] = []
+    ends = np.fmax(batches.handed, batches.stepped)
+    [inside] = np.nonzero((ends >= scale.low) & (batches.asked <= scale.high))
+    for at in inside.tolist():
+        asked, handed, stepped = batches.asked[at], batches.handed[at], batches.stepped[at]
+        name = f"batch {batches.first + at:,}"
+        wait = f"{name}: waited {words.duration(handed - asked)}"
+        step = f"{name}: step {words.duration(stepped - handed)}"
+        drawn.append(_block(scale, asked, handed, layout.wait, ROW, "wait", wait))
+        drawn.append(_block(scale, handed, stepped, layout.step, ROW, "step", step))
+    return joined(*drawn)
+
+
+def _makings(batches: Batches, scale: Scale, layout: _Layout) -> Markup:
+    made_of: list[Child] = []
+    sent_of: list[Child] = []
+    height = layout.lane - (3 if layout.lane >= 12 else 1)
+    [inside] = np.nonzero((batches.sent >= scale.low) & (batches.began <= scale.high) & (batches.lane >= 0))
+    for at in inside.tolist():
+        y = layout.lanes + int(batches.lane[at]) * layout.lane
+        began, made, sent = batches.began[at], batches.made[at], batches.sent[at]
+        told = f"batch {batches.first + at:,}: made in {words.duration(made - began)}"
+        made_of.append(_block(scale, began, made, y, height, "load", told))
+        if sent > made:
+            sent_of.append(_block(scale, made, sent, y, height, "send", f"sent in {words.duration(sent - made)}"))
+    return joined(*sent_of, *made_of)  # the next may be in the making while one is on its way
+
+
+def _ready(batches: Batches, scale: Scale, layout: _Layout) -> tuple[Child, float]:
+    """Return how many batches were ready over time, and the most of them."""
+    if not layout.has_ready:
+        return None, 0.0
+    changes = np.unique(np.concatenate((batches.sent, batches.handed)))
+    inside = changes[(changes > scale.low) & (changes < scale.high)]
+    edges = np.concatenate(([scale.low], inside, [scale.high]))
+    depths = num_ready(batches, edges[:-1])
+    most = max(1.0, float(depths.max()))
+    path = columns([scale(at) for at in edges.tolist()], (depths / most).tolist(), height=READY)
+    drawn = tag(
+        "svg",
+        tag("title", f"Batches that are made and not yet handed over: {most:.0f} at the most"),
+        tag("path", d=path, class_="ready"),
+        viewBox=f"0 0 1000 {READY}",
+        preserveAspectRatio="none",
+        x=0,
+        y=layout.ready,
+        width="100%",
+        height=READY,
+    )
+    return drawn, most
+
+
+def _longest(batches: Batches) -> Markup:
+    """Return the batches that were waited for longest."""
+    order = np.argsort(-batches.waits, kind="stable")[:20].tolist()
+    rows = [
+        (
+            f"{batches.first + at:,}",
+            words.duration(float(batches.asked[at])),
+            words.duration(float(batches.waits[at])),
+            words.duration(float(batches.stepped[at] - batches.handed[at])),
+            words.duration(float(batches.made[at] - batches.began[at])),
+            batches.maker(at) or words.NONE,
+        )
+        for at in order
+    ]
+    head = ("batch", "asked for at", "wait", "step", "made in", "by")
+    return table(head, rows, caption=f"The {words.counted(len(rows), 'longest wait', 'longest waits')}")

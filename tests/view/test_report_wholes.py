@@ -1,0 +1,130 @@
+"""Shares, means and sizes of the report: each says of which whole it is, or of whom, and two of one name agree."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import stoker
+from stoker.bench.reckoning import reckoned
+from stoker.bench.run import Moment, ProcessStats, Quantiles, Run, Stats
+from stoker.view import words
+from stoker.view.page.durations import durations
+from stoker.view.page.subject import Loader, Subject
+from stoker.view.page.times import batches_of
+from tests.view import runs
+from tests.view.test_report import Parsed, text_of
+
+
+def told(value: str) -> str:
+    return value.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_durations_lead_with_the_mean_which_fits_the_throughput() -> None:
+    run = runs.starved()
+    [stats] = run.loaders
+    text = text_of(run)
+    period, step = stats.batch_seconds, stats.step_seconds
+    assert period.mean > 1.2 * period.p50, "some batches take far longer than most"
+    assert told(f"from batch to batch, mean {words.duration(period.mean)} p50 {words.duration(period.p50)}, ") in text
+    assert told(f"step, mean {words.duration(step.mean)} p50 {words.duration(step.p50)}, ") in text
+    speed = f"{words.digits(stats.samples_per_second)} samples/s {words.digits(stats.num_batches / stats.seconds)}"
+    assert told(f"throughput {speed} batches/s, first batches among them") in text
+
+
+def test_shares_of_waiting_say_of_which_whole_they_are() -> None:
+    run = runs.starved()
+    [stats] = run.loaders
+    text = text_of(run)
+    wait, period = stats.wait_seconds.mean, stats.batch_seconds.mean
+    share = words.share(stats.wait_share)
+    tile = f"{share} {words.duration(wait)} of {words.duration(period)} from batch to batch"
+    assert told(f"waiting for data, first batches apart {tile}") in text
+    assert "of the time (in the loop, first batches among it)" in text.partition("What to change")[0], "what is to win"
+    assert "the time of waiting and of being at work is that from batch to batch, without first batches" in text
+    assert told(f"trainer: {words.duration(stats.seconds)} in the loop") in text
+    assert told(f"from batch to batch alone, without first batches, {share} is waiting") in text
+    fills = words.share(reckoned(stats).occupancy)
+    assert told(f"without first batches, their work fills {fills}") in text
+    late = text_of(runs.ranks()).partition("What to change")[0]
+    assert "of the time (from batch to batch)" in late, "a rank is late by a part of each batch"
+
+
+def test_time_outside_of_the_loop_is_a_part_of_the_whole_run() -> None:
+    run = runs.starved()
+    [stats] = run.loaders
+    valid = replace(runs.one_batch().loaders[0], name="valid", seconds=3.0)
+    watched = replace(run, loaders=[stats, valid], seconds=stats.seconds + 12.0)
+    text = text_of(watched)
+    whole = watched.seconds
+    parts = (("in this loop", stats.seconds), ("in other loops", 3.0), ("outside of loops", 9.0))
+    assert told(f"the whole run: {words.duration(whole)}") in text
+    assert told(" ".join(f"{name} {words.share(part / whole)}" for name, part in parts)) in text
+    alone = text_of(Run(loaders=[stats], seconds=stats.seconds))
+    assert "the whole run" not in alone
+    assert "What the trainer did outside the loop, before it, after it or between iterations, is not told here" in alone
+    twice = text_of(replace(run, loaders=[stats, replace(valid, seconds=whole)], seconds=stats.seconds + 1))
+    assert "outside of loops" not in twice, "loops within loops leave nothing, and not less"
+
+
+def process(pid: int, role: str, mebibytes: int) -> ProcessStats:
+    return ProcessStats(pid=pid, role=role, pss_bytes=mebibytes << 20)
+
+
+def with_memory(loaders: list[Stats]) -> Run:
+    mebibytes = ((100, 50), (175, 179), (312, 0))
+    moments = [
+        Moment(at=at, trainer_pss_bytes=own << 20, workers_pss_bytes=workers << 20)
+        for at, (own, workers) in enumerate(mebibytes, 1)
+    ]
+    return Run(loaders=loaders, seconds=10.0, moments=moments)
+
+
+def test_memory_says_whose_and_when() -> None:
+    stats = replace(
+        runs.starved().loaders[0], trainer=process(1, "trainer", 312), workers=[process(2, "worker 0", 93)], laps=None
+    )
+    text = text_of(with_memory([stats]))
+    assert "memory at the most 354 MiB then: trainer 175 MiB, workers 179 MiB" in text
+    assert "354 MiB at the most, of which the trainer has 175 MiB then" in text
+    assert "memory, last seen" in text
+    assert "a trainer whose workers have ended has more than beside them" in text
+    ranks = text_of(with_memory([replace(stats, rank=rank, num_ranks=2) for rank in range(2)]))
+    assert "then: trainers of all 2 ranks 175 MiB, workers 179 MiB" in ranks
+    assert "of which the trainers of all 2 ranks have 175 MiB then" in ranks
+    assert "Use of workers, rank 0" in ranks, "and here it is one rank"
+
+
+def test_memory_of_ranks_that_nobody_looked_at_over_time_is_that_of_one() -> None:
+    loaders = [replace(one, trainer=process(1, "trainer", 10 + one.rank), workers=[]) for one in runs.ranks().loaders]
+    text = text_of(Run(loaders=loaders, seconds=1.0))
+    assert "memory at the most 13 MiB of the rank with most, at the last look" in text
+
+
+def test_first_batches_are_not_among_the_waits_that_are_drawn() -> None:
+    laps = {"asked": [0.0, 1.5, 2.5, 9.0, 10.5], "handed": [1.0, 2.0, 2.6, 9.9, 10.6]}  # two iterations
+    stats = replace(runs.one_batch().loaders[0], laps=laps, num_batches=5)
+    stats = replace(stats, step_seconds=replace(stats.step_seconds, num=3, most=0.6))
+    batches = batches_of(stats)
+    assert batches is not None
+    assert batches.later_waits.round(6).tolist() == [0.5, 0.1, 0.1]
+    drawn = durations([("", Loader(replace(stats, wait_seconds=Quantiles(num=3, most=0.5)), "loader", None, 4096))])
+    assert sum(int(count) for count in re.findall(r'"wait: [^"]*?: (\d+) \(', drawn)) == 3
+
+
+def test_the_rank_that_is_led_with_is_named_where_its_figures_stand() -> None:
+    text = text_of(runs.ranks(slow=2))
+    for title in ("Timeline of batches", "Use of workers"):
+        assert f"{title}, rank 2" in text
+    assert "trainer, rank 2: " in text
+    assert "Of rank 2, which waits longest for data, unless they say otherwise. throughput" in text
+    assert "rank" not in Parsed(str(stoker.view.report(runs.starved()))).text.partition("Timeline")[2]
+
+
+def test_a_run_that_somebody_looked_at_is_told_from_counters_alone() -> None:
+    run = runs.starved()
+    diagnosis = stoker.view.report(run).diagnoses[0]
+    assert Subject(run, diagnosis, "").is_watched
+    assert Subject(replace(run, moments=[], began=1.0), diagnosis, "").is_watched
+    assert not Subject(replace(run, moments=[]), diagnosis, "").is_watched
+    assert "in the loop for" in text_of(replace(run, moments=[]))
