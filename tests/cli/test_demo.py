@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from stoker.bench.run import Run as Record
 from stoker.cli.app import app
 from stoker.cli.demo.checks import Claim, training_claims
 from stoker.cli.demo.machine import Others
@@ -25,6 +26,7 @@ def run_of(name: str, *, wait: float, compute: float, num_steps: int = 60, other
         losses=np.linspace(2, 1, num_steps),
         accuracies=np.linspace(0, 1, num_steps),
         others_cores=others_cores,
+        record=Record(),
     )
 
 
@@ -42,6 +44,10 @@ def test_the_quick_demo_keeps_its_claims(tmp_path: Path) -> None:
         assert text in done.stdout
     assert "✗" not in done.stdout
     assert done.stdout.count("✓") == 16
+    assert "the doctor's verdict" in done.stdout
+    page = (tmp_path / "report.html").read_text()
+    assert "demo, loading overlapped beside demo, loading inline" in page
+    assert page.count("batches 0 to 15.") == 2
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "state.json").read_text())["kind"] == "plan"
 

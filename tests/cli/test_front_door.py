@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import stoker
-from stoker.cli.app import INTERRUPTED, app
+from stoker.cli.app import BROKEN_PIPE, INTERRUPTED, app
 from stoker.errors import ArgumentError
 
 WATCHED = ("torch", "numpy", "matplotlib", "PIL")
@@ -43,6 +44,15 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["verify", "images", "--help"],
         ["view", "images", "--help"],
         ["view", "tokens", "--help"],
+        ["bench", "loader", "--help"],
+        ["bench", "train", "--help"],
+        ["bench", "scale", "--help"],
+        ["bench", "compare", "--help"],
+        ["tune", "--help"],
+        ["tune", "batch", "--help"],
+        ["doctor", "--help"],
+        ["report", "--help"],
+        ["top", "--help"],
     ],
     ids=" ".join,
 )
@@ -75,6 +85,15 @@ VERBS = [
     ["view", "images"],
     ["view", "tokens"],
     ["view", "mask"],
+    ["bench", "loader"],
+    ["bench", "train"],
+    ["bench", "scale"],
+    ["bench", "compare"],
+    ["tune"],
+    ["tune", "batch"],
+    ["doctor"],
+    ["report"],
+    ["top"],
 ]
 
 
@@ -83,6 +102,27 @@ def test_the_help_of_every_verb_has_an_example(verb: list[str]) -> None:
     result = CliRunner().invoke(app, [*verb, "--help"])
     assert result.exit_code == 0
     assert f"Example: stoker {' '.join(verb)}" in result.output
+
+
+@pytest.mark.parametrize("width", [60, 80, 110, 160])
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_the_help_of_every_verb_flows_whatever_the_width(verb: list[str], width: int) -> None:
+    shown = CliRunner().invoke(app, [*verb, "--help"], env={"COLUMNS": str(width)}).output
+    lines = [line.strip() for line in shown.partition("╭")[0].splitlines()]
+    for line, following in itertools.pairwise(lines):
+        if line and following:  # of one paragraph: the next word had no room
+            assert len(line) + 1 + len(following.split()[0]) > width - 2, line
+    assert "<bool>" not in shown
+
+
+def test_output_that_nobody_reads_is_no_error() -> None:
+    command = [sys.executable, "-m", "stoker", "plan", "show", "--samples", "100", "--batch-size", "8"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # before anything is written: an interpreter does not start that soon
+        assert process.stderr.read() == ""
+    assert process.returncode in (1, BROKEN_PIPE)  # rich, where it notices first, says 1
 
 
 def test_no_verb_shows_the_verbs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -11,12 +12,19 @@ from typer.core import TyperGroup
 
 from stoker._version import __version__
 from stoker.cli.about import about
+from stoker.cli.bench import bench_app
 from stoker.cli.demo import demo
+from stoker.cli.doctor import doctor
+from stoker.cli.helping import HELP_OPTIONS, let_flow
 from stoker.cli.inspect import inspect
 from stoker.cli.lines import lines
 from stoker.cli.pack import pack
+from stoker.cli.piped import trimmed_where_piped
 from stoker.cli.plan import plan_app
 from stoker.cli.prepare import prepare_app
+from stoker.cli.report import report
+from stoker.cli.top import top
+from stoker.cli.tune import tune_app
 from stoker.cli.verify import verify_app
 from stoker.cli.view import view_app
 from stoker.errors import StokerError
@@ -24,9 +32,21 @@ from stoker.errors import StokerError
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended: 128 and the number of the signal."""
 
+BROKEN_PIPE = 141
+"""That of one whose output nobody reads any more, likewise."""
+
 
 class Verbs(TyperGroup):
     """The group of all verbs, which turns errors made for users into messages."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        let_flow(self)
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run the command line; what is not read on a terminal has no spaces at the ends of lines."""
+        with trimmed_where_piped():
+            return super().main(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb; end quietly on Ctrl-C, and with a message and no traceback on an error of ours."""
@@ -34,6 +54,9 @@ class Verbs(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # whoever read our output, such as `head`, has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be flushed goes nowhere
+            raise typer.Exit(BROKEN_PIPE) from None
         except (StokerError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
@@ -72,7 +95,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_OPTIONS},
 )
 
 
@@ -97,4 +120,9 @@ app.command()(lines)
 app.command()(inspect)
 app.add_typer(verify_app, name="verify")
 app.add_typer(view_app, name="view")
+app.add_typer(bench_app, name="bench")
+app.add_typer(tune_app, name="tune")
+app.command()(doctor)
+app.command()(report)
+app.command()(top)
 app.command()(about)

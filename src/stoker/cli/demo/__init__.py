@@ -45,7 +45,8 @@ def demo(
 
     Writes pictures and text, trains a small model with loading inline and overlapped, resumes in mid-epoch, compares
     one rank with two, decodes crops of the pictures in workers, turns text into a store of tokens and loads it beside a
-    memory map, and says of each claim whether it held. The exit code is 1 if one did not.
+    memory map, writes a report of what held the training back, and says of each claim whether it held. The exit code is
+    1 if one did not.
 
     Example: [bold cyan]stoker demo --out out/demo --quick[/]
     """
@@ -59,11 +60,18 @@ def demo(
     claims = _checked(inline, overlapped, pictures, corpus, out, console)
     done, paces, token_claims = _tokens(out, scale, console)
     plot = _drawn(out, inline, overlapped, pictures, done, paces)
+    report = _reported(out, inline, overlapped)
     console.print(_runs_table(inline, overlapped))
     console.print(_paces_table(paces))
     console.print(_claims_table(claims + token_claims))
     _print_sample(done, console)
-    made = {"plot": plot, "sheet": out / "sheet.png", "state": out / "state.json", "store": out / "store"}
+    made = {
+        "plot": plot,
+        "report": report,
+        "sheet": out / "sheet.png",
+        "state": out / "state.json",
+        "store": out / "store",
+    }
     console.print("\n".join(f"{name:6} {path}" for name, path in made.items()), soft_wrap=True)
     if any(claim.holds is False for claim in claims + token_claims):
         console.print("[bold red]a claim did not hold[/]")
@@ -179,6 +187,13 @@ def _drawn(out: Path, inline: Run, overlapped: Run, pictures: Shapes, done: Prep
     return plot
 
 
+def _reported(out: Path, inline: Run, overlapped: Run) -> Path:
+    """Write the page about the two trainings, side by side."""
+    from stoker.view import report
+
+    return report(overlapped.record, against=inline.record).save(out / "report.html")
+
+
 def _progress(console: Console, *, has_thread: bool = True) -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -227,6 +242,8 @@ def _print_sample(done: Prepared, console: Console) -> None:
 def _told(run: Run) -> list[tuple[str, str]]:
     import numpy as np
 
+    from stoker.bench.verdict import diagnose
+
     few = max(1, len(run.losses) // 10)
     steps = np.quantile(run.step_seconds, (0.5, 0.9, 0.99)).tolist()
     return [
@@ -237,6 +254,7 @@ def _told(run: Run) -> list[tuple[str, str]]:
         ("images/s", f"{run.images_per_second:,.0f}"),
         ("loss, first to last", f"{run.losses[:few].mean():.2f} to {run.losses[-few:].mean():.2f}"),
         ("accuracy, last steps", f"{run.accuracies[-few:].mean():.0%}"),
+        ("the doctor's verdict", diagnose(run.record).verdict),
         ("cores used by others", "unknown" if run.others_cores is None else f"{run.others_cores:.2f}"),
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from stoker.bench.run import Run as Record
+from stoker.bench.watch import Watch
 from stoker.cli.demo.data import CLASSES, SERVED_SIDE, Shapes
 from stoker.cli.demo.machine import Others
 from stoker.loader import DataLoader
@@ -34,6 +36,8 @@ class Run:
     accuracies: NDArray[np.float64]
     others_cores: float | None
     """How many cores other programs kept busy meanwhile; None where that is not known."""
+    record: Record
+    """What whoever watched it saw, for the doctor and the report."""
 
     @property
     def step_seconds(self) -> NDArray[np.float64]:
@@ -56,7 +60,8 @@ def trained(dataset: Shapes, *, name: str, num_threads: int, num_steps: int, adv
     model, optimizer = _model()
     loader = DataLoader(dataset, batch_size=BATCH_SIZE, shuffle=True, drop_last=True, seed=1, num_threads=num_threads)
     measured = np.empty((num_steps, 4))
-    batches, others = _endless(loader), Others()
+    watched = Watch(loader)
+    batches, others = _endless(watched), Others()
     try:
         for step in range(num_steps):
             begin = perf_counter()
@@ -71,8 +76,10 @@ def trained(dataset: Shapes, *, name: str, num_threads: int, num_steps: int, adv
             measured[step] = ready - begin, perf_counter() - ready, loss.item(), accuracy
             advance()
         others_cores = others.num_cores()  # before the loader's threads are waited for
+        record = replace(watched.run(), title=f"demo, loading {name}")
     finally:
         batches.close()
+        watched.close()
     wait, compute, losses, accuracies = measured.T
     return Run(
         name=name,
@@ -81,6 +88,7 @@ def trained(dataset: Shapes, *, name: str, num_threads: int, num_steps: int, adv
         losses=losses,
         accuracies=accuracies,
         others_cores=others_cores,
+        record=record,
     )
 
 
@@ -104,10 +112,10 @@ def warm_up() -> None:
         optimizer.step()
 
 
-def _endless(loader: DataLoader[Any]) -> Generator[list[torch.Tensor], None, None]:
+def _endless(loader: Watch[Any]) -> Generator[list[torch.Tensor], None, None]:
     """Yield epoch after epoch. A generator, so that leaving it ends the loader's threads."""
     while True:
-        batches = iter(loader)
+        batches: Any = iter(loader)
         try:
             yield from batches
         finally:

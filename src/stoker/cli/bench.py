@@ -1,0 +1,21 @@
+"""`stoker bench`: the truth about a loader, in numbers and pictures."""
+
+from __future__ import annotations
+
+import typer
+
+from stoker.cli.bench_compare import compare
+from stoker.cli.bench_loader import loader
+from stoker.cli.bench_scale import scale
+from stoker.cli.bench_train import train
+
+bench_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Measure loaders: yours, torch's, anyone's. Try [bold]stoker bench loader --help[/].",
+)
+
+bench_app.command()(loader)
+bench_app.command()(train)
+bench_app.command()(scale)
+bench_app.command()(compare)

@@ -1,0 +1,88 @@
+"""`stoker bench train`: is it the loader or the model? A real training step, three ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.cli.trials import FUNCTION, File, Json, Out
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+
+def train(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar=FUNCTION,
+            help="What makes the step: it returns `step(batch)`, or a pair (loader, step).",
+        ),
+    ],
+    loader: Annotated[
+        str | None,
+        typer.Option(metavar=FUNCTION, help="What makes the loader.", show_default="make_loader beside it"),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the whole job, for what stalls cost in a day.")] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="Where resident batches lie.", show_default="where the loader's go, or cuda")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds; in each, every way has its turn.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Time each way for so long in each round.")] = 2.0,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Time a real training step three ways: batches on the device, cached batches through the loader, the real loader.
+
+    The differences are stalls: of the copy (with the hand-over), of preparation (on the CPU) and of fetching (from
+    storage); in milliseconds per step and in GPU-hours per day. Any loader will do, torch's DataLoader unmodified
+    among them. With --out, `stoker report` draws the run.json.
+
+    Example: [bold cyan]stoker bench train train.py:make_step --gpus 8 --out measured[/]
+    """
+    from stoker.bench.train_bench import bench_train, recorded_run
+    from stoker.bench.train_target import step_and_loader
+    from stoker.cli.trials import check_out, conclude, listed, progress
+    from stoker.view.train_tables import parts_table, train_remarks, ways_table
+
+    check_out(out)
+    step, made = step_and_loader(target, loader)
+    with progress() as watch:
+        found = bench_train(
+            step,
+            made,
+            target=target,
+            seconds=seconds,
+            num_rounds=repeat,
+            num_gpus=gpus,
+            device=device,
+            watch=watch,
+        )
+
+    def shown(width: int) -> Iterator[Table | Text]:
+        yield ways_table(found, width=width)
+        if found.has_parts:
+            yield parts_table(found, width=width)
+        yield from listed(train_remarks(found))
+
+    def files() -> Iterator[File]:
+        from stoker.view.train_plots import train_figure
+
+        yield "train.json", found.save
+        if found.has_parts:
+            yield "train.png", train_figure(found).savefig
+        run = None if found.is_interrupted else recorded_run(step, made, seconds=seconds, title=target)
+        if run is not None:
+            yield "run.json", run.save
+
+    conclude(
+        found,
+        shown,
+        files(),
+        out=out,
+        is_json=json,
+        is_interrupted=found.is_interrupted,
+    )

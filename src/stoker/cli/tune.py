@@ -1,0 +1,121 @@
+"""`stoker tune`: the best arguments of a loader, found by measuring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from stoker.cli.trials import Batches, Json, LoaderTarget, Out, Repeat, Seconds, Step, Timeout
+from stoker.cli.tune_batch import batch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.text import Text
+
+    from stoker.bench.tuning import Tuning
+
+LOADER = "loader"
+
+
+class LoaderFirst(TyperGroup):
+    """A group whose argument is the function that makes a loader, unless it is the name of a command."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Take `tune module:function` for `tune loader module:function`."""
+        if args and args[0] not in self.commands:
+            args = [LOADER, *args]
+        return super().resolve_command(ctx, args)
+
+
+tune_app = typer.Typer(
+    cls=LoaderFirst,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    subcommand_metavar="MODULE:FUNCTION | batch MODULE:FUNCTION",
+    help="""Find the best arguments by measuring: of a loader, or the batch size.
+
+    `stoker tune MODULE:FUNCTION` is about the loader that the function makes, `stoker tune batch` about the largest
+    batch that fits. Their options: `stoker tune loader --help`, `stoker tune batch --help`.
+
+    Example: [bold cyan]stoker tune train:make_loader --step train:make_step[/]
+    """,
+)
+
+
+@tune_app.command(LOADER)
+def loader(
+    target: LoaderTarget,
+    step: Step = None,
+    max_workers: Annotated[
+        int | None, typer.Option(min=1, help="At most so many workers and threads; by default as many as cores.")
+    ] = None,
+    prefetch: Annotated[str, typer.Option(help="Prefetch factors to try with the best workers.")] = "2,4,8",
+    repeat: Repeat = 3,
+    seconds: Seconds = 2.0,
+    batches: Batches = None,
+    timeout: Timeout = 300.0,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Find the best num_workers, num_threads and prefetch_factor of a loader, and print them as code to paste.
+
+    With --step the real training step runs between batches, and what is made as short as it gets is its time with the
+    wait for the batch. Of settings that differ by no more than noise, the cheapest is taken. Of torch's DataLoader,
+    which has no threads, workers alone are varied. The word `loader` may be left out.
+
+    Example: [bold cyan]stoker tune train:make_loader --step train:make_step --out tuned[/]
+    """
+    from stoker.bench.tuning import tune, without_run
+    from stoker.cli.trials import check_out, conclude_sweep, numbers, progress
+    from stoker.view.bench_tables import tune_table
+
+    check_out(out)
+    with progress() as watch:
+        tuning = tune(
+            target,
+            step=step,
+            max_workers=max_workers,
+            prefetches=numbers(prefetch, "--prefetch") or (),
+            seconds=seconds,
+            num_batches=batches,
+            num_rounds=repeat,
+            limit_seconds=timeout,
+            records_run=out is not None,
+            watch=watch,
+        )
+
+    def figures() -> dict[str, Figure]:
+        from stoker.view.tune_plots import tune_figures
+
+        return tune_figures(tuning)
+
+    conclude_sweep(
+        tuning.sweep,
+        lambda width: tune_table(tuning, width=width),
+        figures,
+        out=out,
+        is_json=json,
+        record=without_run(tuning),
+        verdict=_verdict(tuning),
+    )
+
+
+def _verdict(tuning: Tuning) -> Text:
+    """Return what to write, and what to expect of it."""
+    from rich.text import Text
+
+    from stoker.view.quantities import seconds_told, time_unit, with_deviation
+
+    unit, size = time_unit(tuning.seconds.mean)
+    time = with_deviation(tuning.seconds.mean, tuning.seconds.deviation, scale=size)
+    what = "step" if tuning.step_seconds is not None else "batch"
+    waiting = f", of which {seconds_told(tuning.wait_seconds)} waiting for the batch" if what == "step" else ""
+    text = Text.assemble((tuning.code, "bold green"), f"\nexpected time per {what}: {time} {unit}{waiting}")
+    for sentence in tuning.says:
+        text.append(f"\n- {sentence}")
+    return text
+
+
+tune_app.command()(batch)

@@ -1,0 +1,99 @@
+"""What presses Ctrl-C on whoever measures it, in the middle of things: when so many times something was done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch.utils.data
+
+import stoker
+from stoker.bench import scale, scale_cases
+from stoker.cli import main
+
+NUM_DONE = int(os.environ.get("NUM_DONE", "0"))
+
+
+def press(process: int) -> None:
+    """Interrupt a process, and never come back."""
+    os.kill(process, signal.SIGINT)
+    threading.Event().wait()
+
+
+# ---------------------------------------------------------------- bench scale
+
+
+def host(names: list[str], memory_bytes: int | None) -> Callable[[str, Any], Any]:
+    """Stand for the process that cases are forked from: after so many of them the user has seen enough."""
+    answer, num_done = scale_cases.host(names, memory_bytes), 0
+
+    def interrupting(what: str, about: Any) -> Any:
+        nonlocal num_done
+        if num_done == NUM_DONE:
+            press(os.getppid())
+        num_done += 1
+        return answer(what, about)
+
+    return interrupting
+
+
+# ---------------------------------------------------------------- bench train
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, position: int) -> Any:
+        return np.full(3, position)
+
+
+def our_loader() -> Any:
+    return stoker.DataLoader(Numbers(), 1, num_workers=1)
+
+
+def torch_loader() -> Any:
+    dataset: Any = Numbers()
+    return torch.utils.data.DataLoader(dataset, 1, num_workers=1)
+
+
+def make_step() -> Callable[[Any], None]:
+    def step(batch: Any) -> None:
+        """Take as long as a few steps may take in a round. Ctrl-C of a terminal reaches all processes of the group."""
+        if int(batch.max()) >= NUM_DONE:
+            os.killpg(os.getpgrp(), signal.SIGINT)
+        time.sleep(0.02)
+
+    return step
+
+
+# ---------------------------------------------------------------- tune batch
+
+
+def make_batch_step(batch_size: int) -> Callable[[], None]:
+    def step() -> None:
+        if batch_size > NUM_DONE:
+            press(os.getppid())
+
+    return step
+
+
+def make_batch_step_that_lasts(batch_size: int) -> Callable[[], None]:
+    """All is found out but how fast it is: the same size is tried a third time."""
+    with open(os.environ["COUNTED"], "a") as file:
+        file.write(f"{batch_size}\n")
+    with open(os.environ["COUNTED"]) as file:
+        if file.read().split().count("16") > NUM_DONE:
+            press(os.getppid())
+    return lambda: None
+
+
+def begin() -> None:
+    """Be the command line."""
+    vars(scale)["host"] = host
+    main()
