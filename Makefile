@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Installing has built them already; this does so when their sources change. What is missing for that it only says.
 $(NATIVE): $(STAMP) $(wildcard src/stoker/native/*.[ch]) src/stoker/native/building.py
-	@$(BIN)/python -m stoker.native.building
+	@$(BIN)/python -m stoker.native
 	@touch $@
 
 $(BENCH): $(STAMP) $(NATIVE)

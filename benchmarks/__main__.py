@@ -16,6 +16,7 @@ from benchmarks.report import OUT, Setting, save, show, write
 
 NAMES = {
     "overhead": "what the loader itself costs per batch, beside torch and torchdata",
+    "counters": "what the counters cost that are always on",
     "plan_cost": "what it costs to know the order, from a thousand samples to a million million",
     "state_cost": "what it costs to save the state at every step, and to resume",
     "transport": "batches from worker processes, beside torch, torchdata, SPDL and Grain; into a GPU if there is one",
