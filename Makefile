@@ -39,13 +39,15 @@ demo: $(NATIVE)  ## Load, train, stop, resume: the main job end to end, on data 
 	@$(BIN)/stoker demo
 
 test: $(NATIVE)  ## Run every test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not timed"
+	$(BIN)/python -m pytest -m timed
 
 check: $(NATIVE)  ## Format, lint, strict types, import rule, quick tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow and not timed"
+	$(BIN)/python -m pytest -q -m "timed and not slow"
 
 format: $(STAMP)  ## Format and fix what can be fixed
 	$(BIN)/ruff format .

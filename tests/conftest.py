@@ -26,12 +26,24 @@ with suppress(ValueError):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
+NUM_RERUNS, RERUN_SECONDS = 2, 3
+"""How often a test that is `timed` is run again if it fails, and after how long: others may have had the cores. What is
+wrong with what it tests fails every time.
+"""
+
 GRACE_SECONDS = 5.0
 """How long a test's threads and processes may take to go, after it is over."""
 
 
 class Hung(BaseException):
     """A test has run out of time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have tests that are `timed` run again if they fail."""
+    for item in items:
+        if item.get_closest_marker("timed"):
+            item.add_marker(pytest.mark.flaky(reruns=NUM_RERUNS, reruns_delay=RERUN_SECONDS))
 
 
 @pytest.hookimpl(wrapper=True)

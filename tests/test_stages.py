@@ -10,6 +10,8 @@ import pytest
 import stoker
 from stoker.stages import watch
 
+pytestmark = pytest.mark.timed
+
 
 def test_a_block_counts_once_whatever_is_inside_it() -> None:
     before = watch.seconds

@@ -13,6 +13,8 @@ import pytest
 from stoker.bench.hook.alarm import Alarm, Rest
 from stoker.machine import Clock
 
+pytestmark = pytest.mark.timed
+
 
 def rests(work: Callable[[], object], *, num: int = 40, seconds: float = 0.01) -> list[Rest]:
     """Return what a thread is told that sleeps while this one works."""

@@ -17,6 +17,8 @@ from stoker.bench.batch_size import tune_batch
 from stoker.errors import ArgumentError, WorkerDied
 from stoker.view.batch_tables import batch_remarks
 
+pytestmark = pytest.mark.timed
+
 STEPS = """
 import os, signal, sys, time
 import numpy as np

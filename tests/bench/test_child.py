@@ -17,6 +17,8 @@ from stoker import machine
 from stoker.bench.child import Child, ChildEnded, ChildSlow, forked
 from stoker.errors import ArgumentError
 
+pytestmark = pytest.mark.timed
+
 
 def adding(first: int) -> Callable[[str, int], Any]:
     """Answer several kinds of questions."""

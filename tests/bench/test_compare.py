@@ -18,6 +18,8 @@ from stoker.bench.trial_child import digest_of
 from stoker.errors import ArgumentError
 from tests.bench import torch_loaders
 
+pytestmark = pytest.mark.timed
+
 
 @pytest.mark.slow
 def test_torchs_and_our_loader_are_compared_and_the_others_are_told() -> None:

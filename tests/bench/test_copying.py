@@ -20,6 +20,8 @@ from stoker.bench.hook.patches import Patches
 from stoker.bench.watch import watch
 from tests.bench.pathologies import Quick
 
+pytestmark = pytest.mark.timed
+
 
 @pytest.fixture
 def now(tmp_path: Path) -> Iterator[recording.Recording]:

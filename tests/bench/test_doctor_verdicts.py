@@ -33,7 +33,7 @@ from tests.bench.watching import first_in_line, found, watched
 
 __all__ = ["first_in_line"]
 
-pytestmark = pytest.mark.usefixtures("first_in_line")
+pytestmark = [pytest.mark.timed, pytest.mark.usefixtures("first_in_line")]
 KINDS = pytest.mark.parametrize("kind", [TorchLoader, DataLoader], ids=["torch", "stoker"])
 
 

@@ -13,6 +13,8 @@ from stoker.bench.drive import Drive, Pace, arguments_of, batch_size_of, kind_of
 from stoker.errors import ArgumentError
 from tests.bench import plain_loaders, torch_loaders
 
+pytestmark = pytest.mark.timed
+
 
 class Clock:
     """Time that passes only when somebody says so."""

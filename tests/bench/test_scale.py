@@ -42,6 +42,8 @@ from stoker.errors import ArgumentError
 from stoker.view.scale_plots import scale_figure
 from stoker.view.scale_tables import place_told, scale_remarks
 
+pytestmark = pytest.mark.timed
+
 SMALL = {SAMPLES: (1000, 100_000), WORKERS: (1, 2), RANKS: (1, 8), STEPS: (1, 1000)}
 
 

@@ -22,7 +22,10 @@ from tests.bench.watching import first_in_line, found, watched
 
 __all__ = ["first_in_line"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it, torch has none
+pytestmark = [
+    pytest.mark.timed,
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata calls it, torch has none
+]
 WORKERS = pytest.mark.parametrize(
     "setting",
     [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}],

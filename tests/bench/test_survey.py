@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from stoker.bench.hook.survey import facts_of
 
+pytestmark = pytest.mark.timed
+
 
 class Holding(Dataset[int]):
     def __init__(self, **held: Any) -> None:

@@ -17,6 +17,8 @@ from stoker.engine.stats import Quantiles
 from stoker.errors import ArgumentError
 from tests.bench import plain_loaders
 
+pytestmark = pytest.mark.timed
+
 
 def test_every_round_has_everyone_and_every_other_runs_backwards() -> None:
     names = ["a", "b", "c", "d"]

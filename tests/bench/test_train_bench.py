@@ -20,6 +20,8 @@ from stoker.bench.train_bench import bench_train, recorded_run
 from stoker.bench.train_record import CACHED, COPY, DATA, FETCH, PREPARATION, REAL, RESIDENT, TrainBench
 from stoker.errors import ArgumentError
 
+pytestmark = pytest.mark.timed
+
 BATCH_SIZE, STEP_SECONDS = 4, 0.002
 
 

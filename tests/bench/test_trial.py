@@ -19,6 +19,8 @@ from stoker.bench.verdict import diagnose
 from stoker.bench.witness import HELPERS, ProcessMemory, Witness
 from stoker.errors import ArgumentError
 
+pytestmark = pytest.mark.timed
+
 PLAIN, TORCH = "tests.bench.plain_loaders", "tests.bench.torch_loaders"
 
 

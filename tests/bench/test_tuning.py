@@ -15,6 +15,8 @@ from stoker.bench.tuning import Tuning, code_of, tune, without_run
 from stoker.errors import ArgumentError
 from tests.bench import plain_loaders, torch_loaders
 
+pytestmark = pytest.mark.timed
+
 
 def result(seconds: float, deviation: float = 0.0, num: int = 3, memory: float = 1e8, **config: int) -> Result:
     return Result(

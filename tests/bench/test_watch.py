@@ -33,6 +33,8 @@ from stoker.bench.watch import watch
 from stoker.errors import ArgumentError
 from tests.bench.pathologies import Counting, Meeting, Quick, SharedStream, Sleeping, Stream, slow_start
 
+pytestmark = pytest.mark.timed
+
 KINDS = pytest.mark.parametrize("kind", [TorchLoader, DataLoader], ids=["torch", "stoker"])
 
 

@@ -19,6 +19,8 @@ from stoker.cli.app import INTERRUPTED, app
 from stoker.cli.trials import numbers
 from stoker.errors import ArgumentError
 
+pytestmark = pytest.mark.timed
+
 PLAIN, TORCH = "tests.bench.plain_loaders", "tests.bench.torch_loaders"
 QUICK = ("--seconds", "0.08", "--repeat", "2")
 

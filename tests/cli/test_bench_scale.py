@@ -13,6 +13,8 @@ from stoker.cli.app import app
 from stoker.cli.sizes import bytes_in
 from stoker.errors import ArgumentError
 
+pytestmark = pytest.mark.timed
+
 
 def run(*arguments: str | Path, code: int = 0) -> str:
     done = CliRunner().invoke(app, ["bench", "scale", *map(str, arguments)], env={"COLUMNS": "100"})

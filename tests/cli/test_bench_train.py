@@ -14,6 +14,8 @@ from stoker.bench.run import Run
 from stoker.bench.train_record import TrainBench
 from stoker.cli.app import app
 
+pytestmark = pytest.mark.timed
+
 MODULE = """
 import time
 

@@ -27,6 +27,8 @@ from stoker.cli.app import app
 from tests.bench.test_verdict import ranked, stats
 from tests.bench.test_verdict import run as record
 
+pytestmark = pytest.mark.timed
+
 SLEEPING = """
     import os, signal, sys, time
     import torch

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
 from stoker.bench.tuning import Tuning
 from stoker.cli.app import app
 from stoker.cli.tune import _verdict
+
+pytestmark = pytest.mark.timed
 
 PLAIN, TORCH = "tests.bench.plain_loaders", "tests.bench.torch_loaders"
 QUICK = ("--seconds", "0.1", "--repeat", "2", "--prefetch", "2", "--max-workers", "2")

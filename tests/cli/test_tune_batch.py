@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from stoker.bench.batch_record import BatchTune
 from stoker.cli.app import app
 
+pytestmark = pytest.mark.timed
+
 STEPS = """
 import time
 import numpy as np

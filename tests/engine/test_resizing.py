@@ -28,6 +28,8 @@ from tests.faults.test_process_faults import begun, kill, workers
 from tests.laws.test_auto_laws import auto, relay_of
 from tests.loader.datasets import KeyedOnly, Numbers, listed, plain
 
+pytestmark = pytest.mark.timed
+
 
 def until(is_so: Callable[[], bool], *, seconds: float = 20.0) -> None:
     """Wait until something is so."""

@@ -13,6 +13,8 @@ from stoker.engine import scout
 from stoker.engine.scout import Scouted, first_choice, scouted
 from stoker.engine.setting import AUTO, Room, Setting, room_for
 
+pytestmark = pytest.mark.timed
+
 
 class Probe:
     """Units that do one thing."""

@@ -41,6 +41,8 @@ from tests.loader.datasets import (
     plain,
 )
 
+pytestmark = pytest.mark.timed
+
 AUTO: dict[str, Any] = {"num_workers": "auto", "num_threads": "auto", "prefetch_factor": "auto"}
 
 

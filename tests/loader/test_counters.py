@@ -32,6 +32,8 @@ from stoker.loader import counting
 from stoker.loader.stats_log import StatsLog
 from stoker.loader.telling import slowest_rank, told, told_of_ranks
 
+pytestmark = pytest.mark.timed
+
 ENGINES: list[dict[str, int]] = [
     {},
     {"num_threads": 2},
