@@ -76,7 +76,7 @@ def test_notes_are_whole_while_they_are_written(path: str) -> None:
     sys.setswitchinterval(1e-6)  # they get into each other's way as often as can be
     writer.start()
     try:
-        numbers = []
+        numbers: list[int] = []
         while len(set(numbers)) < 200:
             note = reader.note()
             if note:
