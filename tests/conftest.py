@@ -39,9 +39,9 @@ class Hung(BaseException):
     """A test has run out of time."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have tests that are `timed` run again if they fail."""
-    for item in items:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have tests that are `timed` run again if they fail, where pytest-rerunfailures is installed."""
+    for item in items if config.pluginmanager.hasplugin("rerunfailures") else ():
         if item.get_closest_marker("timed"):
             item.add_marker(pytest.mark.flaky(reruns=NUM_RERUNS, reruns_delay=RERUN_SECONDS))
 
@@ -125,9 +125,21 @@ def _shared_memory() -> set[str]:
 KINDS: tuple[Callable[[], set[str]], ...] = (_threads, _children, _descriptors, _shared_memory)
 
 
+def _start_cuda() -> None:
+    """Use CUDA for the first time: it opens devices and starts threads, which stay."""
+    import torch
+
+    some: Any = torch.zeros(1)
+    if torch.cuda.is_available():
+        (some.pin_memory().to("cuda").requires_grad_() * 2).sum().backward()
+        torch.cuda.synchronize()
+
+
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a thread, a child process, a file descriptor or shared memory."""
+    if request.node.get_closest_marker("gpu"):
+        _start_cuda()
     before = [kind() for kind in KINDS]
     tasks = set(os.listdir("/proc/self/task"))
     yield

@@ -66,6 +66,26 @@ def wrong_at_64(batch_size):
             raise ValueError("64 does not go into 7")
     return step
 
+def without_engine(batch_size):  # as a convolution says that got no memory
+    def step():
+        if batch_size > 50:
+            raise RuntimeError("GET was unable to find an engine to execute this computation")
+    return step
+
+def never_any_engine(batch_size):
+    def step():
+        raise RuntimeError("GET was unable to find an engine to execute this computation")
+    return step
+
+def compiled(batch_size):
+    import torch
+    def told(graph, inputs):
+        with open(os.environ["COUNTED"], "a") as file:
+            file.write(f"{batch_size} {any(isinstance(one, torch.SymInt) for one in inputs)}\\n")
+        return graph.forward
+    double = torch.compile(lambda x: x * 2, backend=told)
+    return lambda: double(torch.ones(batch_size, 3))
+
 def hanging(batch_size):
     if batch_size > 50:
         time.sleep(1000)
@@ -193,6 +213,33 @@ def test_another_error_is_raised_as_it_is(file: Path) -> None:
         tuned(file, "wrong_at_64")
     assert caught.value.__notes__[-1] == "raised with a batch size of 64"
     assert "in step" in str(caught.value.__cause__)  # the step's own traceback
+
+
+def test_what_may_be_a_lack_of_memory_counts_as_one_if_smaller_sizes_went_well(file: Path) -> None:
+    found = tuned(file, "without_engine", most=128)
+    assert found.largest == 32
+    assert outcomes(found)[64] == OUT_OF_MEMORY
+    with pytest.raises(RuntimeError, match="unable to find an engine"):
+        tuned(file, "never_any_engine", most=128)
+
+
+@pytest.mark.slow
+def test_every_size_is_compiled_for_itself(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What serves several sizes is slower than what is trained with."""
+    monkeypatch.setenv("COUNTED", str(tmp_path / "counted"))
+    found = tuned(file, "compiled", most=32, num_verified=1)
+    assert found.largest == 32
+    lines = (tmp_path / "counted").read_text().split("\n")[:-1]
+    assert set(lines) == {"8 False", "16 False", "32 False"}
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [("mps", "memory of mps cannot be limited"), ("nonsense", "'nonsense': "), ("cuda:99", "'cuda:99': there ")],
+)
+def test_a_device_that_cannot_be_had_is_refused(file: Path, device: str, says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        tune_batch(f"{file}:taking", device=device)
 
 
 def test_a_size_that_takes_too_long_ends_the_search(file: Path) -> None:

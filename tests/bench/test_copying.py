@@ -65,7 +65,9 @@ def test_copies_are_counted_once_however_many_loaders_are_watched(now: recording
     begun: list[Any] = []
     cuda = SimpleNamespace(is_initialized=lambda: False, _queued_calls=begun)
     tensor = type("Tensor", (), {"to": lambda self: self, "cuda": lambda self: self})
-    fake = SimpleNamespace(cuda=cuda, Tensor=tensor, compiler=SimpleNamespace(is_compiling=lambda: False))
+    cuda.is_current_stream_capturing = lambda: False
+    compiler = SimpleNamespace(is_compiling=lambda: False)
+    fake = SimpleNamespace(cuda=cuda, Tensor=tensor, compiler=compiler, overrides=torch.overrides)
     patches = Patches()
     for _ in range(2):
         copying.install(patches, fake)
@@ -102,6 +104,24 @@ assert torch.compile(half, backend="aot_eager", fullgraph=True)(torch.ones(3)).d
 assert torch.func.vmap(half)(torch.ones(2, 2)).dtype == torch.float16
 assert torch.jit.trace(half, torch.ones(2))(torch.ones(2)).dtype == torch.float16
 assert isinstance(torch.ones(2).as_subclass(Own).to(torch.float16), Own)
+
+# subclasses and modes are told of torch's own method: torchvision's, and parameters that are not there yet, look for it
+seen = []
+
+
+class Choosy(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+torch.ones(2).as_subclass(Choosy).to(torch.float16)
+torch.ones(2).to(torch.ones(2, dtype=torch.float16).as_subclass(Choosy))
+assert len(seen) == 2 and set(seen) == {torch.Tensor.to.__wrapped__}, seen
+torch.nn.LazyLinear(3).to(torch.float64)
+with torch.device("cpu"):
+    assert torch.ones(2).to(torch.float64).dtype == torch.float64
 """
 
 
@@ -131,12 +151,13 @@ class Tensor:
         return Tensor(is_cuda=True)
 
 
-def fake_torch() -> Any:
+def fake_torch(*, is_capturing: bool = False) -> Any:
     def no_events(**_: Any) -> None:
         raise RuntimeError("no device")
 
-    cuda = SimpleNamespace(is_current_stream_capturing=lambda: False, Event=no_events)
-    return SimpleNamespace(Tensor=Tensor, cuda=cuda, compiler=SimpleNamespace(is_compiling=lambda: False))
+    cuda = SimpleNamespace(is_current_stream_capturing=lambda: is_capturing, Event=no_events, current_device=lambda: 0)
+    compiler = SimpleNamespace(is_compiling=lambda: False)
+    return SimpleNamespace(Tensor=Tensor, cuda=cuda, compiler=compiler, overrides=torch.overrides)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +168,8 @@ def fake_torch() -> Any:
         (("cuda", torch.float32, True), {}, False),
         (("cuda", None, False, True), {}, True),
         ((), {"device": "cuda"}, True),
+        ((0,), {}, True),
+        ((), {"device": 1, "non_blocking": True}, False),
     ],
 )
 @pytest.mark.parametrize("is_pinned", [False, True])
@@ -165,6 +188,14 @@ def test_copies_are_counted_with_how_they_were_asked_for(
     assert copies["blocking"] == (3 if is_blocking else 0)
     assert copies["seconds"] >= 0.003
     assert now.here.copy_seconds == copies["seconds"]
+
+
+def test_what_our_loader_copies_or_a_graph_captures_is_not_counted(now: recording.Recording) -> None:
+    goes: Any = copying._goes_to_device
+    assert copying.counted(Tensor.to, fake_torch(is_capturing=True), goes=goes)(Tensor(), "cuda").is_cuda
+    now.here.is_delivering = True
+    assert copying.counted(Tensor.to, fake_torch(), goes=goes)(Tensor(), "cuda").is_cuda
+    assert "copies" not in now.trainer_note
 
 
 def test_other_threads_are_left_alone(now: recording.Recording) -> None:

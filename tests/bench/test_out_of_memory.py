@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stoker.bench.child import Child
-from stoker.bench.out_of_memory import is_out_of_memory, limit_memory, tells_of_memory
+from stoker.bench.out_of_memory import is_out_of_memory, limit_memory, may_be_out_of_memory, tells_of_memory
 from stoker.errors import OutOfSharedMemory
 
 
@@ -30,6 +30,8 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("CUDA error: insufficient resources when calling `cusparseSpMM`"),
         RuntimeError("std::bad_alloc"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         OutOfSharedMemory(1 << 30, reason="no space"),
@@ -55,6 +57,19 @@ def test_a_lack_of_memory_is_known_whoever_tells_of_it(error: BaseException) -> 
 )
 def test_other_errors_are_not_taken_for_it(error: BaseException) -> None:
     assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("GET was unable to find an engine to execute this computation"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_what_may_have_another_reason_is_told_apart(error: BaseException) -> None:
+    assert may_be_out_of_memory(error) and not is_out_of_memory(error)
+    assert may_be_out_of_memory(caused(ValueError("the step failed"), error))
+    assert not may_be_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
 
 
 def test_an_error_whose_cause_is_itself_ends_the_search() -> None:

@@ -15,7 +15,7 @@ import stoker
 from stoker.bench import step_window
 from stoker.bench.effort import Effort
 from stoker.bench.ready_batches import cached_loader, fresh, on_device, taken
-from stoker.bench.step_window import CudaTicks, Iterated, Resident, Ticks, Window
+from stoker.bench.step_window import CudaTicks, Iterated, Resident, Ticks, WaitingTicks, Window
 from stoker.bench.train_bench import bench_train, recorded_run
 from stoker.bench.train_record import CACHED, COPY, DATA, FETCH, PREPARATION, REAL, RESIDENT, TrainBench
 from stoker.errors import ArgumentError
@@ -95,6 +95,43 @@ def test_a_loader_that_keeps_up_has_next_to_no_stall() -> None:
     parts = parts_of(found)
     assert sum(parts.get(name, 0.0) for name in (DATA, PREPARATION, FETCH)) < 0.01
     assert found.stall_share < 0.35
+
+
+@pytest.mark.parametrize(
+    "wide", [{"to": torch.float32}, {"normalize": ((0.5,), (0.5,))}], ids=lambda wide: next(iter(wide))
+)
+def test_what_is_widened_on_the_device_is_so_for_every_way(wide: dict[str, Any]) -> None:
+    seen: set[torch.dtype] = set()
+    loader = stoker.DataLoader([np.full((1, 8, 8), 255, np.uint8)] * 64, BATCH_SIZE, **wide)
+    found = bench_train(lambda batch: seen.add(batch.dtype), loader, seconds=0.02, num_rounds=1, device="cpu")
+    assert [way.name for way in found.ways] == [RESIDENT, CACHED, REAL]
+    assert seen == {torch.float32}
+
+
+def test_a_step_that_fails_on_resident_batches_is_told_where_they_lie() -> None:
+    class Moved(torch.Tensor):
+        pass
+
+    def step(batch: torch.Tensor) -> None:
+        if type(batch) is Moved:
+            raise RuntimeError("Expected all tensors to be on the same device")
+
+    real = step_window.Resident.take
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_window.Resident, "take", lambda self: real(self).as_subclass(Moved))
+        with pytest.raises(RuntimeError, match="same device") as caught:
+            bench_train(step, stoker.DataLoader([torch.ones(3)] * 64, BATCH_SIZE), seconds=0.02, num_rounds=1)
+    assert "say so: --device cpu" in caught.value.__notes__[-1]
+
+
+def test_steps_on_a_device_without_a_clock_of_its_own_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: waited.append(1))
+    ticks = WaitingTicks()
+    ticks.start()
+    for _ in range(3):
+        ticks.tick()
+    assert len(waited) == len(ticks.periods()) == 3
 
 
 def test_any_iterable_is_measured_though_its_stall_is_not_split() -> None:

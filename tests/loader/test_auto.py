@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import copy
 import io
 import logging
@@ -332,6 +333,41 @@ def test_what_has_become_costly_is_not_made_inline_any_longer() -> None:
     dataset.is_costly.value = True
     batches = trained(loader, lambda setting: not setting.is_inline)
     assert [position for batch in batches for position in batch] == list(range(8 * len(batches)))
+
+
+@pytest.fixture
+def begun_training() -> Iterator[Callable[[], None]]:
+    """What a training does when it first computes: threads that Python knows nothing of, an open device, a pipe."""
+    begun: list[int] = []
+    lock = _thread.allocate_lock()
+    lock.acquire()
+
+    def begin() -> None:
+        if not begun:
+            begun.extend((os.open("/dev/zero", os.O_RDWR), *os.pipe()))
+            _thread.start_new_thread(lock.acquire, ())
+
+    yield begin
+    lock.release()
+    for number in begun:
+        os.close(number)
+
+
+def test_what_training_itself_starts_and_opens_is_not_taken_for_reading(begun_training: Callable[[], None]) -> None:
+    dataset = Heavier(None)
+    loader = stoker.DataLoader(dataset, batch_size=8, **AUTO)
+    number = 0
+
+    def is_inline(setting: Setting) -> bool:
+        nonlocal number
+        number += 1
+        if number == 3:
+            begun_training()
+        return setting.is_inline and number > 3
+
+    trained(loader, is_inline)
+    dataset.is_costly.value = True
+    trained(loader, lambda setting: not setting.is_inline)
 
 
 def test_unless_a_fork_would_share_what_reading_has_opened(tmp_path: Path) -> None:

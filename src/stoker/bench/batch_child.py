@@ -46,9 +46,12 @@ def begin(
     with contextlib.suppress(OSError):
         # if the machine itself runs out of memory after all, this is the process that goes
         Path("/proc/self/oom_score_adj").write_text("1000")
+    _choose(device)  # before anything is made on it
     make_step, num_repeated = _sized(target, loader)
     cuda = _cuda(device)
     if cuda is not None:
+        gc.collect()
+        cuda.empty_cache()  # of a model that was made to see what it is given
         total = cuda.mem_get_info()[1]
         memory_bytes = min(total, memory_bytes or total)
         cuda.set_per_process_memory_fraction((1 - margin) * memory_bytes / total)
@@ -94,6 +97,9 @@ def _tried(make_step: Callable[..., Any], batch_size: int, num_timed: int | None
             raise
         return {"error": str(error).strip().partition("\n")[0] or type(error).__name__}
     finally:
+        dynamo = sys.modules.get("torch._dynamo")
+        if dynamo is not None:  # or what was compiled for this size would be used for others, for any size, and slower
+            dynamo.reset()
         gc.collect()
         if cuda is not None:
             cuda.empty_cache()
@@ -117,6 +123,11 @@ def _run(make_step: Callable[..., Any], batch_size: int, num_timed: int | None, 
     for _ in range(NUM_WARM):
         step()
     synchronize()
+    if cuda is not None and not cuda.max_memory_reserved():
+        raise ArgumentError(
+            f"a step uses no memory of {cuda.get_device_name()}, so that there would be no limit",
+            hint="say where it runs: --device cpu, or --device cuda:1",
+        )
     times: list[float] = []
     while not _is_enough(times, num_timed):
         began = time.perf_counter()
@@ -181,21 +192,31 @@ def _name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", "make_step"))
 
 
-def _cuda(device: str | None) -> Any:
-    """Return torch's CUDA if steps run there: if it is there at all, and nothing else was said."""
-    if device == "cpu":
-        return None
-    if device is None and "torch" not in sys.modules:
-        return None
+def _choose(device: str | None) -> None:
+    """Make the device that was asked for, if any was, the current one."""
+    if device in (None, "cpu"):
+        return
+    assert device is not None
     import torch
 
+    hint = "leave it out, or give cuda, cuda:1 or cpu"
+    try:
+        chosen = torch.device("cuda", int(device)) if device.isdigit() else torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError(f"device {device!r}: {str(error).partition(chr(10))[0]}", hint=hint) from error
+    if chosen.type != "cuda":
+        raise ArgumentError(f"device {device!r}: memory of {chosen.type} cannot be limited", hint=hint)
     if not torch.cuda.is_available():
-        if device is not None:
-            raise ArgumentError(f"device {device!r}: there is no CUDA here", hint="leave it out, or give cpu")
-        return None
-    if device is not None:
-        torch.cuda.set_device(device if ":" in device else 0)
-    return torch.cuda
+        raise ArgumentError(f"device {device!r}: there is no CUDA here", hint="leave it out, or give cpu")
+    if (chosen.index or 0) >= torch.cuda.device_count():
+        raise ArgumentError(f"device {device!r}: there are {torch.cuda.device_count()}, from 0 on", hint=hint)
+    torch.cuda.set_device(chosen.index or 0)
+
+
+def _cuda(device: str | None) -> Any:
+    """Return torch's CUDA if steps run there: if it is there at all, and nothing else was said."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and device != "cpu" and torch.cuda.is_available() else None
 
 
 def _start_threads() -> None:

@@ -9,7 +9,7 @@ from stoker.bench import batch_child
 from stoker.bench.batch_record import OK, OUT_OF_MEMORY, SLOW, BatchTrial, BatchTune
 from stoker.bench.batch_search import max_trials, next_below, rounded, search
 from stoker.bench.child import Child, ChildEnded, ChildSlow
-from stoker.bench.out_of_memory import tells_of_memory
+from stoker.bench.out_of_memory import may_be_out_of_memory, tells_of_memory
 from stoker.bench.sweep import Watch, in_turn
 from stoker.bench.target import check_spec
 from stoker.errors import ArgumentError, WorkerDied
@@ -210,6 +210,8 @@ class _Trials:
             told = "killed by the system, as for a lack of memory" if ended.end == "SIGKILL" else _last_line(ended.said)
             return BatchTrial(batch_size=size, outcome=OUT_OF_MEMORY, error=told)
         except Exception as error:
+            if may_be_out_of_memory(error) and any(one.outcome == OK and one.batch_size < size for one in self.done):
+                return BatchTrial(batch_size=size, outcome=OUT_OF_MEMORY, error=_first_line(error))
             error.add_note(f"raised with a batch size of {size:,}")
             raise
         if "error" in found:
@@ -227,6 +229,10 @@ class _Trials:
         if self._child is not None:
             self._child.close()
         self._child, self._num_tried = None, 0
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _last_line(text: str) -> str:

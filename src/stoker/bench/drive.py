@@ -288,7 +288,14 @@ def quantiles(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def _synchronize() -> None:
-    """Let the device finish: what was only begun must not count as done."""
+    """Let devices finish: what was only begun must not count as done."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    if torch is None:
+        return
+    if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
+            for device in range(torch.cuda.device_count()):
+                if torch.cuda.memory_reserved(device):  # it is in use here: others would first have to be set up
+                    torch.cuda.synchronize(device)
+    elif torch.accelerator.is_available():
+        torch.accelerator.synchronize()

@@ -14,6 +14,8 @@ SAYINGS = (
     "not enough memory",
     "unable to allocate",  # NumPy
     "alloc_failed",  # cuBLAS, cuDNN
+    "allocation_failed",  # cuDNN 9
+    "insufficient resources when calling",  # cuSPARSE
     "bad_alloc",  # C++
     "bad allocation",
     "unable to mmap",
@@ -22,6 +24,15 @@ SAYINGS = (
 )
 """How libraries say it in errors that have no type of their own for it, or when they end the process; in lower case."""
 
+DOUBTFUL = (
+    "unable to find an engine to execute",  # torch: all ways to do a convolution have failed, for whatever reason
+    "unable to find a valid cudnn algorithm",
+    "cublas_status_not_initialized",  # there was no memory for the library's own state, or it is not well installed
+    "cudnn_status_not_initialized",
+    "cusolver_status_not_initialized",
+)
+"""How libraries say it when they do not know better: it may be something else."""
+
 KINDS = ("OutOfMemoryError", "OutOfSharedMemory")
 """Types that say it by their names: torch's, which is here not imported for it, and ours."""
 
@@ -29,6 +40,12 @@ KINDS = ("OutOfMemoryError", "OutOfSharedMemory")
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error, or one that it came from or holds, says that memory ran out."""
     return any(_says_so(one) for one in _chain(error, set()))
+
+
+def may_be_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is what some libraries raise when memory ran out, though it may have another reason."""
+    texts = [str(one).lower() for one in _chain(error, set()) if isinstance(one, RuntimeError)]
+    return any(saying in text for saying in DOUBTFUL for text in texts)
 
 
 def tells_of_memory(text: str) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stoker.bench.batch_contents import num_bytes_in
 from stoker.bench.drive import kind_of
-from stoker.deliver.structure import mapped
+from stoker.deliver.structure import OnTensor, mapped
 from stoker.errors import ArgumentError
 from stoker.loader import DataLoader
 
@@ -51,9 +51,23 @@ def fresh(batch: Any) -> Any:
     return mapped(_itself, batch)
 
 
-def on_device(batch: Any, device: torch.device) -> Any:
-    """Return a batch whose tensors, and objects that can move themselves, are on a device."""
-    return mapped(lambda tensor, _: tensor.to(device), batch, on_mover=lambda thing, _: thing.to(device))
+def on_device(batch: Any, device: torch.device, widen: OnTensor | None = None) -> Any:
+    """Return a batch whose tensors, and objects that can move themselves, are on a device, and widened there."""
+
+    def put(tensor: Tensor, field: str | None) -> Tensor:
+        tensor = tensor.to(device)
+        return tensor if widen is None else widen(tensor, field)
+
+    def send(thing: Any, field: str | None) -> Any:
+        thing = thing.to(device)
+        return thing if widen is None else mapped(widen, thing, field=field)
+
+    return mapped(put, batch, on_mover=send)
+
+
+def widening_of(loader: Any) -> OnTensor | None:
+    """Return what a loader does to the batches of `taken` on the device; None if nothing."""
+    return None if _decodes_there(loader) else getattr(loader, "_widening", None)
 
 
 def device_of(batch: Any) -> torch.device | None:
@@ -124,7 +138,7 @@ def cached_loader(loader: Any, batches: list[Any]) -> Any | None:
         **options,
     )
     if not _decodes_there(loader):  # otherwise they have been widened together with being decoded
-        cached._device, cached._widening = loader._device, loader._widening
+        cached._device, cached._widening = loader._device, widening_of(loader)
     return cached
 
 

@@ -172,6 +172,19 @@ class Ticks:
         return [after - before for before, after in zip(self._times, self._times[1:])]
 
 
+class WaitingTicks(Ticks):
+    """The same where a device computes on that has no clock for us: each step is waited for."""
+
+    def synchronize(self) -> None:
+        """Wait for all that was begun."""
+        torch.accelerator.synchronize()
+
+    def tick(self) -> None:
+        """A step is done, when it is."""
+        self.synchronize()
+        super().tick()
+
+
 class CudaTicks(Ticks):
     """The same by the device's clock: steps are only begun when they return, and are not waited for one by one."""
 

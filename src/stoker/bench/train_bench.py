@@ -18,9 +18,9 @@ from stoker import machine
 from stoker.bench.batch_contents import num_samples_in
 from stoker.bench.drive import arguments_of, batch_size_of, kind_of, quantiles
 from stoker.bench.effort import Effort, Gauge, Threaded, Watched, gauge_of
-from stoker.bench.ready_batches import cached_loader, device_of, on_device, taken
+from stoker.bench.ready_batches import cached_loader, device_of, on_device, taken, widening_of
 from stoker.bench.run import Run
-from stoker.bench.step_window import CudaTicks, Iterated, Resident, Step, Ticks, Window, settle
+from stoker.bench.step_window import CudaTicks, Iterated, Resident, Step, Ticks, WaitingTicks, Window, settle
 from stoker.bench.sweep import Watch, in_turn
 from stoker.bench.train_record import CACHED, REAL, RESIDENT, WAYS, TrainBench, Way
 from stoker.engine.stats import Quantiles
@@ -65,7 +65,7 @@ def bench_train(
     kind = kind_of(loader)
     batches = taken(loader)
     place = _place(device, loader, batches)
-    clock = CudaTicks(place) if place.type == "cuda" else Ticks()
+    clock = CudaTicks(place) if place.type == "cuda" else Ticks() if place.type == "cpu" else WaitingTicks()
     with ExitStack() as stack:
         real = Iterated(loader)
         stack.callback(real.close)
@@ -73,13 +73,19 @@ def bench_train(
             _run_in(real, step, seconds)
         num_steps = {REAL: _num_steps(real, step, seconds, clock)}
         settle(SETTLE_SECONDS)
-        sources: dict[str, Resident | Iterated] = {RESIDENT: Resident([on_device(one, place) for one in batches])}
+        resident = [on_device(one, place, widening_of(loader)) for one in batches]
+        sources: dict[str, Resident | Iterated] = {RESIDENT: Resident(resident)}
         cached = cached_loader(loader, batches)
         if cached is not None:
             between = sources[CACHED] = Iterated(cached)
             stack.callback(between.close)
         for name, source in sources.items():
-            num_steps[name] = _num_steps(source, step, seconds, clock)
+            try:
+                num_steps[name] = _num_steps(source, step, seconds, clock)
+            except Exception as error:
+                if name == RESIDENT and device is None:
+                    error.add_note(f"this batch lies on {place}; if the step wants it elsewhere, say so: --device cpu")
+                raise
             settle(SETTLE_SECONDS)
         sources[REAL] = real
         gauges = {RESIDENT: None, CACHED: gauge_of(cached, kind), REAL: gauge_of(loader, kind)}

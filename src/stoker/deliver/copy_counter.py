@@ -29,8 +29,10 @@ class CopyCounter:
 
     @property
     def is_to_be_timed(self) -> bool:
-        """Whether the next copy is one of those that are timed on the device."""
-        return not self.num % TIMED_EVERY
+        """Whether the next copy is one of those that are timed on the device: not the first one, for which memory has
+        to be found there.
+        """
+        return self.num % TIMED_EVERY == 1
 
     def add_timed(self, seconds: float) -> None:
         """Count what a copy took on the device."""

@@ -29,14 +29,30 @@ _cuda: Any = torch.cuda  # parts of it have no types
 class Copy:
     """One batch on its way."""
 
-    __slots__ = ("batch", "clock", "event", "has_more", "is_blind", "jobs", "sent", "sources", "tensors")
+    __slots__ = (
+        "batch",
+        "clocks",
+        "event",
+        "has_more",
+        "is_blind",
+        "is_pageable",
+        "is_timed",
+        "jobs",
+        "sent",
+        "sources",
+        "tensors",
+    )
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
         self.event: Any = None
         """Complete when the copy is; None when that is known."""
-        self.clock: tuple[Any, Any] | None = None
-        """Events at its beginning and its end, if it is one of those that are timed."""
+        self.is_timed = False
+        """It is one of those that are timed on the device."""
+        self.clocks: list[tuple[Any, Any]] = []
+        """Events at the beginning and the end of each of its copies, if it is."""
+        self.is_pageable = False
+        """Some of it came from memory that is not page-locked."""
         self.sources: list[Tensor] = []
         self.tensors: list[Tensor] = []
         self.sent: list[Any] = []
@@ -85,9 +101,7 @@ class CopyStream:
             try:
                 if self._follows:
                     self._stream.wait_stream(before)
-                if self._counter.is_to_be_timed:
-                    copy.clock = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
-                    copy.clock[0].record(self._stream)
+                copy.is_timed = self._counter.is_to_be_timed
                 copy.batch = mapped(
                     lambda tensor, field: self._copied(copy, tensor, field),
                     batch,
@@ -97,12 +111,10 @@ class CopyStream:
                     if self._decodes
                     else None,
                 )
-                if copy.clock is not None:
-                    copy.clock[1].record(self._stream)  # before the other event, so that it is complete when that is
-                copy.event = self._in_flight.recorded(self._stream)
-                for (
-                    job
-                ) in copy.jobs:  # an event of its own: those of copies are used again as soon as they are complete
+                self._counter.num_pageable += copy.is_pageable
+                copy.event = self._in_flight.recorded(self._stream)  # after all clocks, which are complete when it is
+                # events of their own: those of copies are used again as soon as they are complete
+                for job in copy.jobs:
                     job.ready = _cuda.Event()
                     job.ready.record(self._stream)
             except BaseException:
@@ -143,13 +155,24 @@ class CopyStream:
             return tensor
         if self._can_pin and type(tensor) is Tensor and not tensor.is_pinned():
             tensor = tensor.pin_memory()
-        elif not self._can_pin:
-            self._counter.num_pageable += 1
-        copy.sources.append(tensor)
-        copied = tensor.to(self._device, non_blocking=True)
+        if not self._can_pin or (type(tensor) is not Tensor and not tensor.is_pinned()):
+            copy.is_pageable = True
+        copied = self._on_device(copy, tensor)
         if self._widen is not None:
             copied = self._widen(copied, field)
         copy.tensors.append(copied)
+        return copied
+
+    def _on_device(self, copy: Copy, tensor: Tensor) -> Tensor:
+        """Return a tensor on the device, when its copy is complete; the host's is held until then."""
+        copy.sources.append(tensor)
+        if not copy.is_timed:
+            return tensor.to(self._device, non_blocking=True)
+        begin, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
+        begin.record(self._stream)
+        copied = tensor.to(self._device, non_blocking=True)
+        end.record(self._stream)
+        copy.clocks.append((begin, end))
         return copied
 
     def _laid_out(self, copy: Copy, encoded: Encoded, field: str | None) -> Job:
@@ -160,8 +183,7 @@ class CopyStream:
         else:
             if self._can_pin and not pixels.is_pinned():
                 pixels = pixels.pin_memory()
-            copy.sources.append(pixels)
-            on_device = pixels.to(self._device, non_blocking=True)
+            on_device = self._on_device(copy, pixels)
         job = Job(encoded, field, on_device)
         copy.jobs.append(job)
         return job
@@ -240,11 +262,9 @@ class InFlight:
         while copies and copies[0].event.query():
             copy = copies.popleft()
             self._spare.append(copy.event)
-            if copy.clock is not None:
-                begin, end = copy.clock
-                self._counter.add_timed(begin.elapsed_time(end) / 1000)
-                copy.clock = None
-            copy.event, copy.sources = None, []
+            if copy.clocks:
+                self._counter.add_timed(sum(begin.elapsed_time(end) for begin, end in copy.clocks) / 1000)
+            copy.event, copy.sources, copy.clocks = None, [], []
 
     def settle(self) -> None:
         """Wait until all copies are complete, and let go of the host's tensors."""

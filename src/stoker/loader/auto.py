@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from threading import get_ident
 from typing import Any
 from weakref import ref
 
@@ -178,8 +178,8 @@ class Helm:
         if self._auto.num_iterations != self._number:
             return  # another iteration has begun meanwhile, and the meter is its own
         if self._thread is None:
-            self._thread = get_ident()
-        if not self._is_settled or self._thread != get_ident():
+            self._thread = threading.get_ident()
+        if not self._is_settled or self._thread != threading.get_ident():
             meter.pause()
             return
         _, ended, read, transform, collate = made.times
@@ -191,7 +191,7 @@ class Helm:
         auto = self._auto
         if auto.num_iterations != self._number or auto.pilot is None:
             return  # another iteration has begun meanwhile, or this one has not
-        if self._thread is not None and self._thread != get_ident():
+        if self._thread is not None and self._thread != threading.get_ident():
             return  # where several threads take batches in turn, nobody can tell a step from waiting
         if not self._is_settled:
             self._settle(auto, auto.pilot)
@@ -328,8 +328,7 @@ class Footprint:
             if self._leaves_traces or self._num_made & (self._num_made - 1):  # not a power of two
                 return make(recipe)
             before = machine.held()
-            # what came since the last look may be anybody's: rather no worker than one that shares a file
-            is_new = self._last is not None and not before <= self._last
+            is_new = self._last is not None and _may_be_of_data(before - self._last)
             try:
                 return make(recipe)
             finally:
@@ -342,4 +341,17 @@ class Footprint:
         """Return whether nothing was left behind, neither by batches that were watched nor by anything since."""
         if self._leaves_traces:
             return False
-        return self._last is None or machine.held() <= self._last
+        return self._last is None or not _may_be_of_data(machine.held() - self._last)
+
+
+def _may_be_of_data(new: frozenset[str]) -> bool:
+    """Return whether what came between two looks may have to do with reading data.
+
+    It may be anybody's: rather no worker than one that shares a file. But a training, when it first computes, starts
+    threads that Python knows nothing of, and opens devices, with pipes and the like beside them.
+    """
+    files = [one.split(" ", 2)[2] for one in new if one.startswith("file ")]
+    opens_device = any(name.startswith("/dev/") for name in files)
+    of_training = ("/dev/", "anon_inode:") + (("pipe:",) if opens_device else ())
+    ours = {f"thread {thread.native_id}" for thread in threading.enumerate()}
+    return bool(ours & new) or not all(name.startswith(of_training) for name in files)

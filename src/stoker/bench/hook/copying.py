@@ -49,20 +49,34 @@ def counted(original: Any, torch: Any, *, goes: Callable[[Any, Any], bool]) -> A
 
     `goes` says of a call's arguments whether that is where it copies to.
     """
-    plain, is_compiling = torch.Tensor, torch.compiler.is_compiling
+    plain, is_compiling, is_capturing = (
+        torch.Tensor,
+        torch.compiler.is_compiling,
+        torch.cuda.is_current_stream_capturing,
+    )
+    is_overridden, overridden = torch.overrides.has_torch_function, torch.overrides.handle_torch_function
+
+    def as_ever(self: Any, args: Any, named: Any) -> Any:
+        # subclasses and modes compare what is called with torch's own methods, so it is those that they have to see
+        involved = (self, *args, *named.values())
+        if is_overridden(involved):
+            return overridden(original, involved, self, *args, **named)
+        return original(self, *args, **named)
 
     def copy(self: Any, *args: Any, **named: Any) -> Any:
         now = recording.current
         if now is None or type(self) is not plain or not goes(args, named) or self.is_cuda or is_compiling():
-            return original(self, *args, **named)
-        if threading.get_native_id() != now.trainer_note.get("thread"):
-            return original(self, *args, **named)
+            return as_ever(self, args, named)
+        # what is captured into a graph must not be asked about, and does not happen yet
+        if threading.get_native_id() != now.trainer_note.get("thread") or now.here.is_delivering or is_capturing():
+            return as_ever(self, args, named)
         began = perf_counter()
         events = _begun(now, torch)
-        result = original(self, *args, **named)
+        result = as_ever(self, args, named)
         try:
             if result is not self and result.is_cuda and self.numel() * self.element_size() >= SMALLEST_BYTES:
-                if events is not None:
+                # events are those of the device that is current, and so of its stream
+                if events is not None and result.device.index == torch.cuda.current_device():
                     events[1].record()
                     _timed.append(events)
                 # the first flag of all that `to` and `cuda` take is non_blocking
@@ -79,10 +93,13 @@ def counted(original: Any, torch: Any, *, goes: Callable[[Any, Any], bool]) -> A
 
 def _goes_to_device(args: Any, named: Any) -> bool:
     for value in (*args, *named.values()):
-        kind = value if isinstance(value, str) else getattr(value, "type", None)  # of a device
-        if isinstance(kind, str) and kind.startswith("cuda"):
-            return True
-        if getattr(value, "is_cuda", False):  # as another tensor
+        kind = type(value).__name__  # other tensors, if they are of a class of their own, would notice being looked at
+        if (
+            (kind == "str" and value.startswith("cuda"))
+            or (kind == "device" and value.type == "cuda")
+            or kind == "int"  # the number of a device
+            or (kind in ("Tensor", "Parameter") and value.is_cuda)
+        ):
             return True
     return False
 
@@ -91,7 +108,7 @@ def _begun(now: recording.Recording, torch: Any) -> tuple[Any, Any] | None:
     """Return two events, the first of them recorded, if this copy is one of those that are timed."""
     num = now.trainer_note.get("copies", {}).get("num", 0)
     try:
-        if num % TIMED_EVERY or len(_timed) > 8 or torch.cuda.is_current_stream_capturing():
+        if num % TIMED_EVERY != 1 or len(_timed) > 8:  # not the first, for which memory has to be found
             return None
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()

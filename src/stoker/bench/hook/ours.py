@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import sys
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from stoker.bench.hook import copying, recording
 from stoker.bench.hook import course as courses
-from stoker.bench.hook import recording
 from stoker.bench.hook.opening import Opening
 from stoker.bench.hook.patches import Patches
 
@@ -107,16 +108,22 @@ atexit.register(_write_down)
 
 def install(patches: Patches, dataloader: Any, iterator: Any) -> None:
     """Watch every loader of Stoker's in this process."""
-    patches.wrap(dataloader.DataLoader, "__iter__", _iterated)
+    patches.wrap(dataloader.DataLoader, "__iter__", lambda original: _iterated(original, patches))
     patches.wrap(iterator.LoaderIterator, "__next__", _handed)
 
 
-def _iterated(original: Any) -> Any:
+def _iterated(original: Any, patches: Patches) -> Any:
+    is_first = True
+
     def __iter__(self: Any) -> Any:  # noqa: N807
+        nonlocal is_first
         now = recording.current
         if now is None or self._is_foreign:
             return original(self)
         try:
+            if is_first:
+                is_first = False
+                copying.install(patches, sys.modules["torch"])
             config = {**self.counters.stats().config, "worker_init_fn": self.worker_init_fn is not None}
             course = courses.begun(now, self, kind="stoker", config=config)
             course.is_inline = not config["num_workers"] and not config.get("num_threads")
@@ -130,9 +137,11 @@ def _iterated(original: Any) -> Any:
             recording.give_up()
             return original(self)
         began = perf_counter()
+        now.here.is_delivering = True
         try:
             iterator = original(self)
         finally:
+            now.here.is_delivering = False
             self.worker_init_fn = then
         courses.note_inside(course, began)
         iterator.__dict__[COURSE] = course
@@ -151,6 +160,7 @@ def _handed(original: Any) -> Any:
             began = perf_counter()
             cpu, delay = now.times()
             is_begun = course.is_inline and now.begin_work()
+            now.here.is_delivering = True
         except Exception:
             recording.give_up()
             return original(self)
@@ -160,6 +170,7 @@ def _handed(original: Any) -> Any:
             _note(now, course, cpu, delay, is_over=True)
             raise
         finally:
+            now.here.is_delivering = False
             courses.note_inside(course, began)
             if is_begun:
                 now.end_work()

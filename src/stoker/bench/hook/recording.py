@@ -40,6 +40,8 @@ class Here(threading.local):
     def __init__(self) -> None:
         self.is_asking = False
         """Whether it waits for a batch."""
+        self.is_delivering = False
+        """Whether Stoker's own loader is at it, which counts its copies to the device itself."""
         self.unpack_seconds = 0.0
         """How long what came from workers was unpickled, since the last lap."""
         self.copy_seconds = 0.0
