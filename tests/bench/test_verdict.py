@@ -477,3 +477,40 @@ def test_any_record_gets_exactly_one_verdict(run: Run) -> None:
 @given(any_run)
 def test_a_saved_record_gets_the_same_verdict(run: Run) -> None:
     assert diagnose(Run.from_dict(run.as_dict())) == diagnose(run)
+
+
+# ---------------------------------------------------------------- advice that would do harm
+
+
+def streamed(kind: str, num_workers: int = 0, **more: Any) -> Diagnosis:
+    told = stats(wait=0.03, step=0.01, num_workers=max(1, num_workers), kind=kind, **more)
+    engine = "processes" if num_workers else "inline"
+    config = told.config | {"is_iterable": True, "num_workers": num_workers}
+    return diagnose(run(replace(told, engine=engine, config=config)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", ["torch", "stoker"])
+def test_readers_of_a_stream_are_never_more_without_a_word_on_sharing_it_out(kind: str, num_workers: int) -> None:
+    """Or every sample would come several times: what the doctor itself calls duplicated data."""
+    diagnosis = streamed(kind, num_workers)
+    assert diagnosis.verdict == "storage-bound"
+    for line in diagnosis.advice:
+        assert "num_threads" not in line  # one reads it
+        if "num_workers=" in line and "num_workers=1)" not in line:
+            assert "shard='auto'" in line or "get_worker_info" in line
+    assert any("every sample comes" in line for line in diagnosis.advice)
+    assert any("num_workers=1)" in line for line in diagnosis.advice) == (num_workers == 0)
+    assert not any("prefetch_factor" in line for line in diagnosis.advice if not num_workers)
+
+
+def test_a_stream_that_looks_at_its_worker_may_have_more_of_them() -> None:
+    diagnosis = streamed("torch", 2, facts={"looked_at_worker": True})
+    assert "the dataset looks at which worker it is in" in diagnosis.advice[0]
+
+
+@pytest.mark.parametrize(("wait", "is_healthy"), [(2e-5, True), (2e-3, False)])
+def test_what_is_as_quick_as_looking_at_it_is_nobodys_fault(wait: float, is_healthy: bool) -> None:
+    diagnosis = diagnose(run(stats(wait=wait, step=1e-5)))
+    assert diagnosis.is_healthy == is_healthy
+    assert ("20 µs, which is next to nothing" in diagnosis.says) == is_healthy

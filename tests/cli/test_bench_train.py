@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +142,24 @@ def test_what_is_no_step_is_refused_with_a_hint(folder: Path, target: str, told:
     assert "hint: " in output
 
 
-def test_an_error_of_the_users_own_is_raised_as_it_is(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["bench", "train", "stalling:make_broken"])
+def test_an_error_of_the_users_own_is_raised_as_it_is_on_request(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["--debug", "bench", "train", "stalling:make_broken"])
     assert isinstance(done.exception, ZeroDivisionError)
+    done = CliRunner().invoke(app, ["bench", "train", "stalling:make_broken"])
+    assert done.exit_code == 1
+    assert "ZeroDivisionError" in done.output
+
+
+def test_an_error_of_the_step_is_told_from_the_users_own_line_on(folder: Path) -> None:
+    (folder / "failing.py").write_text(
+        "def make_step():\n    return [[1, 2]] * 8, step\n\n\ndef step(batch):\n    raise KeyError('no such field')\n"
+    )
+    command = [sys.executable, "-m", "stoker", "bench", "train", "failing.py:make_step", *QUICK]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "failing.py" in done.stderr and "KeyError: 'no such field'" in done.stderr
+    assert "typer" not in done.stderr and "train_bench.py" not in done.stderr
+    debugged = subprocess.run(
+        [*command[:3], "--debug", *command[3:]], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert "train_bench.py" in debugged.stderr

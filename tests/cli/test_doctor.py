@@ -20,10 +20,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import stoker
 from stoker.bench.diagnosis import Diagnosis
 from stoker.bench.folder import PREFIX
 from stoker.bench.run import Run
 from stoker.cli.app import app
+from tests.bench.pathologies import Sleeping
 from tests.bench.test_verdict import ranked, stats
 from tests.bench.test_verdict import run as record
 
@@ -320,11 +322,20 @@ def test_a_command_without_loaders_is_told_so(tmp_path: Path) -> None:
     assert "with the PYTHONPATH that the doctor gives it?" in " ".join(done.stderr.split())
 
 
-def test_a_command_that_does_not_exist_is_told_so() -> None:
+def test_a_command_that_does_not_exist_is_told_so(tmp_path: Path) -> None:
     done = doctor("--", "no-such-program")
+    assert done.returncode == 127  # as of a shell
+    assert "'no-such-program' cannot be run: it is not there, nor on the PATH" in done.stderr
+    assert "hint: see how it is written" in done.stderr
+    done = doctor("no-such-program")
+    assert "after two dashes" in done.stderr
+    done = doctor(tmp_path)
+    assert done.returncode == 126
+    assert "it is a folder" in done.stderr
+    done = doctor(tmp_path / "none.json")
     assert done.returncode == 1
-    assert "'no-such-program' cannot be run: No such file or directory" in done.stderr
-    assert "hint: " in done.stderr
+    assert "there is no file" in done.stderr
+    assert "--save run.json" in done.stderr
 
 
 @pytest.mark.slow
@@ -555,7 +566,7 @@ def test_records_of_several_machines_are_one_run(tmp_path: Path) -> None:
 def test_what_is_no_record_is_refused(tmp_path: Path, saved: Path) -> None:
     (tmp_path / "other.json").write_text("[1, 2]")
     assert "is not a record of a run" in judged(tmp_path / "other.json", code=1)
-    assert "No such file" in judged(tmp_path / "nothing.json", code=1)
+    assert "there is no file" in judged(tmp_path / "nothing.json", code=1)
     assert "are for commands" in judged(saved, "--save", tmp_path / "b.json", code=1)
     assert "there is no folder" in judged("--save", tmp_path / "no" / "b.json", "--", "true", code=1)
     assert "Missing argument" in judged(code=2)
@@ -593,10 +604,25 @@ def test_what_cannot_be_saved_costs_no_verdict(tmp_path: Path) -> None:
     assert "No such file or directory" in done.stderr
 
 
-def test_a_log_of_counters_is_no_record_and_no_command(tmp_path: Path) -> None:
+def test_a_log_of_counters_is_judged_by_what_it_told_last(tmp_path: Path) -> None:
     log = tmp_path / "live.jsonl"
+    loader: Any = stoker.DataLoader(Sleeping(0.002, 320), batch_size=8)
+    loader.log_stats(log, every=0.1)
+    for _ in loader:
+        pass
+    done = doctor(log)
+    assert done.returncode == 0
+    assert "storage-bound: " in done.stdout
     log.write_text("{}\n")
     done = doctor(log)
     assert done.returncode == 1
-    assert "is a log of counters" in done.stderr
-    assert "stoker report" in done.stderr
+    assert "error: " in done.stderr
+
+
+def test_the_exit_code_is_the_commands_also_if_nobody_reads_what_is_said() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "stoker", "doctor", "--", "sh", "-c", "exit 5"]
+    done = subprocess.run(command, stderr=write, check=False)
+    os.close(write)
+    assert done.returncode == 5

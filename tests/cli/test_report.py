@@ -122,7 +122,7 @@ def test_a_log_of_one_record_is_one_too_and_a_file_of_other_lines_is_none(tmp_pa
 
 
 def test_a_record_that_is_not_there_is_told(tmp_path: Path) -> None:
-    assert "No such file" in run(tmp_path / "none.json", "-o", tmp_path / "report.html", code=1)
+    assert "there is no file" in run(tmp_path / "none.json", "-o", tmp_path / "report.html", code=1)
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(record: Path, tmp_path: Path) -> None:

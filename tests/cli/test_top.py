@@ -439,3 +439,9 @@ def test_the_end_of_an_output_is_what_a_screen_would_show(tmp_path: Path) -> Non
     path.write_bytes(b"")
     with path.open("rb") as file:
         assert last_lines(file, 5) == []
+
+
+def test_a_command_that_is_misspelled_is_not_waited_for_as_a_file() -> None:
+    done = CliRunner().invoke(app, ["top", "--", "pyhton", "train.py"])
+    assert done.exit_code == 127
+    assert "'pyhton' cannot be run" in done.output

@@ -46,9 +46,14 @@ def _usual_evidence(one: Reckoning) -> list[str]:
 
 def healthy(one: Reckoning) -> Diagnosis:
     """The loader keeps up."""
+    own = f"{time_told(one.step)} of {time_told(one.period)} per step are the training's own"
+    if not one.period:
+        own = f"first batches are there within {time_told(max(one.stats.first_batch_seconds, default=0.0))}"
+    elif one.wait_share >= 0.1:  # of next to nothing
+        own = f"a batch is there within {time_told(one.wait)}, which is next to nothing"
     return Diagnosis(
         verdict="compute-bound",
-        says=f"the loader keeps up: {time_told(one.step)} of {time_told(one.period)} per step are the training's own",
+        says=f"the loader keeps up: {own}",
         evidence=_usual_evidence(one),
     )
 
@@ -169,7 +174,9 @@ def work_evidence(one: Reckoning) -> list[str]:
         evidence.append(f"Python held its lock at {share_told(one.gil_share)} of the looks")
     if stats.sampled is not None and stats.sampled.places:
         places = sorted(stats.sampled.places.items(), key=lambda item: -item[1])[:3]
-        evidence.append("where: " + "; ".join(f"{place} {share_told(share)}" for place, share in places))
+        # who wants the lock gets it, and sees, where it is let go of
+        where = "where it was let go of" if one.is_python else "where"
+        evidence.append(f"{where}: " + "; ".join(f"{place} {share_told(share)}" for place, share in places))
     read_bytes = sum(worker.read_bytes or 0 for worker in (*stats.workers, *([stats.trainer] if stats.trainer else [])))
     if stats.seconds > 0 and read_bytes / stats.seconds > 1e6:
         evidence.append(f"{size_told(read_bytes / stats.seconds)}/s came from disks, and not from memory")
@@ -186,7 +193,7 @@ def starting(one: Reckoning) -> Diagnosis:
     epoch = first + max(0.0, num_batches - 1) * one.period
     evidence = [
         f"the first batch of an epoch came after {time_told(first)}, others after {time_told(one.wait)}",
-        f"an epoch has {num_batches:.0f} batches and takes {time_told(epoch)}; "
+        f"an epoch has {num_batches:.0f} batch{'es' * (num_batches >= 1.5)} and takes {time_told(epoch)}; "
         f"seen: {count_told(stats.num_iterations, 'epoch')}",
     ]
     if stats.config.get("num_workers"):

@@ -16,6 +16,7 @@ from stoker.bench.hook.survey import facts_of
 from stoker.bench.run import Run
 from stoker.bench.verdict import diagnose
 from stoker.bench.watch import Watch
+from stoker.bench.words import time_told
 from stoker.errors import ArgumentError
 from stoker.machine import described
 
@@ -50,6 +51,12 @@ def doctor(loader: Iterable[Any], step: Callable[[Any], Any] | None = None, *, s
             return diagnose(_with_looks(counted, looked))
     run = _driven(_twin(loader), step, seconds)
     diagnosis = diagnose(run)
+    if not any(stats.num_batches for stats in run.loaders):
+        return replace(
+            diagnosis,
+            says="the loader gave no batch",
+            advice=["see that its dataset is not empty, or shorter than one batch; a generator gives its batches once"],
+        )
     return diagnosis if step is not None else _alone(run, diagnosis)
 
 
@@ -149,12 +156,13 @@ def _alone(run: Run, diagnosis: Diagnosis) -> Diagnosis:
     """Return a diagnosis of a loader that ran without a training, and says so."""
     if not run.loaders or diagnosis.gain is None:
         return diagnosis
-    period = run.loaders[0].batch_seconds.mean * 1000
+    period = run.loaders[0].batch_seconds.mean
+    often = f", and gave a batch every {time_told(period)}" if period else ""
     return replace(
         diagnosis,
         evidence=[
-            f"no step was given: the loader ran by itself, and gave a batch every {period:.2f} ms; a training whose "
-            "step takes longer does not wait for it",
+            f"no step was given: the loader ran by itself{often}; a training whose step takes longer does not wait "
+            "for it",
             *diagnosis.evidence,
         ],
         gain=None,

@@ -45,6 +45,31 @@ def _slowest_place(one: Reckoning) -> str | None:
     return place if share >= 0.2 else None
 
 
+def _more_readers(one: Reckoning, lanes: int) -> list[str] | None:
+    """Return how a stream is read by more workers; None if it is no stream.
+
+    Threads are of no use, for one reads it; and workers that do not share it out read the same, again and again.
+    """
+    stats = one.stats
+    if not stats.config.get("is_iterable"):
+        return None
+    if stats.facts.get("looked_at_worker") or stats.config.get("worker_init_fn"):
+        return [f"{call(num_workers=lanes)}: the dataset looks at which worker it is in, so each reads its share"]
+    ours = "" if _is_ours(stats) else "`from stoker import DataLoader`, "
+    advice = [
+        f"{ours}{call(num_workers=lanes, shard='auto')} and a dataset with `split(index, count)`, which returns a part "
+        f"of it: {lanes} parts are read at a time, and every sample comes once"
+    ]
+    if not _is_ours(stats):
+        advice.append(
+            f"or {call(num_workers=lanes)} and a dataset that reads its share, by `get_worker_info()`: without that, "
+            f"every sample comes {lanes} times"
+        )
+    if not stats.config.get("num_workers"):
+        advice.append(f"{call(num_workers=1)} without any of it: it is read while the training computes")
+    return advice
+
+
 def duplicated(stats: Stats) -> list[str]:
     """Workers of a stream that read the same."""
     own = "or let the dataset take its share: `iter` over every `num_workers`-th sample, from `get_worker_info().id` on"
@@ -102,8 +127,11 @@ def _storage(one: Reckoning) -> list[str]:
     threads = call(num_workers=1, num_threads=lanes)
     wanted = wanted_lanes(one)
     more = f"; a first step, as {wanted} would have to be on their way to keep up" if wanted > lanes else ""
+    readers = _more_readers(one, lanes)
     if lanes <= one.num_lanes:
         advice = [f"{one.num_lanes} reads are on their way at a time, which is many: quicker storage, or less to read"]
+    elif readers is not None:
+        advice = readers
     elif _is_ours(stats):
         advice = [f"{threads}: {lanes} reads at a time, which cost threads and no processes{more}"]
     elif stats.kind == "torch":
@@ -113,7 +141,7 @@ def _storage(one: Reckoning) -> list[str]:
         ]
     else:
         advice = [f"let {lanes} reads be on their way at a time, by threads or processes{more}"]
-    if stats.making_seconds.p99 > 4 * stats.making_seconds.p50 > 0:
+    if stats.engine != "inline" and stats.making_seconds.p99 > 4 * stats.making_seconds.p50 > 0:
         advice.append(
             f"{call(prefetch_factor=2 * prefetch)}: batches differ much, and more of them in store evens it out"
         )
@@ -128,7 +156,10 @@ def _decoding(one: Reckoning, cores: int) -> list[str]:
     stats = one.stats
     lanes = needed_lanes(one, cores)
     advice = []
-    if lanes > one.num_lanes:
+    readers = _more_readers(one, lanes)
+    if lanes > one.num_lanes and readers is not None:
+        advice += readers
+    elif lanes > one.num_lanes:
         threads = call(num_workers=1, num_threads=lanes)
         if _is_ours(stats):
             advice.append(f"{threads}: native code runs on several cores of one process")
@@ -151,7 +182,10 @@ def _python(one: Reckoning, cores: int) -> list[str]:
     lanes = needed_lanes(one, cores)
     place = _slowest_place(one)
     advice = []
-    if (stats.engine == "threads" or setting(stats, "num_threads") > 1) and one.num_lanes > cores > 1:
+    readers = _more_readers(one, lanes)
+    if readers is not None and lanes > one.num_lanes:
+        advice += readers
+    elif (stats.engine == "threads" or setting(stats, "num_threads") > 1) and one.num_lanes > cores > 1:
         # more than there are cores: they are there to wait, too, and each process has to have its share of them
         advice.append(
             f"{call(num_workers=cores, num_threads=ceil(one.num_lanes / cores))}: as many at a time, with a lock of "
@@ -192,7 +226,8 @@ def _collating(one: Reckoning, cores: int) -> list[str]:
     advice.append("a dataset with `__getitems__(positions)` can make whole batches itself")
     lanes = needed_lanes(one, cores)
     if lanes > one.num_lanes and stats.config.get("num_workers"):
-        advice.append(f"{call(num_workers=lanes)}, as long as there are cores: {cores}")
+        readers = _more_readers(one, lanes)
+        advice += readers or [f"{call(num_workers=lanes)}, as long as there are cores: {cores}"]
     return advice
 
 

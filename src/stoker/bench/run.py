@@ -78,6 +78,8 @@ class Run(Plain):
         hint = "`stoker doctor --save run.json -- python train.py` writes one, and so do `stoker bench` and `Run.save`"
         try:
             values = json.loads(Path(path).read_text(), parse_constant=_refused)
+        except FileNotFoundError:
+            raise ArgumentError(f"there is no file {path}", hint=hint) from None
         except (ValueError, UnicodeDecodeError) as error:
             raise ArgumentError(f"{path} is not a record of a run: {error}", hint=hint) from None
         if not isinstance(values, dict) or values.get("format") != FORMAT:

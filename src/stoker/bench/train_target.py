@@ -40,7 +40,7 @@ def step_and_loader(target: str, loader_target: str | None = None) -> tuple[Call
         check_takes_batch(step, f"{name}()")
         return step, loader
     if not callable(made):
-        told = "None" if made is None else f"a {type(made).__name__}"
+        told = "None" if made is None else type(made).__name__
         raise ArgumentError(
             f"{name}() returned {told}, which is no step",
             hint="return a function that takes a batch, or (loader, function)"

@@ -7,18 +7,23 @@ nothing costs a tenth of it, the loader keeps up.
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 
 from stoker.bench import causes, remedies, slow_rank
 from stoker.bench.diagnosis import VERDICTS, Diagnosis
 from stoker.bench.facts import findings
 from stoker.bench.memory_trend import Growth, growth_of
-from stoker.bench.reckoning import Surroundings, num_lanes, reckoned, setting
+from stoker.bench.reckoning import Reckoning, Surroundings, num_lanes, reckoned, setting
 from stoker.bench.run import Moment, Run
 from stoker.bench.words import share_told, size_told, time_told
 from stoker.engine.stats import Stats
 
 KEEPS_UP = 0.1
 """What costs less than this part of the time is not what holds a training back."""
+
+LEAST_WAIT_SECONDS, LEAST_START_SECONDS = 5e-5, 5e-3
+"""Waits for batches that are shorter are as long as looking at them takes; first batches that come sooner are at once.
+"""
 
 FEWEST_STEPS = 3
 """Batches after the first one of an epoch, or epochs, without which there is nothing to judge by."""
@@ -128,8 +133,8 @@ def _costliest(run: Run, enough: list[Stats], around: Surroundings) -> Diagnosis
     # what a loader counts includes what its thread did between epochs, and moments what it did before and after
     delay = min(usual.delay_share, 1.0 if around.trainer_delay_share is None else around.trainer_delay_share)
     candidates: list[tuple[float, Callable[[], Diagnosis]]] = [
-        (usual.wait_share, lambda: causes.waiting(usual, around, cores)),
-        (usual.start_up_share, lambda: causes.starting(usual)),
+        (usual.wait_share if usual.wait > LEAST_WAIT_SECONDS else 0.0, lambda: causes.waiting(usual, around, cores)),
+        (usual.start_up_share if _is_slow_to_start(usual) else 0.0, lambda: causes.starting(usual)),
         (usual.copy_share, lambda: causes.copying(usual)),
         (delay, lambda: causes.crowded(usual, around, cores, delay)),
     ]
@@ -138,6 +143,11 @@ def _costliest(run: Run, enough: list[Stats], around: Surroundings) -> Diagnosis
         candidates.insert(0, (loss, lambda: slow_rank.late(slow, reckonings, around, cores, loss)))
     loss, tell = max(candidates, key=lambda candidate: candidate[0])
     return tell() if loss >= KEEPS_UP else causes.healthy(usual)
+
+
+def _is_slow_to_start(one: Reckoning) -> bool:
+    firsts = one.stats.first_batch_seconds
+    return bool(firsts) and fmean(firsts) > LEAST_START_SECONDS
 
 
 def _main(loaders: list[Stats]) -> Stats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
@@ -40,6 +40,8 @@ class Watch(Generic[T]):
         self._loader, self._name = loader, name
         self._session: sessions.Session | None = None
         self._end: Any = None
+        self._last: Run | None = None
+        """What was seen before it was closed."""
         self._kind = _kind_of(loader)
 
     def __iter__(self) -> Iterator[T]:
@@ -58,8 +60,12 @@ class Watch(Generic[T]):
         return getattr(self._loader, name)
 
     def run(self) -> Run:
-        """Return what was seen so far, as a record. It may be asked for at any time, also in the middle."""
+        """Return what was seen so far, as a record. It may be asked for at any time, also in the middle of an epoch and
+        when it was closed.
+        """
         session = self._session
+        if session is None and self._last is not None:
+            return self._last
         stats = None if session is None else session.stats_of(courses.number_of(self._loader))
         if session is None or stats is None:
             return Run(title=self._title, machine=described())
@@ -85,7 +91,10 @@ class Watch(Generic[T]):
         return self._name or f"{type(self._loader).__module__.partition('.')[0]}.{type(self._loader).__name__}"
 
     def close(self) -> None:
-        """Watch no more. What was seen is forgotten."""
+        """Watch no more. What was seen is kept, until it is iterated over again."""
+        if self._session is not None:
+            with suppress(Exception):  # an error of the training's, after which this may be called, is not to be hidden
+                self._last = self.run()
         if self._end is not None:
             self._end()
         self._session = self._end = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def time_told(seconds: float) -> str:
-    """Return a duration with a unit that suits it: `0.31 ms`, `41 ms`, `2.1 s`, `3.5 h`."""
+    """Return a duration with a unit that suits it: `25 µs`, `0.31 ms`, `41 ms`, `2.1 s`, `3.5 h`."""
     if seconds >= 5400:
         return f"{seconds / 3600:.1f} h"
     if seconds >= 90:
@@ -12,6 +12,8 @@ def time_told(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.1f} s"
     ms = seconds * 1000
+    if 0 < ms < 0.1:
+        return f"{ms * 1000:.0f} µs" if ms >= 0.01 else f"{ms * 1000:.1f} µs"
     return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1f} ms" if ms >= 1 else f"{ms:.2f} ms"
 
 

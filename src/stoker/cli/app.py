@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
 from typing import Annotated, Any
 
 import typer
@@ -15,8 +17,10 @@ from stoker.cli.about import about
 from stoker.cli.bench import bench_app
 from stoker.cli.demo import demo
 from stoker.cli.doctor import doctor
+from stoker.cli.given import Given
 from stoker.cli.helping import HELP_OPTIONS, let_flow
 from stoker.cli.inspect import inspect
+from stoker.cli.interrupts import steady_interrupts
 from stoker.cli.lines import lines
 from stoker.cli.pack import pack
 from stoker.cli.piped import trimmed_where_piped
@@ -45,7 +49,9 @@ class Verbs(TyperGroup):
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run the command line; what is not read on a terminal has no spaces at the ends of lines."""
-        with trimmed_where_piped():
+        given = options.get("args") or (arguments[0] if arguments else None) or sys.argv[1:]
+        options.setdefault("obj", Given(has_dashes="--" in given))
+        with trimmed_where_piped(), steady_interrupts():
             return super().main(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
@@ -62,6 +68,23 @@ class Verbs(TyperGroup):
                 raise
             tell(error)
             raise typer.Exit(1) from None
+        except Exception as error:
+            if ctx.params.get("debug") or not _is_told_from_users_code(error):
+                raise
+            raise typer.Exit(1) from None
+
+
+def _is_told_from_users_code(error: Exception) -> bool:
+    """Print the traceback of an error from where it is the user's own code on; False if there is none in it."""
+    from stoker.bench.hook.probe import is_of_library
+
+    trace = error.__traceback__
+    while trace is not None and is_of_library(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    traceback.print_exception(type(error), error, trace)
+    return True
 
 
 def tell(error: StokerError | OSError) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from stoker.cli.commands import check_command
+from stoker.cli.given import has_dashes
+from stoker.cli.records import SUFFIXES, loaded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,9 +23,12 @@ NOT_HEALTHY = 3
 
 
 def doctor(
+    ctx: typer.Context,
     what: Annotated[
         list[str],
-        typer.Argument(metavar="RUN.json | -- COMMAND...", help="Records of a run, or two dashes and a command."),
+        typer.Argument(
+            metavar="RUN.json | -- COMMAND...", help="Records of a run, logs of counters, or two dashes and a command."
+        ),
     ],
     save: Annotated[
         Path | None, typer.Option("--save", help="Write the record of the run to this file, for stoker report.")
@@ -48,12 +56,12 @@ def doctor(
 
     Example: [bold cyan]stoker doctor run.json[/]
     """
-    is_record = all(part.endswith(".json") for part in what)
-    _refuse_logs(what)
+    is_record = all(part.endswith(SUFFIXES) for part in what) and not has_dashes(ctx)
     if is_record:
         _refuse_for_records(save, seconds)
         code, run, notes = 0, _merged([Path(part) for part in what]), []
     else:
+        check_command(what, verb="doctor", has_dashes=has_dashes(ctx))
         _check_output(save)
         from stoker.bench.signals import keep_signals
 
@@ -66,9 +74,7 @@ def doctor(
     from stoker.bench.verdict import diagnose
 
     diagnosis = diagnose(run)
-    from rich.console import Console
-
-    console = Console(stderr=not is_record, highlight=False)
+    console = _console(is_error=not is_record)
     # told first: what a whole run was watched for is not lost with a disk that is full
     if json:
         print(diagnosis.as_json(), flush=True)
@@ -83,15 +89,17 @@ def doctor(
     raise typer.Exit(code or (NOT_HEALTHY if fail and not diagnosis.is_healthy else 0))
 
 
-def _refuse_logs(what: list[str]) -> None:
-    """Refuse a file that is no command and no record: as a command it would be said not to exist."""
-    from stoker.errors import ArgumentError
+def _console(*, is_error: bool) -> Console:
+    """Return what to print to. If nobody reads any more, nothing is printed; the exit code stays the command's."""
+    from rich.console import Console
 
-    if len(what) == 1 and what[0].endswith(".jsonl") and Path(what[0]).is_file():
-        raise ArgumentError(
-            f"{what[0]} is a log of counters, in which nobody looked at what is needed for a verdict",
-            hint=f"`stoker report {what[0]}` draws it, `stoker top {what[0]}` follows it",
-        )
+    class Unheard(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            with open(os.devnull, "w") as nowhere:  # what is still to be flushed goes there
+                os.dup2(nowhere.fileno(), self.file.fileno())
+
+    return Unheard(stderr=is_error, highlight=False)
 
 
 def _refuse_for_records(save: Path | None, seconds: float | None) -> None:
@@ -117,9 +125,7 @@ def _merged(paths: list[Path]) -> Run:
     """Return records of several machines as one."""
     from dataclasses import replace
 
-    from stoker.bench.run import Run
-
-    runs = [Run.load(path) for path in paths]
+    runs = loaded(paths)
     return replace(runs[0], loaders=[stats for run in runs for stats in run.loaders])
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from stoker.bench.run import Run
+    pass
 
 
 def report(
@@ -41,37 +41,15 @@ def report(
     Example: [bold cyan]stoker report live.jsonl[/]
     """
     _check_output(out, [*runs, *(against or ())])
+    from stoker.cli.records import loaded
     from stoker.cli.words import bytes_told
     from stoker.view import report as reported
 
-    page = reported(_loaded(runs), against=_loaded(against) if against else None, title=title)
+    page = reported(loaded(runs), against=loaded(against) if against else None, title=title)
     page.save(out)
     for diagnosis, whose in zip(page.diagnoses, ("", "baseline: ")):
         print(f"{whose}{diagnosis.verdict}: {diagnosis.says}")
     print(f"{out}: {bytes_told(len(page.html.encode()))}")
-
-
-def _loaded(paths: list[Path]) -> list[Run]:
-    """Return the parts of one run."""
-    from stoker.bench.parts import joined
-    from stoker.bench.run import Run
-
-    runs = [_counted(path) or Run.load(path) for path in paths]
-    joined(runs, names=[str(path) for path in paths])  # what does not belong together is refused by its names
-    return runs
-
-
-def _counted(path: Path) -> Run | None:
-    """Return what a log of counters told last, of each loader and rank; None if the file is none."""
-    from stoker.bench.run import Run
-    from stoker.view.live import Tail, Tracks, is_log
-
-    if not is_log(path):
-        return None
-    tracks = Tracks()
-    tracks.add(Tail(path).read())
-    loaders = [track.latest for track in tracks.all]
-    return Run(title=path.name, seconds=max(stats.seconds for stats in loaders), loaders=loaders) if loaders else None
 
 
 def _check_output(out: Path, inputs: list[Path]) -> None:

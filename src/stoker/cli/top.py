@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stoker.cli.commands import check_command
+from stoker.cli.given import has_dashes
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -21,6 +24,7 @@ PATIENCE = 0.25
 
 
 def top(
+    ctx: typer.Context,
     what: Annotated[
         list[str],
         typer.Argument(
@@ -49,8 +53,9 @@ def top(
     from rich.console import Console
 
     console = Console(highlight=False)
-    if not _are_files(what):
+    if has_dashes(ctx) or not _are_files(what):
         _refuse_once(once)
+        check_command(what, verb="top", has_dashes=has_dashes(ctx))
         from stoker.cli.top_command import shown
 
         raise typer.Exit(shown(what, console, every=every))
@@ -73,7 +78,7 @@ def top(
 
 
 def _are_files(what: list[str]) -> bool:
-    """Whether these are files, of which some may come later, and not a command: the two dashes are not told to us."""
+    """Whether these are files, of which some may come later, and not a command that somebody gave without dashes."""
     first = Path(what[0])
     if first.suffix in (".json", ".jsonl"):
         return True

@@ -36,6 +36,7 @@ may keep a thread that waits for it waiting for a second: in which it was held.
 MAX_PLACES = 12
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_HOOK = os.path.dirname(os.path.abspath(__file__))
 _CREW = re.compile(r"stoker-\d+")
 """What the loader's threads are called."""
 _MAKERS = tuple(os.path.join(_OURS, "loader", name) for name in ("work.py", "stream.py"))
@@ -136,6 +137,8 @@ def is_of_library(file: str) -> bool:
 
 def _place(leaf: FrameType) -> tuple[tuple[str, str, str], int]:
     """Return where a thread is: the innermost line of the user's own, and what of a library it has called there."""
+    while leaf.f_back is not None and leaf.f_code.co_filename.startswith(_HOOK):  # it is at nothing of ours
+        leaf = leaf.f_back
     frame: FrameType | None = leaf
     while frame is not None:
         name = frame.f_code.co_filename
