@@ -47,7 +47,6 @@ check: $(NATIVE)  ## Format, lint, strict types, import rule, quick tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow and not timed"
-	$(BIN)/python -m pytest -q -m "timed and not slow"
 
 format: $(STAMP)  ## Format and fix what can be fixed
 	$(BIN)/ruff format .

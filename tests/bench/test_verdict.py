@@ -514,3 +514,11 @@ def test_what_is_as_quick_as_looking_at_it_is_nobodys_fault(wait: float, is_heal
     diagnosis = diagnose(run(stats(wait=wait, step=1e-5)))
     assert diagnosis.is_healthy == is_healthy
     assert ("20 µs, which is next to nothing" in diagnosis.says) == is_healthy
+
+
+@pytest.mark.parametrize(("seconds", "is_told"), [(10.0, True), (4.5, False)])
+def test_time_outside_of_loops_is_told_if_it_is_much(seconds: float, is_told: bool) -> None:
+    told = replace(run(stats(wait=0.03, step=0.01), moments=[Moment(at=1.0)]), seconds=seconds)  # 4 s in the loop
+    evidence = str(diagnose(told).evidence)
+    assert ("6.0 s of 10.0 s were spent outside of loops" in evidence) == is_told
+    assert ("outside of loops" in evidence) == is_told

@@ -25,6 +25,9 @@ LEAST_WAIT_SECONDS, LEAST_START_SECONDS = 5e-5, 5e-3
 """Waits for batches that are shorter are as long as looking at them takes; first batches that come sooner are at once.
 """
 
+MUCH_ELSEWHERE = 0.2
+"""From this part of a run on, it is told that so much of it lies outside of loops."""
+
 FEWEST_STEPS = 3
 """Batches after the first one of an epoch, or epochs, without which there is nothing to judge by."""
 
@@ -44,7 +47,8 @@ def diagnose(run: Run) -> Diagnosis:
     growth = growth_of(_moments_of_training(run, enough), memory_bytes=run.machine.get("memory_bytes"))
     found = _duplicated(enough) or (growth and _growing(enough, growth)) or _costliest(run, enough, around)
     notes = findings(run, verdict=found.verdict)
-    return Diagnosis.from_dict(found.as_dict() | {"findings": [note.as_dict() for note in notes]})
+    evidence = [*found.evidence, *_elsewhere(run)]
+    return Diagnosis.from_dict(found.as_dict() | {"evidence": evidence, "findings": [note.as_dict() for note in notes]})
 
 
 def _moments_of_training(run: Run, enough: list[Stats]) -> list[Moment]:
@@ -56,6 +60,20 @@ def _moments_of_training(run: Run, enough: list[Stats]) -> list[Moment]:
         return run.moments
     first, last = min(one["handed"][0] for one in laps), max(one["handed"][-1] for one in laps)
     return [moment for moment in run.moments if first <= run.began + moment.at <= last]
+
+
+def _elsewhere(run: Run) -> list[str]:
+    """Return how much of the run no loader has to do with, if that is much: shares of time are those of loops."""
+    by_rank: dict[int, float] = {}
+    for stats in run.loaders:
+        by_rank[stats.rank] = by_rank.get(stats.rank, 0.0) + stats.seconds
+    outside = run.seconds - max(by_rank.values(), default=0.0)
+    if not run.moments or outside < max(MUCH_ELSEWHERE * run.seconds, 1.0):
+        return []
+    return [
+        f"{time_told(outside)} of {time_told(run.seconds)} were spent outside of loops over loaders, where nothing is "
+        "judged: imports, building the model, checkpoints"
+    ]
 
 
 # -------------------------------------------------------------------- what comes first
