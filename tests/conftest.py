@@ -27,9 +27,9 @@ with suppress(ValueError):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NUM_RERUNS, RERUN_SECONDS = 2, 3
-"""How often a test that is `timed` is run again if it fails, and after how long: others may have had the cores. What is
-wrong with what it tests fails every time.
-"""
+"""How often a test that is `timed` is run again if it fails, and after how long: others may have had the cores."""
+
+LEFT_BEHIND = "left behind:"
 
 GRACE_SECONDS = 5.0
 """How long a test's threads and processes may take to go, after it is over."""
@@ -43,7 +43,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Have tests that are `timed` run again if they fail, where pytest-rerunfailures is installed."""
     for item in items if config.pluginmanager.hasplugin("rerunfailures") else ():
         if item.get_closest_marker("timed"):
-            item.add_marker(pytest.mark.flaky(reruns=NUM_RERUNS, reruns_delay=RERUN_SECONDS))
+            # what is left behind is there the second time, too, and would not be noticed then
+            again = {"reruns": NUM_RERUNS, "reruns_delay": RERUN_SECONDS, "rerun_except": [LEFT_BEHIND]}
+            item.add_marker(pytest.mark.flaky(**again))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -151,5 +153,5 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             return
         gc.collect()
         if time.monotonic() > deadline:
-            pytest.fail("left behind:\n  " + "\n  ".join(sorted(map(_told, left))))
+            pytest.fail(f"{LEFT_BEHIND}\n  " + "\n  ".join(sorted(map(_told, left))))
         time.sleep(0.02)

@@ -15,12 +15,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import stoker
 from stoker.bench.hook import copying, recording
 from stoker.bench.hook.patches import Patches
 from stoker.bench.watch import watch
 from tests.bench.pathologies import Quick
-
-pytestmark = pytest.mark.timed
 
 
 @pytest.fixture
@@ -61,6 +60,17 @@ def test_torchs_lock_is_not_taken_which_workers_forked_by_another_thread_would_f
         lock.release()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA may be in use already")
+def test_copies_of_batches_of_our_loader_are_counted_too() -> None:
+    def num_waiting() -> int:
+        return sum(call.__module__ == copying.__name__ for call, _ in torch.cuda._queued_calls)
+
+    before = num_waiting()
+    with watch(stoker.DataLoader(Quick(16), batch_size=8)) as watched:
+        assert sum(1 for _ in watched) == 2
+    assert num_waiting() == before + 1
+
+
 def test_copies_are_counted_once_however_many_loaders_are_watched(now: recording.Recording) -> None:
     begun: list[Any] = []
     cuda = SimpleNamespace(is_initialized=lambda: False, _queued_calls=begun)
@@ -85,6 +95,7 @@ def test_copies_are_counted_once_however_many_loaders_are_watched(now: recording
 
 COMPILING = """
 import sys, threading, torch
+import stoker
 from stoker.bench.hook import copying, recording
 from stoker.bench.hook.patches import Patches
 

@@ -520,5 +520,11 @@ def test_what_is_as_quick_as_looking_at_it_is_nobodys_fault(wait: float, is_heal
 def test_time_outside_of_loops_is_told_if_it_is_much(seconds: float, is_told: bool) -> None:
     told = replace(run(stats(wait=0.03, step=0.01), moments=[Moment(at=1.0)]), seconds=seconds)  # 4 s in the loop
     evidence = str(diagnose(told).evidence)
-    assert ("6.0 s of 10.0 s were spent outside of loops" in evidence) == is_told
-    assert ("outside of loops" in evidence) == is_told
+    assert ("6.0 s of 10.0 s were spent outside of the loop over this loader" in evidence) == is_told
+    assert ("outside of" in evidence) == is_told
+
+
+@pytest.mark.parametrize(("first", "is_healthy"), [(0.002, True), (0.5, False)])
+def test_first_batches_that_are_there_at_once_are_no_slow_start(first: float, is_healthy: bool) -> None:
+    told = stats(wait=0.0, step=1e-4, first_batch_seconds=[first] * 100, num_iterations=100)
+    assert diagnose(run(told)).is_healthy == is_healthy

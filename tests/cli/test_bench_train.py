@@ -163,3 +163,21 @@ def test_an_error_of_the_step_is_told_from_the_users_own_line_on(folder: Path) -
         [*command[:3], "--debug", *command[3:]], cwd=folder, capture_output=True, text=True, check=False
     )
     assert "train_bench.py" in debugged.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "num_workers"), [("KeyError('no such field')", 1), ("OSError(2, 'gone', 'x.pt')", 0)]
+)
+def test_so_are_errors_of_a_worker_and_of_files(folder: Path, raised: str, num_workers: int) -> None:
+    (folder / "failing.py").write_text(
+        "import stoker\n\n\nclass Bad(list):\n    def __getitem__(self, position):\n"
+        f"        raise {raised}\n\n\ndef make_step():\n"
+        f"    return stoker.DataLoader(Bad([1] * 8), num_workers={num_workers}), print\n"
+    )
+    command = [sys.executable, "-m", "stoker", "bench", "train", "failing.py:make_step", *QUICK]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert (
+        "failing.py" in done.stderr and raised.partition("(")[0].replace("OSError", "FileNotFoundError") in done.stderr
+    )
+    assert "typer" not in done.stderr

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import stoker
 from stoker.bench.diagnosis import Diagnosis
 from stoker.bench.folder import PREFIX
-from stoker.bench.run import Run
+from stoker.bench.run import Moment, Run
 from stoker.cli.app import app
 from tests.bench.pathologies import Sleeping
 from tests.bench.test_verdict import ranked, stats
@@ -626,3 +626,33 @@ def test_the_exit_code_is_the_commands_also_if_nobody_reads_what_is_said() -> No
     done = subprocess.run(command, stderr=write, check=False)
     os.close(write)
     assert done.returncode == 5
+
+
+def test_a_record_is_written_though_nobody_reads_the_line_of_json(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    saved = tmp_path / "run.json"
+    command = [sys.executable, "-m", "stoker", "doctor", "--json", "--save", str(saved), "--", "sh", "-c", "exit 5"]
+    done = subprocess.run(command, stdout=write, check=False)
+    os.close(write)
+    assert done.returncode == 5
+    assert Run.load(saved).loaders == []
+
+
+def test_two_dashes_mean_a_command_whatever_it_is_called(tmp_path: Path) -> None:
+    script = tmp_path / "train.json"
+    script.write_text("#!/bin/sh\nexit 9\n")
+    script.chmod(0o755)
+    assert doctor("--", script).returncode == 9
+    done = doctor(script)
+    assert done.returncode == 1
+    assert "is not a record of a run" in done.stderr
+
+
+def test_parts_of_a_run_are_the_same_in_any_order(tmp_path: Path) -> None:
+    parts = [tmp_path / f"{number}.json" for number in range(2)]
+    record(replace(stats(wait=0.03), rank=0)).save(parts[0])
+    replace(record(replace(stats(wait=0.03), rank=1), moments=[Moment(at=1.0)]), seconds=30.0).save(parts[1])
+    told = doctor(*parts).stdout
+    assert "outside of loops over these loaders" in " ".join(told.split())
+    assert doctor(*reversed(parts)).stdout == told

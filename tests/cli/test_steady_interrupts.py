@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,47 +16,61 @@ from stoker.cli import interrupts
 from stoker.cli.interrupts import steady_interrupts
 
 
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def strike() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_signals_that_come_together_interrupt_once() -> None:
-    with steady_interrupts():
-        with pytest.raises(KeyboardInterrupt):
-            strike()
+    steady_interrupts()
+    with pytest.raises(KeyboardInterrupt):
         strike()
-        strike()  # what is told meanwhile is told to its end
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    strike()
+    strike()  # what is told meanwhile is told to its end
 
 
 def test_another_one_later_interrupts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "SAME_SECONDS", 0.0)
-    with steady_interrupts():
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                strike()
+    steady_interrupts()
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            strike()
 
 
 def test_whoever_handles_interrupts_goes_on_doing_so() -> None:
     struck = []
-    before = signal.signal(signal.SIGINT, lambda *_: struck.append(1))
-    try:
-        with steady_interrupts():
-            strike()
-            strike()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, lambda *_: struck.append(1))
+    steady_interrupts()
+    strike()
+    strike()
     assert struck == [1, 1]
 
 
 def test_other_threads_may_not_and_do_not() -> None:
-    done = []
-
-    def run() -> None:
-        with steady_interrupts():
-            done.append(1)
-
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=steady_interrupts)
     thread.start()
     thread.join()
-    assert done == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_command_line_sees_to_it(tmp_path: Path) -> None:
+    """Interrupted thrice at once, it ends as one does that was interrupted."""
+    (tmp_path / "slow.py").write_text(
+        "import sys, time\n\n\ndef make_loader():\n    print('here', file=sys.stderr, flush=True)\n    time.sleep(60)\n"
+        "\n\ndef make_step():\n    make_loader()\n"
+    )
+    command = [sys.executable, "-m", "stoker", "bench", "train", "slow.py:make_step"]
+    child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    assert child.stderr.readline() == "here\n"
+    for _ in range(3):
+        child.send_signal(signal.SIGINT)
+    assert child.wait(30) == 130
+    assert "Traceback" not in child.stderr.read()
+    child.stderr.close()

@@ -8,8 +8,6 @@ import pytest
 
 from stoker.engine.meter import LEAST_BATCHES, LEAST_OF_SLOW, Meter
 
-pytestmark = pytest.mark.timed
-
 
 class Clock:
     """Batches one after the other, in virtual time."""

@@ -23,8 +23,6 @@ from tests.faults import test_process_faults as process_faults
 from tests.faults.test_process_faults import interrupted, kill, workers
 from tests.loader.datasets import KeyedOnly, Numbers, listed, plain
 
-pytestmark = pytest.mark.timed
-
 AUTO: dict[str, Any] = {"num_workers": "auto", "num_threads": "auto", "prefetch_factor": "auto"}
 
 

@@ -9,10 +9,12 @@ import logging
 import multiprocessing
 import os
 import pickle
+import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from stoker import machine
 from stoker.compose.images import Images
 from stoker.engine.setting import Setting
 from stoker.errors import ArgumentError, WorkerStuck
+from stoker.loader.auto import Footprint
 from stoker.loader.ranks import share_of_cores
 from stoker.transform import RandomResizedCrop
 from tests.compose.picture_sets import InMemory
@@ -368,6 +371,31 @@ def test_what_training_itself_starts_and_opens_is_not_taken_for_reading(begun_tr
     trained(loader, is_inline)
     dataset.is_costly.value = True
     trained(loader, lambda setting: not setting.is_inline)
+
+
+@pytest.mark.parametrize("what", ["memory", "pipe", "socket", "thread"])
+def test_what_came_between_two_looks_is_taken_for_reading_unless_it_cannot_be(what: str) -> None:
+    footprint = Footprint()
+    made = footprint.watched(lambda recipe: recipe)
+    assert made(1) == 1
+    assert footprint.is_clean()
+    is_over = threading.Event()
+    with ExitStack() as stack:
+        if what == "memory":  # which is among the devices, and holds files of data
+            stack.enter_context(tempfile.TemporaryFile(dir="/dev/shm"))
+        elif what == "pipe":
+            for number in os.pipe():
+                stack.callback(os.close, number)
+        elif what == "socket":
+            stack.enter_context(socket.socket())
+        else:
+            thread = threading.Thread(target=is_over.wait)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(is_over.set)
+        assert not footprint.is_clean()
+        assert made(2) == 2
+    assert not footprint.is_clean()  # whatever became of it
 
 
 def test_unless_a_fork_would_share_what_reading_has_opened(tmp_path: Path) -> None:

@@ -70,10 +70,8 @@ def _elsewhere(run: Run) -> list[str]:
     outside = run.seconds - max(by_rank.values(), default=0.0)
     if not run.moments or outside < max(MUCH_ELSEWHERE * run.seconds, 1.0):
         return []
-    return [
-        f"{time_told(outside)} of {time_told(run.seconds)} were spent outside of loops over loaders, where nothing is "
-        "judged: imports, building the model, checkpoints"
-    ]
+    loops = "the loop over this loader" if len(run.loaders) == 1 else "loops over these loaders"
+    return [f"{time_told(outside)} of {time_told(run.seconds)} were spent outside of {loops}: that is not judged here"]
 
 
 # -------------------------------------------------------------------- what comes first

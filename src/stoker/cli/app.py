@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +21,6 @@ from stoker.cli.doctor import doctor
 from stoker.cli.given import Given
 from stoker.cli.helping import HELP_OPTIONS, let_flow
 from stoker.cli.inspect import inspect
-from stoker.cli.interrupts import steady_interrupts
 from stoker.cli.lines import lines
 from stoker.cli.pack import pack
 from stoker.cli.piped import trimmed_where_piped
@@ -51,7 +51,7 @@ class Verbs(TyperGroup):
         """Run the command line; what is not read on a terminal has no spaces at the ends of lines."""
         given = options.get("args") or (arguments[0] if arguments else None) or sys.argv[1:]
         options.setdefault("obj", Given(has_dashes="--" in given))
-        with trimmed_where_piped(), steady_interrupts():
+        with trimmed_where_piped():
             return super().main(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
@@ -66,7 +66,8 @@ class Verbs(TyperGroup):
         except (StokerError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
-            tell(error)
+            if isinstance(error, StokerError) or not _is_told_from_users_code(error):
+                tell(error)
             raise typer.Exit(1) from None
         except Exception as error:
             if ctx.params.get("debug") or not _is_told_from_users_code(error):
@@ -77,14 +78,19 @@ class Verbs(TyperGroup):
 def _is_told_from_users_code(error: Exception) -> bool:
     """Print the traceback of an error from where it is the user's own code on; False if there is none in it."""
     from stoker.bench.hook.probe import is_of_library
+    from stoker.engine.failure import WorkerTraceback
 
     trace = error.__traceback__
-    while trace is not None and is_of_library(trace.tb_frame.f_code.co_filename):
+    while trace is not None and _is_not_users(trace.tb_frame.f_code.co_filename, is_of_library):
         trace = trace.tb_next
-    if trace is None:
+    if trace is None and not isinstance(error.__cause__, WorkerTraceback):  # which tells all of it
         return False
     traceback.print_exception(type(error), error, trace)
     return True
+
+
+def _is_not_users(file: str, is_of_library: Callable[[str], bool]) -> bool:
+    return is_of_library(file) or file.startswith("<")  # code that was made, of a dataclass for one
 
 
 def tell(error: StokerError | OSError) -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from stoker.bench.diagnosis import Diagnosis
-    from stoker.bench.run import Run
 
 NOT_HEALTHY = 3
 """The exit code of `--fail`, where the command itself went well."""
@@ -46,7 +45,7 @@ def doctor(
 
     The command runs unchanged, with your input, output and signals; torch's loaders and Stoker's are watched in it, in
     all its processes. What the doctor says goes to stderr. Its exit code is the command's own (128 and the number of
-    the signal, if one ended it), or 0 if --seconds has ended it.
+    the signal, if one ended it), or 0 if --seconds has ended it; 127 if there is no such command.
 
     Records of several machines may be given together: they are taken for parts of one run.
 
@@ -55,11 +54,15 @@ def doctor(
     Example: [bold cyan]stoker doctor --save run.json --seconds 60 -- torchrun --nproc-per-node 4 train.py[/]
 
     Example: [bold cyan]stoker doctor run.json[/]
+
+    Example: [bold cyan]stoker doctor live.jsonl[/], a log that `loader.log_stats` writes
     """
     is_record = all(part.endswith(SUFFIXES) for part in what) and not has_dashes(ctx)
     if is_record:
         _refuse_for_records(save, seconds)
-        code, run, notes = 0, _merged([Path(part) for part in what]), []
+        from stoker.bench.parts import joined
+
+        code, run, notes = 0, joined(loaded([Path(part) for part in what])), []
     else:
         check_command(what, verb="doctor", has_dashes=has_dashes(ctx))
         _check_output(save)
@@ -77,7 +80,7 @@ def doctor(
     console = _console(is_error=not is_record)
     # told first: what a whole run was watched for is not lost with a disk that is full
     if json:
-        print(diagnosis.as_json(), flush=True)
+        _print_if_read(diagnosis.as_json())
     else:
         _show(diagnosis, notes, console)
     if save is not None:
@@ -89,6 +92,20 @@ def doctor(
     raise typer.Exit(code or (NOT_HEALTHY if fail and not diagnosis.is_healthy else 0))
 
 
+def _print_if_read(line: str) -> None:
+    """Print a line; if nobody reads any more, what is left to do is done all the same."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        _close_quietly(1)
+
+
+def _close_quietly(descriptor: int) -> None:
+    """Let what is still to be flushed go nowhere."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), descriptor)
+
+
 def _console(*, is_error: bool) -> Console:
     """Return what to print to. If nobody reads any more, nothing is printed; the exit code stays the command's."""
     from rich.console import Console
@@ -96,8 +113,7 @@ def _console(*, is_error: bool) -> Console:
     class Unheard(Console):
         def on_broken_pipe(self) -> None:
             self.quiet = True
-            with open(os.devnull, "w") as nowhere:  # what is still to be flushed goes there
-                os.dup2(nowhere.fileno(), self.file.fileno())
+            _close_quietly(self.file.fileno())
 
     return Unheard(stderr=is_error, highlight=False)
 
@@ -119,14 +135,6 @@ def _check_output(save: Path | None) -> None:
         raise ArgumentError(f"there is no folder {save.absolute().parent}", hint="make it first, or save elsewhere")
     if save is not None and save.is_dir():
         raise ArgumentError(f"{save} is a folder", hint=f"name a file in it: --save {save / 'run.json'}")
-
-
-def _merged(paths: list[Path]) -> Run:
-    """Return records of several machines as one."""
-    from dataclasses import replace
-
-    runs = loaded(paths)
-    return replace(runs[0], loaders=[stats for run in runs for stats in run.loaders])
 
 
 def _notes(had_loaders: bool, failures: list[str]) -> list[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 
 SAME_SECONDS = 1.0
@@ -15,15 +13,14 @@ group, and hands are quicker than results are written.
 """
 
 
-@contextmanager
-def steady_interrupts() -> Iterator[None]:
-    """Let one Ctrl-C be one `KeyboardInterrupt` in this block, so that what was measured by then can be told in peace.
+def steady_interrupts() -> None:
+    """Let one Ctrl-C be one `KeyboardInterrupt` from now on, so that what was measured by then can be told in peace.
 
-    Another one, a second later, ends that too. Nothing changes where somebody handles interrupts already.
+    Another one, a second later, ends that too. For whoever owns the process: it stays so. Nothing changes where
+    somebody handles interrupts already.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
         return
     last = float("-inf")
 
@@ -35,7 +32,3 @@ def steady_interrupts() -> Iterator[None]:
             signal.default_int_handler(number, frame)
 
     signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)

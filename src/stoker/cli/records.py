@@ -13,7 +13,7 @@ SUFFIXES = (".json", ".jsonl")
 
 
 def loaded(paths: list[Path]) -> list[Run]:
-    """Return the parts of one run; what does not belong together is refused by its names."""
+    """Return the parts of one run, as they are; what does not belong together is refused by its names."""
     from stoker.bench.parts import joined
     from stoker.bench.run import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.engine.stats import Copies
 
 TIMED_EVERY = 16
-"""Copies of which one is timed on the device: two events more."""
+"""Copies of which one is timed on the device: two events more for each of its tensors."""
 
 
 class CopyCounter:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +24,7 @@ from stoker.deliver.decoding import Job
 from stoker.deliver.structure import OnTensor, mapped, moved, tensors_in
 
 _cuda: Any = torch.cuda  # parts of it have no types
+_UNTIMED = nullcontext()
 
 
 class Copy:
@@ -166,14 +167,17 @@ class CopyStream:
     def _on_device(self, copy: Copy, tensor: Tensor) -> Tensor:
         """Return a tensor on the device, when its copy is complete; the host's is held until then."""
         copy.sources.append(tensor)
-        if not copy.is_timed:
+        with self._timed(copy) if copy.is_timed else _UNTIMED:
             return tensor.to(self._device, non_blocking=True)
+
+    @contextmanager
+    def _timed(self, copy: Copy) -> Iterator[None]:
+        """Let the device note how long the copies of the block take."""
         begin, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
         begin.record(self._stream)
-        copied = tensor.to(self._device, non_blocking=True)
+        yield
         end.record(self._stream)
         copy.clocks.append((begin, end))
-        return copied
 
     def _laid_out(self, copy: Copy, encoded: Encoded, field: str | None) -> Job:
         """Return what decodes pictures into memory on the device, to which all that are pixels already are copied."""
@@ -197,7 +201,8 @@ class CopyStream:
         if not sources:
             return thing  # its `to` has nothing to do with devices, or there is nothing to move
         copy.sources.extend(sources)
-        sent = moved(thing, self._device, is_blocking=False)
+        with self._timed(copy) if copy.is_timed else _UNTIMED:
+            sent = moved(thing, self._device, is_blocking=False)
         if self._widen is not None:
             sent = mapped(self._widen_here, sent, field=field)
         copy.sent.append(sent)

@@ -28,6 +28,10 @@ MEMORY_SHARE = 0.1
 """How much of the memory that could be had may be taken by batches in flight."""
 
 
+MEMORY = ("/dev/shm/", "/dev/hugepages/", "/dev/mqueue/")
+"""Folders among the devices in which there are files, such as data that was copied there to be read quickly."""
+
+
 class Auto:
     """What is chosen for a loader now, and why. As text, the arguments to paste.
 
@@ -351,7 +355,7 @@ def _may_be_of_data(new: frozenset[str]) -> bool:
     threads that Python knows nothing of, and opens devices, with pipes and the like beside them.
     """
     files = [one.split(" ", 2)[2] for one in new if one.startswith("file ")]
-    opens_device = any(name.startswith("/dev/") for name in files)
-    of_training = ("/dev/", "anon_inode:") + (("pipe:",) if opens_device else ())
+    devices = [name for name in files if name.startswith("/dev/") and not name.startswith(MEMORY)]
+    of_training = (*devices, "anon_inode:", *(("pipe:",) if devices else ()))
     ours = {f"thread {thread.native_id}" for thread in threading.enumerate()}
     return bool(ours & new) or not all(name.startswith(of_training) for name in files)
