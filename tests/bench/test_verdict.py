@@ -211,12 +211,30 @@ def test_a_trainer_without_a_core_has_noisy_neighbours() -> None:
     diagnosis = diagnose(run(stats(wait=0.0005, trainer=delayed), moments=crowd(workers=0.1, others=6.0)))
     assert diagnosis.verdict == "noisy-neighbour"
     assert "other programs" in diagnosis.says
-    diagnosis = diagnose(
-        run(stats(wait=0.0005, num_workers=8, trainer=delayed), moments=crowd(workers=7.0, others=0.1))
-    )
+    light = stats(wait=0.0005, num_workers=8, read=0.05, trainer=delayed)
+    diagnosis = diagnose(run(light, moments=crowd(workers=7.0, others=0.1)))
     assert diagnosis.verdict == "noisy-neighbour"
     assert "own workers" in diagnosis.says
-    assert "num_workers=7" in diagnosis.advice[0]
+    assert "num_workers=4" in diagnosis.advice[0]  # 50 ms of work, and a step of 14 ms without the delay
+    assert diagnosis.gain_share == pytest.approx(1 - 14 / 20.5, abs=0.03)
+
+
+def test_workers_that_the_work_needs_are_not_advised_against_though_cores_are_few() -> None:
+    """Or the next advice would be to have them back."""
+    delayed = ProcessStats(pid=1, role="trainer", delay_seconds=0.6)
+    heavy = stats(wait=0.0005, num_workers=8, trainer=delayed)  # all of them are at work all the time
+    diagnosis = diagnose(run(heavy, moments=crowd(workers=7.0, others=0.1)))
+    assert diagnosis.verdict == "noisy-neighbour"
+    assert not any("num_workers=" in line for line in diagnosis.advice)
+    assert diagnosis.gain_share == pytest.approx(0.02, abs=0.02)
+    assert "next to nothing by other arguments" in str(diagnosis.gain)
+    assert not [finding for finding in diagnosis.findings if finding.about == "num_workers"]
+
+
+def test_of_waiting_only_that_for_a_core_is_lost_to_others() -> None:
+    crowded = stats(wait=0.03, cpu=0.03, delay=0.06)
+    diagnosis = diagnose(run(crowded, moments=crowd(workers=2.0, others=6.0)))
+    assert diagnosis.gain_share == pytest.approx(0.6 * 0.6, abs=0.05)
 
 
 def test_workers_without_cores_have_noisy_neighbours_unless_they_are_their_own() -> None:
@@ -528,3 +546,36 @@ def test_time_outside_of_loops_is_told_if_it_is_much(seconds: float, is_told: bo
 def test_first_batches_that_are_there_at_once_are_no_slow_start(first: float, is_healthy: bool) -> None:
     told = stats(wait=0.0, step=1e-4, first_batch_seconds=[first] * 100, num_iterations=100)
     assert diagnose(run(told)).is_healthy == is_healthy
+
+
+@pytest.mark.parametrize("kind", ["torch", "stoker"])
+def test_small_batches_that_are_long_on_their_way_are_not_to_be_smaller(kind: str) -> None:
+    told = stats(wait=0.0006, step=0.0001, num_workers=4, read=0.0001, kind=kind, num_bytes=400)
+    diagnosis = diagnose(run(told))
+    assert diagnosis.verdict == "transport-bound"
+    assert "num_workers=0" in diagnosis.advice[0]
+    assert "larger batches" in diagnosis.advice[1]
+    assert "half as large" not in str(diagnosis.advice)
+    large = diagnose(run(replace(told, num_bytes=100 << 25)))
+    assert "uint8" in str(large.advice)
+    assert "larger batches" not in str(large.advice)
+
+
+def test_collating_in_the_trainer_is_for_workers_to_do_and_what_is_torchs_is_nobodys_fault() -> None:
+    told = stats(wait=0.03, step=0.01, num_workers=1, read=0.001, collate=0.029)
+    inline = replace(told, engine="inline", workers=[], config=told.config | {"num_workers": 0})
+    diagnosis = diagnose(run(replace(inline, config=inline.config | {"collate_fn": "mine"})))
+    assert diagnosis.verdict == "collate-bound"
+    assert "`mine` is yours" in diagnosis.advice[0]
+    assert "num_workers=" in diagnosis.advice[-1]
+    usual = diagnose(run(replace(inline, config=inline.config | {"collate_fn": "default_collate"})))
+    assert "is yours" not in str(usual.advice)
+    assert "one by one" not in str(usual.advice)
+
+
+def test_workers_that_stay_start_once_and_that_is_no_part_of_an_epoch() -> None:
+    told = stats(wait=0.0, step=0.001, first_batch_seconds=[0.9, *[0.002] * 11], num_iterations=12, num_batches=240)
+    config = told.config | {"persistent_workers": True}
+    assert diagnose(run(replace(told, config=config))).is_healthy
+    each = replace(told, first_batch_seconds=[0.9] * 12)
+    assert diagnose(run(each)).verdict == "start-up-bound"

@@ -105,7 +105,7 @@ def test_the_figures_are_those_of_the_record() -> None:
     assert f"throughput {stats.samples_per_second:,.0f} samples/s" in text
     assert f"step, mean {stats.step_seconds.mean * 1000:.1f}".rstrip("0").rstrip(".") in text
     assert f"waiting for data, first batches apart {stats.wait_share * 100:.0f} %" in text
-    assert f"stalls {stats.num_stalls:,}" in text
+    assert f"{stats.num_stalls:,}, " in text
     assert f"first batch {stats.first_batch_seconds[0] * 1000:.0f} ms" in text
     assert "memory at the most" in text
     assert "images.py:88 decode" in text

@@ -6,11 +6,12 @@ from statistics import fmean
 
 from stoker.bench import remedies
 from stoker.bench.diagnosis import Diagnosis
-from stoker.bench.reckoning import Reckoning, Surroundings, setting
+from stoker.bench.reckoning import Reckoning, Surroundings, recurring_firsts, setting
 from stoker.bench.run import Stage
 from stoker.bench.words import count_told, share_told, size_told, time_told
 
-SMALL_BYTES = 1 << 20
+AT_LEISURE = 0.25
+"""Workers that are at work for less than this part of the time are not what is waited for."""
 
 NO_STEP = 0.02
 """A step that is no more than this of the making of a batch is none: the loader was run by itself."""
@@ -69,11 +70,13 @@ def gain_told(one: Reckoning, seconds: float, share: float) -> tuple[str, float]
 def _gain_of_lanes(verdict: str, one: Reckoning, cores: int) -> tuple[str, float]:
     """Return what there is to win by more hands, as far as there are cores, and by batches that are in time."""
     gain, share = gain_told(one, one.wait, one.wait_share)
-    if verdict in ("storage-bound", "transport-bound") or one.step <= 0:
+    if verdict == "transport-bound" or one.step <= 0:
         return gain, share
-    lanes = remedies.needed_lanes(one, cores)
+    blocks = verdict == "storage-bound"
+    lanes = remedies.needed_lanes(one, remedies.MOST_LANES if blocks else cores)
     work = one.work_seconds / max(1, one.stats.num_batches)
-    saved = one.period - max(one.step, work / lanes)
+    # for those who are blocked there are hands enough; for what is computed, there are the cores
+    saved = one.period - max(one.step, one.least_period, 0.0 if blocks else work / lanes)
     if lanes <= one.num_lanes or not 0.05 * one.period < saved < 0.8 * one.wait:
         return gain, share
     part = share * saved / one.wait
@@ -84,7 +87,9 @@ def waiting(one: Reckoning, around: Surroundings, cores: int) -> Diagnosis:
     """Batches come late: say why."""
     verdict = cause_of_waiting(one, around, cores)
     if verdict == "noisy-neighbour":
-        return crowded(one, around, cores, one.wait_share)
+        waited = one.stats.wait_seconds.mean * one.stats.wait_seconds.num
+        delayed = (one.stats.wait_delay_seconds or 0.0) / waited if waited else 0.0
+        return crowded(one, around, cores, one.wait_share * min(1.0, max(one.delay_in_work_share, delayed)))
     gain, gain_share = _gain_of_lanes(verdict, one, max(1, cores))
     evidence, stats = _usual_evidence(one), one.stats
     if verdict == "transport-bound":
@@ -123,11 +128,12 @@ def cause_of_waiting(one: Reckoning, around: Surroundings, cores: int) -> str:
     """Return the verdict on a loader whose batches come late."""
     stats = one.stats
     # workers that never rest are what is waited for, however long their batches take on the way: that shifts them alone
-    if (one.hand_over_share or 0.0) > 0.5 and one.occupancy < 0.7:
+    is_on_its_way = (one.hand_over_share or 0.0) > 0.5 and one.occupancy < 0.7
+    if is_on_its_way or (stats.engine == "processes" and one.is_seen and one.occupancy < AT_LEISURE):
         waited = stats.wait_seconds.mean * stats.wait_seconds.num
         is_delayed = (stats.wait_delay_seconds or 0.0) > 0.5 * waited
         # what is small is handed over at once, unless those who do it have to wait for a core
-        is_small = stats.num_bytes / max(1, stats.num_batches) < SMALL_BYTES
+        is_small = stats.num_bytes / max(1, stats.num_batches) < remedies.SMALL_BYTES
         is_crowded = is_delayed or (is_small and around.is_crowded(cores))
         return "noisy-neighbour" if is_crowded else "transport-bound"
     if one.collate_share >= 0.5 and one.delay_in_work_share < 0.5:
@@ -186,7 +192,7 @@ def work_evidence(one: Reckoning) -> list[str]:
 def starting(one: Reckoning) -> Diagnosis:
     """First batches take most of the time."""
     stats = one.stats
-    first = fmean(stats.first_batch_seconds)
+    first = fmean(recurring_firsts(stats))
     num_batches = stats.num_batches / max(1, stats.num_iterations)
     if stats.facts.get("num_batches"):
         num_batches = max(num_batches, stats.facts["num_batches"])
@@ -238,7 +244,7 @@ def copying(one: Reckoning) -> Diagnosis:
 
 def crowded(one: Reckoning, around: Surroundings, cores: int, loss: float) -> Diagnosis:
     """Others have the cores."""
-    are_ours = around.workers_cores > around.others_cores
+    are_ours = remedies.are_our_workers(one, around)
     evidence = [
         f"the trainer's thread was ready and had no core for {share_told(one.delay_share)} of the time",
         f"in use on average: {around.trainer_cores:.1f} cores by the trainer, {around.workers_cores:.1f} by its "
@@ -250,6 +256,12 @@ def crowded(one: Reckoning, around: Surroundings, cores: int, loss: float) -> Di
         )
     who = "the loader's own workers take" if are_ours else "other programs take"
     gain, gain_share = gain_told(one, loss * one.period, loss)
+    if are_ours:
+        saved = max(0.0, one.period - remedies.enough_workers(one, around, cores).period)
+        if saved < loss * one.period:  # the work that took the core away has to be done all the same
+            gain, gain_share = gain_told(one, saved, saved / one.period)
+            if gain_share < 0.03:
+                gain = "next to nothing by other arguments: the cores have enough to do with this training itself"
     return Diagnosis(
         verdict="noisy-neighbour",
         says=f"{who} the cores: {share_told(loss)} of the time is lost to waiting for one",

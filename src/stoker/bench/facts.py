@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from stoker.bench.diagnosis import Finding
-from stoker.bench.reckoning import Reckoning, num_lanes, reckoned, setting
-from stoker.bench.remedies import MANY_OBJECTS, call
+from stoker.bench.reckoning import Reckoning, Surroundings, num_lanes, reckoned, setting
+from stoker.bench.remedies import MANY_OBJECTS, call, enough_workers
 from stoker.bench.run import Run
 from stoker.bench.words import count_told, share_told, size_told, time_told
 from stoker.engine.stats import Stats
@@ -108,6 +108,10 @@ def _more_workers_than_cores(case: Case) -> Iterator[Finding]:
         return  # they do not keep them busy
     of_ranks = f" on each of {ranks} ranks" if ranks > 1 else ""
     fitting = max(1, cores // ranks - 1)
+    if lanes == case.num_workers:
+        fitting = enough_workers(case.reckoning, Surroundings.of(case.run.moments), max(1, cores // ranks)).num_workers
+        if fitting >= case.num_workers:
+            return  # fewer would be slower
     what, advice = count_told(case.num_workers, "worker"), call(num_workers=fitting)
     if lanes > case.num_workers:
         what = f"{lanes} threads in {what}"

@@ -7,7 +7,7 @@ were those doing who made it: were they on a core, blocked, or ready and without
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
@@ -84,6 +84,8 @@ class Reckoning:
     blocked_share: float
     """Of the work, blocked: for a disk, a network, a lock, asleep."""
     gil_share: float | None
+    least_period: float = 0.0
+    """What all that is computed for a batch takes on all cores, as far as that is known: no loader is quicker."""
 
     @property
     def is_seen(self) -> bool:
@@ -98,6 +100,14 @@ class Reckoning:
         if self.gil_share is not None:
             return self.gil_share >= LOCK_HELD
         return None
+
+
+def within(one: Reckoning, around: Surroundings, cores: int) -> Reckoning:
+    """Return a reckoning that knows how much the cores can do."""
+    computed = around.trainer_cores * one.period
+    if one.stats.engine == "processes":
+        computed += one.cpu_share * one.work_seconds / max(1, one.stats.num_batches)
+    return replace(one, least_period=min(one.period, computed / cores)) if cores else one
 
 
 def is_seen(stats: Stats) -> bool:
@@ -158,13 +168,19 @@ def _share(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
 
 
+def recurring_firsts(stats: Stats) -> list[float]:
+    """Return how long the first batches of epochs were waited for; of workers that stay, without their one start."""
+    firsts = stats.first_batch_seconds
+    return firsts[1:] if stats.config.get("persistent_workers") and len(firsts) > 1 else firsts
+
+
 def _start_up_share(stats: Stats) -> float:
     """Return what part of an epoch its first batch takes more than any other would.
 
     An epoch that was left half-way is reckoned to its end, if that is known: whoever looks for five seconds does not
     mean an epoch of five seconds. With one epoch of unknown length there is no telling.
     """
-    firsts = stats.first_batch_seconds
+    firsts = recurring_firsts(stats)
     promised = stats.facts.get("num_batches")
     if not firsts or (stats.num_iterations < 2 and not promised):
         return 0.0

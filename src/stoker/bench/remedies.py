@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.bench.memory_trend import Growth
 from stoker.bench.reckoning import Reckoning, Surroundings, setting
 from stoker.engine.stats import Stats
 
 MOST_LANES = 64
+SMALL_BYTES = 1 << 20
+"""A batch below this takes as long from worker to trainer as one of a few bytes."""
 MANY_OBJECTS = 500_000
 
 
@@ -21,16 +23,46 @@ def call(**arguments: Any) -> str:
 
 def wanted_lanes(one: Reckoning) -> int:
     """Return how many would have to make batches at a time so that none is waited for, and a little more."""
+    pace = max(one.step, one.least_period)
     if one.step <= 0 or one.making <= 0:
         return 2 * one.num_lanes
     # a batch that several threads share is in the making for a part of the time that it takes one of them
     work = one.work_seconds / max(1, one.stats.num_batches) if one.work_seconds else one.making
-    return max(ceil(1.2 * work / one.step), one.num_lanes + 1)
+    return max(ceil(1.2 * work / pace), one.num_lanes + 1)
 
 
 def needed_lanes(one: Reckoning, most: int) -> int:
     """Return how many should, as a next step: four times as many are one, wherever the end may be."""
     return max(1, min(wanted_lanes(one), max(16, 4 * one.num_lanes), most))
+
+
+class Crew(NamedTuple):
+    """So many workers, and what would come of them."""
+
+    num_workers: int
+    period: float
+    """From batch to batch."""
+
+
+def enough_workers(one: Reckoning, around: Surroundings, cores: int) -> Crew:
+    """Return how few of a loader's workers would do, if none had to wait for a core but for the work there is.
+
+    From batch to batch it takes as long as the training's own step, as the making by so many workers, or as long as
+    all that is computed takes on all cores, whichever is the longest.
+    """
+    stats = one.stats
+    num_workers, threads = max(1, setting(stats, "num_workers")), max(1, setting(stats, "num_threads"))
+    work = one.work_seconds / max(1, stats.num_batches)
+    step = max(0.0, one.step - one.delay_share * one.period)
+    computed = one.cpu_share * work + around.trainer_cores * one.period
+    least = max(step, computed / max(1, cores))
+    work *= 1 - one.delay_in_work_share
+
+    def period(number: int) -> float:
+        return max(least, work / (number * threads))
+
+    number = next(few for few in range(1, num_workers + 1) if period(few) <= 1.03 * period(num_workers))
+    return Crew(number, period(number))
 
 
 def _is_ours(stats: Stats) -> bool:
@@ -200,8 +232,9 @@ def _python(one: Reckoning, cores: int) -> list[str]:
         advice.append(f"{call(num_workers=lanes)}: each process has a lock of its own; there are {cores} cores")
     else:
         advice.append(f"all {cores} cores may be used already: what helps is less work for each sample")
+    mostly_collates = one.collate_share >= 0.3
     advice.append(
-        (f"most time goes into {place}: " if place else "")
+        (f"most time goes into {place}: " if place and ("collate" not in place or mostly_collates) else "")
         + "do it with NumPy or torch for many values at a time, or once and ahead (`stoker prepare`)"
     )
     return advice
@@ -211,28 +244,33 @@ def _collating(one: Reckoning, cores: int) -> list[str]:
     stats = one.stats
     name = stats.config.get("collate_fn")
     place = _slowest_place(one)
-    own = name not in (None, "default_collate")
-    advice = [
-        (f"`{name}` is yours: " if own else "")
-        + "put samples together with one call for all of them (`np.stack`, `torch.stack`), not one by one"
-        + (f"; most time goes into {place}" if place else "")
-    ]
-    if not _is_ours(stats):
-        advice.append(
-            "`from stoker import DataLoader` without collate_fn: samples go straight to their place in the batch"
-        )
+    ours = "" if _is_ours(stats) else "`from stoker import DataLoader`: "
+    if name in (None, "default_collate"):
+        advice = [] if _is_ours(stats) else [f"{ours}samples go straight to their place in the batch"]
+        advice.append("let a sample be few and large arrays: each field of each sample is put in its place by itself")
     else:
-        advice.append("without collate_fn, samples go straight to their place in the batch")
+        advice = [
+            f"`{name}` is yours: put samples together with one call for all of them (`np.stack`, `torch.stack`), not "
+            "one by one" + (f"; most time goes into {place}" if place else ""),
+            f"{ours}without collate_fn, samples go straight to their place in the batch",
+        ]
     advice.append("a dataset with `__getitems__(positions)` can make whole batches itself")
     lanes = needed_lanes(one, cores)
-    if lanes > one.num_lanes and stats.config.get("num_workers"):
+    if lanes > one.num_lanes or stats.engine == "inline":
         readers = _more_readers(one, lanes)
-        advice += readers or [f"{call(num_workers=lanes)}, as long as there are cores: {cores}"]
+        advice += readers or [f"{call(num_workers=lanes)}: collated beside the training; there are {cores} cores"]
     return advice
 
 
 def _transport(one: Reckoning, cores: int) -> list[str]:
     stats = one.stats
+    ours = "`from stoker import DataLoader`: workers collate straight into memory that the trainer shares"
+    if stats.num_bytes / max(1, stats.num_batches) < SMALL_BYTES:  # what a batch costs is its way, however small it is
+        advice = ["`batch_size`: larger batches, which take as long on their way"]
+        hand_over = stats.stages["hand-over"].busy_seconds / max(1, stats.num_batches) if stats.stages else 0.0
+        if one.making < max(hand_over, one.wait):
+            advice.insert(0, f"{call(num_workers=0)}: a batch is made sooner than it is handed over")
+        return advice if _is_ours(stats) else [*advice, f"{ours}, and say little more than where"]
     small = "send small types and widen them afterwards: images as uint8, tokens as uint16"
     if _is_ours(stats):
         return [
@@ -240,12 +278,7 @@ def _transport(one: Reckoning, cores: int) -> list[str]:
             "objects other than tensors and arrays are pickled one by one: put lists of them into arrays",
             f"{call(num_workers=0, num_threads=max(2, min(4, cores)))}: threads have nothing to hand over",
         ]
-    return [
-        "`from stoker import DataLoader`: workers collate straight into memory that the trainer shares, "
-        "and nothing is copied on the way",
-        small,
-        "`batch_size`: batches half as large are on their way half as long",
-    ]
+    return [f"{ours}, and nothing is copied on the way", small]
 
 
 def starting(one: Reckoning) -> list[str]:
@@ -292,20 +325,36 @@ def copying(one: Reckoning) -> list[str]:
     return advice
 
 
+def are_our_workers(one: Reckoning, around: Surroundings) -> bool:
+    """Whether it is the loader's own workers that have the cores, and not other programs."""
+    return bool(one.stats.config.get("num_workers")) and around.workers_cores >= around.others_cores
+
+
 def crowded(one: Reckoning, around: Surroundings, cores: int, *, are_ours: bool) -> list[str]:
     """Cores that others have."""
     stats = one.stats
     num_workers = setting(stats, "num_workers")
+    own_threads = (
+        "`torch.set_num_threads(1)` in what uses torch, and `OMP_NUM_THREADS=1` for other libraries: threads that find "
+        "no core hold each other up"
+    )
     if are_ours and num_workers:
-        fewer = max(1, min(num_workers - 1, max(1, cores - 1)))
+        few, period = enough_workers(one, around, cores)
+        if few >= num_workers or period > 0.97 * one.period:
+            return [
+                "less work for each sample, or more cores: those there are have enough to do with what is made and "
+                "trained; what is done in every epoch can be done once and ahead (`stoker prepare`)",
+                own_threads,
+            ]
         return [
-            f"{call(num_workers=fewer)}: leave a core to the trainer, which has to start the device's work in time",
+            f"{call(num_workers=few)}: as many as the work needs; others take cores that the trainer wants in time",
             f"{call(num_workers='auto')} of stoker.DataLoader finds the number, and watches the trainer's delay",
-            "`torch.set_num_threads(1)` in workers that use torch, and `OMP_NUM_THREADS=1` for other libraries",
+            own_threads,
         ]
     return [
         f"other programs use {around.others_cores:.1f} cores on this machine: end them, move them, or `nice` them",
         "in a container or on a cluster, ask for more cores, and for ones of your own",
+        own_threads,
     ]
 
 
@@ -315,5 +364,5 @@ def slow_rank(one: Reckoning, cause: str, around: Surroundings, cores: int) -> l
     if cause == "compute-bound":
         return [*advice, "its device may be slower, hotter or shared: compare `nvidia-smi` on it with the others"]
     if cause == "noisy-neighbour":
-        return [*advice, *crowded(one, around, cores, are_ours=around.workers_cores > around.others_cores)]
+        return [*advice, *crowded(one, around, cores, are_ours=are_our_workers(one, around))]
     return [*advice, *waiting(cause, one, cores)]

@@ -13,7 +13,7 @@ from stoker.bench import causes, remedies, slow_rank
 from stoker.bench.diagnosis import VERDICTS, Diagnosis
 from stoker.bench.facts import findings
 from stoker.bench.memory_trend import Growth, growth_of
-from stoker.bench.reckoning import Reckoning, Surroundings, num_lanes, reckoned, setting
+from stoker.bench.reckoning import Reckoning, Surroundings, num_lanes, reckoned, recurring_firsts, setting, within
 from stoker.bench.run import Moment, Run
 from stoker.bench.words import share_told, size_told, time_told
 from stoker.engine.stats import Stats
@@ -143,6 +143,8 @@ def _costliest(run: Run, enough: list[Stats], around: Surroundings) -> Diagnosis
     lanes = sum(num_lanes(stats) for stats in main.values() if stats.engine == "processes")
     busy_share = around.workers_cores / lanes if lanes and run.moments else None
     reckonings = {rank: reckoned(stats, busy_share=busy_share) for rank, stats in main.items()}
+    if len(reckonings) == 1:  # several may share the machine, or have one each
+        reckonings = {rank: within(one, around, int(run.machine.get("cores") or 0)) for rank, one in reckonings.items()}
     # what all ranks have in common shows in the one in the middle
     usual = sorted(reckonings.values(), key=lambda one: one.wait_share)[(len(reckonings) - 1) // 2]
     cores = int(run.machine.get("cores") or 0)
@@ -152,7 +154,10 @@ def _costliest(run: Run, enough: list[Stats], around: Surroundings) -> Diagnosis
         (usual.wait_share if usual.wait > LEAST_WAIT_SECONDS else 0.0, lambda: causes.waiting(usual, around, cores)),
         (usual.start_up_share if _is_slow_to_start(usual) else 0.0, lambda: causes.starting(usual)),
         (usual.copy_share, lambda: causes.copying(usual)),
-        (delay, lambda: causes.crowded(usual, around, cores, delay)),
+        (
+            delay if delay * usual.period > LEAST_WAIT_SECONDS else 0.0,
+            lambda: causes.crowded(usual, around, cores, delay),
+        ),
     ]
     if len(reckonings) > 1:
         slow, loss = slow_rank.slowest(reckonings)
@@ -162,7 +167,7 @@ def _costliest(run: Run, enough: list[Stats], around: Surroundings) -> Diagnosis
 
 
 def _is_slow_to_start(one: Reckoning) -> bool:
-    firsts = one.stats.first_batch_seconds
+    firsts = recurring_firsts(one.stats)
     return bool(firsts) and fmean(firsts) > LEAST_START_SECONDS
 
 

@@ -137,10 +137,14 @@ class Auto:
         if not self._is_limit_told:
             self._is_limit_told = True
             waits = f"the trainer waits {seen.stall_share:.0%} of {seen.period * 1000:.3g} ms"
-            self.decide(
-                f"{waits}, and there are no more cores; if data is waited for rather than computed, give more "
-                "workers or threads yourself"
-            )
+            loader = self._loader()
+            if loader is not None and loader._is_stream:
+                limit = "a stream is read by one; more workers share it out with shard='auto', if you give them"
+            else:
+                limit = (
+                    "there are no more cores; if data is waited for rather than computed, give more workers or threads"
+                )
+            self.decide(f"{waits}, and {limit} yourself")
 
     def _tell(self) -> None:
         loader = self._loader()

@@ -71,10 +71,10 @@ def measures(subject: Subject) -> list[Measure]:
             share=stats.wait_share if batch.num else None,
         ),
         Measure(
-            name="stalls",
-            value=float(stats.num_stalls) if batch.num else None,
-            unit=words.count,
-            tail=f"{words.duration(stats.stall_seconds)} in all" if stats.num_stalls else "",
+            name="batches that stall",
+            value=stats.num_stalls / batch.num if batch.num else None,
+            unit=words.share,
+            tail=f"{stats.num_stalls:,}, {words.duration(stats.stall_seconds)} in all" if stats.num_stalls else "",
         ),
         Measure(
             name="first batch",
