@@ -102,10 +102,12 @@ def tell() -> None:
 def draw(path: Path, *, num_rounds: int = 5) -> None:
     """Draw the step's time with overlap and without, against the time to load and the time to compute."""
     from matplotlib.figure import Figure
+    from rich.progress import track
 
     cases = [[(varied, FIXED) for varied in VARIED], [(FIXED, varied) for varied in VARIED]]
     found: dict[tuple[float, float, str], list[float]] = {}
-    for _ in range(num_rounds):  # all cases in each round, so that a noisy moment harms none alone
+    # all cases in each round, so that a noisy moment harms none alone
+    for _ in track(range(num_rounds), description="measuring"):
         for load, compute in (*cases[0], *cases[1]):
             step = computing(compute)
             for name, loader in zip(("off", "on"), loaders(load)):
