@@ -236,6 +236,7 @@ class Staged(LargeKeyed):
         context = multiprocessing.get_context("fork")
         self.armed, self.may_reply, self.has_taken, self.may_write = (context.Event() for _ in range(4))
         self.has_begun = context.Event()
+        self.begun = context.Semaphore(0)
         self.role = -1
         self.num_orders = 0
 
@@ -243,6 +244,7 @@ class Staged(LargeKeyed):
         self.role = worker
         if self.armed.is_set():
             self.role = -1  # a replacement
+        self.begun.release()
         opened = worker_module._Lane.opened
 
         def patched(lane: Any, order: Any) -> Any:
@@ -276,6 +278,8 @@ def test_a_slot_that_someone_may_still_write_to_is_not_used_again() -> None:
     )
     expected = listed(stoker.DataLoader(LargeKeyed(24), batch_size=2, seed=0))
     assert listed(loader) == expected  # slots have their size now
+    for _ in range(2):  # also a worker that came when all was done already
+        assert dataset.begun.acquire(timeout=60)
     dataset.armed.set()
     iterator = iter(loader)
     team = iterator._engine._team

@@ -366,15 +366,48 @@ def test_a_daemon_thread_that_loads_does_not_disturb_the_exit(persistent: bool) 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_iterator_may_be_closed_from_another_thread() -> None:
-    loader = stoker.DataLoader(Big(40_000), batch_size=4, num_workers=2)
-    iterator = iter(loader)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_iterator_may_be_closed_from_another_thread(persistent: bool) -> None:
+    """Wherever that thread is: a race, so it is run often, and threads take turns as often as can be."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for number in range(30):
+            loader = stoker.DataLoader(Big(40_000), batch_size=4, num_workers=2, persistent_workers=persistent)
+            iterator = iter(loader)
+            next(iterator)
+            thread = threading.Thread(target=lambda iterator=iterator: [None for _ in iterator])
+            thread.start()
+            time.sleep(number % 7 * 0.0007)
+            iterator.close()
+            thread.join()
+            assert loader.state_dict()["epoch"] == 0  # which is not over
+    finally:
+        sys.setswitchinterval(before)
+
+
+class Dawdling(Big):
+    def __getitem__(self, position: int) -> Any:
+        time.sleep(0 if position < 4 else 30)
+        return super().__getitem__(position)
+
+
+def test_nobody_who_closes_waits_for_a_sample_that_takes_its_time() -> None:
+    iterator = iter(stoker.DataLoader(Dawdling(40), batch_size=4, num_workers=1))
     next(iterator)
-    thread = threading.Thread(target=lambda: [None for _ in iterator])
+    has_begun = threading.Event()
+
+    def take() -> None:
+        has_begun.set()
+        assert [None for _ in iterator] == []
+
+    thread = threading.Thread(target=take)
     thread.start()
+    has_begun.wait()
+    began = time.monotonic()
     iterator.close()
     thread.join()
-    assert loader.state_dict()["epoch"] == 0  # which is not over
+    assert time.monotonic() - began < 25
 
 
 def test_threads_may_share_an_iterator() -> None:

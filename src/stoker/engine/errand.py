@@ -102,6 +102,8 @@ class Queue(Generic[T]):
         self.errand, self.in_order = errand, in_order
         self.entries: deque[Pending] = deque()
         self.is_exhausted = self.is_over = False
+        self.is_closing = False
+        """Somebody waits for whoever is at it to leave."""
 
     def note(self, pending: Pending) -> bool:
         """Note that a request is done; return whether anyone waits for it."""

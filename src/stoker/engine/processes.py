@@ -82,7 +82,7 @@ class Run(Generic[T]):
 
     def _next(self) -> Pending:
         team, queue = self._team, self._queue
-        if not self._end.alive or Team.is_at_exit:
+        if not self._end.alive or queue.is_closing or Team.is_at_exit:
             raise StopIteration
         if queue.is_over or team.is_closed:
             raise WorkerError(
@@ -241,8 +241,24 @@ class Run(Generic[T]):
         return True
 
     def close(self) -> None:
-        """End the workers, unless they are persistent; what they are at then ends by itself."""
-        self._end()
+        """End the workers, unless they are persistent; what they are at then ends by itself.
+
+        Another thread that waits for a batch meanwhile is sent away first: at once, or, where workers stay and none
+        says anything, within `LOOK_SECONDS`.
+        """
+        team = self._team
+        if os.getpid() != team.process:
+            self._end()
+            return
+        self._queue.is_closing = True
+        if not team.lock.acquire(blocking=False):
+            if self._is_owner:
+                team.wake()
+            team.lock.acquire()
+        try:
+            self._end()
+        finally:
+            team.lock.release()
 
     def abandon(self) -> None:
         """End the workers, also persistent ones, at whatever they are. The next iteration starts new ones."""

@@ -484,7 +484,7 @@ class Team:
                 self._adjust()
             patience = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
             events = self._poll.poll(max(1, int(patience * 1000)))
-            if not self.is_running:
+            if not self.is_running or (self.queue is not None and self.queue.is_closing):
                 raise Closed
             # A child of a worker's own keeps its end of the pipe open, and so its death a secret: look now and then.
             ended = {self._sentinels[number] for number, _ in events if number in self._sentinels}
@@ -499,6 +499,11 @@ class Team:
                 return True
             if not events and seconds is not None:
                 return False
+
+    def wake(self) -> None:
+        """Send a thread away that waits in `receive`; for whoever is about to close the team, without its lock."""
+        with suppress(OSError):
+            self._replies.shutdown(socket.SHUT_RDWR)
 
     def _take_in_one(self) -> bool:
         """Take in a message if there is one."""
