@@ -556,6 +556,7 @@ def test_small_batches_that_are_long_on_their_way_are_not_to_be_smaller(kind: st
     assert "num_workers=0" in diagnosis.advice[0]
     assert "larger batches" in diagnosis.advice[1]
     assert "half as large" not in str(diagnosis.advice)
+    assert diagnose(run(replace(told, stages={}))).advice  # of records that tell less
     large = diagnose(run(replace(told, num_bytes=100 << 25)))
     assert "uint8" in str(large.advice)
     assert "larger batches" not in str(large.advice)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from stoker.bench.memory_trend import Growth
 from stoker.bench.reckoning import Reckoning, Surroundings, setting
-from stoker.engine.stats import Stats
+from stoker.engine.stats import Stage, Stats
 
 MOST_LANES = 64
 SMALL_BYTES = 1 << 20
@@ -267,7 +267,7 @@ def _transport(one: Reckoning, cores: int) -> list[str]:
     ours = "`from stoker import DataLoader`: workers collate straight into memory that the trainer shares"
     if stats.num_bytes / max(1, stats.num_batches) < SMALL_BYTES:  # what a batch costs is its way, however small it is
         advice = ["`batch_size`: larger batches, which take as long on their way"]
-        hand_over = stats.stages["hand-over"].busy_seconds / max(1, stats.num_batches) if stats.stages else 0.0
+        hand_over = stats.stages.get("hand-over", Stage()).busy_seconds / max(1, stats.num_batches)
         if one.making < max(hand_over, one.wait):
             advice.insert(0, f"{call(num_workers=0)}: a batch is made sooner than it is handed over")
         return advice if _is_ours(stats) else [*advice, f"{ours}, and say little more than where"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -81,16 +80,13 @@ def _is_told_from_users_code(error: Exception) -> bool:
     from stoker.engine.failure import WorkerTraceback
 
     trace = error.__traceback__
-    while trace is not None and _is_not_users(trace.tb_frame.f_code.co_filename, is_of_library):
+    # "<string>" is code that was made, of a dataclass for one
+    while trace and (is_of_library(file := trace.tb_frame.f_code.co_filename) or file.startswith("<")):
         trace = trace.tb_next
     if trace is None and not isinstance(error.__cause__, WorkerTraceback):  # which tells all of it
         return False
     traceback.print_exception(type(error), error, trace)
     return True
-
-
-def _is_not_users(file: str, is_of_library: Callable[[str], bool]) -> bool:
-    return is_of_library(file) or file.startswith("<")  # code that was made, of a dataclass for one
 
 
 def tell(error: StokerError | OSError) -> None:
