@@ -333,3 +333,53 @@ def test_ranks_do_not_augment_alike() -> None:
     ranks = [listed(stoker.DataLoader(Augmented(8), batch_size=2, seed=0, rank=rank, num_ranks=2)) for rank in (0, 1)]
     assert ranks[0][0]["python"] != ranks[1][0]["python"]
     assert ranks[0][0]["torch"] != ranks[1][0]["torch"]
+
+
+# ---------------------------------------------------------------- the epoch
+
+
+class Dated(Numbers):
+    """Each sample says for which epoch it is read."""
+
+    def __getitem__(self, position: int) -> int:
+        return stoker.epoch()
+
+
+def with_epoch(samples: list[int]) -> tuple[int, set[int]]:
+    return stoker.epoch(), set(samples)
+
+
+@pytest.mark.parametrize("engine", [{}, {"num_threads": 2}, {"num_workers": 1}, {"num_workers": 1, "num_threads": 2}])
+def test_samples_and_collate_functions_know_the_epoch(engine: dict[str, Any]) -> None:
+    loader: Any = stoker.DataLoader(Dated(8), batch_size=4, collate_fn=with_epoch, **engine)
+    assert stoker.epoch() == 0
+    assert [list(loader) for _ in range(3)] == [[(epoch, {epoch})] * 2 for epoch in range(3)]
+    loader.set_epoch(7)
+    assert list(loader) == [(7, {7})] * 2
+    assert stoker.epoch() == 0
+
+
+def test_a_stream_knows_the_epoch() -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            at_start = stoker.epoch()
+            return iter([at_start] * 4) if at_start % 2 else (stoker.epoch() for _ in range(4))
+
+    loader: Any = stoker.DataLoader(Stream(), batch_size=4, collate_fn=with_epoch)
+    assert [list(loader) for _ in range(3)] == [[(epoch, {epoch})] for epoch in range(3)]
+
+
+def test_a_loader_inside_a_sample_has_epochs_of_its_own() -> None:
+    class Outer(Numbers):
+        def __getitem__(self, position: int) -> Any:
+            before = stoker.epoch()
+            inner = [list(loader) for loader in [stoker.DataLoader(Dated(2), batch_size=2)] for _ in range(2)]
+            assert stoker.epoch() == before
+            return before, [int(batch[0]) for (batch,) in inner]
+
+    mixture = stoker.mix({"often": (Outer(1), 0.5), "once": (Outer(2), 0.5)}, stop="all_exhausted")
+    loader: Any = stoker.DataLoader(mixture, batch_size=4, collate_fn=list)
+    own = [mixture.at(number)[1] for number in range(8)]
+    assert max(own) > 1
+    seen = [sample for _ in range(2) for batch in loader for sample in batch]
+    assert seen == [(epoch, [0, 1]) for epoch in own]

@@ -1,7 +1,7 @@
 """Random numbers that belong to a sample, not to whoever happens to compute it.
 
 `rng()` inside `__getitem__` or a transform gives a generator keyed by (seed, epoch, position): the same numbers in the
-trainer's process, in any thread and in any worker.
+trainer's process, in any thread and in any worker. `epoch()` says which epoch the sample is read for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ _ODD = 0x9E3779B97F4A7C15
 class _Local(threading.local):
     context: SampleContext | None = None
     strand: int = 0
+    epoch: int | None = None
+    """Another epoch than that of the context, as long as the context is `epoch_context`."""
+    epoch_context: SampleContext | None = None
 
 
 _local = _Local()
@@ -80,26 +83,46 @@ def entered(context: SampleContext | None) -> SampleContext | None:
     return previous
 
 
-class strand:  # noqa: N801  # a context manager, and as a class a quick one
-    """Inside, `rng(position)` is of this strand: one of several datasets, each with a position of that number."""
+class reading_in_epoch:  # noqa: N801  # a context manager, and as a class a quick one
+    """Inside, `epoch()` is this one: until another sample's context is entered, and again when that is left."""
 
-    __slots__ = ("_before", "_key")
+    __slots__ = ("_before", "_epoch")
 
-    def __init__(self, key: int) -> None:
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __enter__(self) -> None:
+        self._before = _local.epoch, _local.epoch_context
+        _local.epoch, _local.epoch_context = self._epoch, _local.context
+
+    def __exit__(self, *_: object) -> None:
+        _local.epoch, _local.epoch_context = self._before
+
+
+class strand(reading_in_epoch):  # noqa: N801
+    """Inside, samples are of one of several datasets, in an epoch of its own: `rng(position)` is keyed by both."""
+
+    __slots__ = ("_key", "_strand_before")
+
+    def __init__(self, key: int, epoch: int) -> None:
+        super().__init__(epoch)
         self._key = key & _MASK
 
     def __enter__(self) -> None:
-        self._before = _local.strand
+        super().__enter__()
+        self._strand_before = _local.strand
         # a mixture may be in a mixture
-        _local.strand = (self._before * _ODD + self._key) & _MASK
+        _local.strand = (self._strand_before * _ODD + self._key) & _MASK
 
     def __exit__(self, *_: object) -> None:
-        _local.strand = self._before
+        super().__exit__()
+        _local.strand = self._strand_before
 
 
 @contextmanager
 def sample_context(position: Any, *, epoch: int = 0, seed: int = 0) -> Iterator[Generator]:
-    """Read one sample as a loader would: inside, `stoker.rng()` gives that sample's generator.
+    """Read one sample as a loader would: inside, `stoker.rng()` gives that sample's generator, and packs and mixtures
+    their rows of that epoch.
 
     To look at sample 7 just as epoch 3 of a run with seed 1 saw it::
 
@@ -119,6 +142,19 @@ def sample_context(position: Any, *, epoch: int = 0, seed: int = 0) -> Iterator[
 def in_sample() -> bool:
     """Return whether a sample is being read, so that `rng()` is its own."""
     return _local.context is not None
+
+
+def epoch() -> int:
+    """Return the epoch that the sample being read is read for, counted from 0.
+
+    Use it in `__getitem__`, a transform or a collate function where the content depends on the epoch. In a source of a
+    mixture it is the epoch of that source, which may come more often or less often than the mixture. Outside a loader
+    it is 0, unless in a `sample_context`.
+    """
+    chosen, context = _local.epoch, _local.context
+    if chosen is not None and _local.epoch_context is context:
+        return chosen
+    return 0 if context is None else context.epoch
 
 
 def rng_of(position: Any) -> Generator:

@@ -35,6 +35,7 @@ from stoker.plan import Order, derived_key, order_named
 from stoker.plan.blend import Blend, Weights
 from stoker.plan.order import Indices
 from stoker.plan.quota import Quota, apportioned, whole
+from stoker.randomness import epoch as epoch_being_read
 from stoker.randomness import strand
 from stoker.store.positions import Positions, in_range, one_position
 
@@ -46,6 +47,7 @@ ROUNDED = Fraction(1, 50)
 
 _FORMS_KEPT = 8
 _VIEWS_KEPT = 64
+_EPOCHS_KEPT = 4
 _LAST = 1 << 62
 
 
@@ -145,8 +147,9 @@ class Mixture:
     """Several datasets as one. Made by `stoker.mix`.
 
     Sample n is one of a source's, known for every n without looking at any other: `at(n)` tells which, `find` where a
-    source's sample is. Positions are those of an epoch, of `len(mixture)` samples; `in_epoch(3)` are the samples of
-    that epoch, and this is epoch 0. Safe to use from threads and after a fork.
+    source's sample is. Positions are those of an epoch, of `len(mixture)` samples; `in_epoch(3)` gives the samples of
+    that epoch. Without it, samples are those of the epoch that a loader is reading (`stoker.epoch()`), also inside a
+    dataset of your own; outside a loader, of epoch 0. Safe to use from threads and after a fork.
     """
 
     owns_order = True
@@ -161,7 +164,7 @@ class Mixture:
         changes: bool = False,
         steps_of: int | None = None,
         phases: tuple[Phase, ...] = (),
-        epoch: int = 0,
+        epoch: int | None = None,
     ) -> None:
         self.terms, self.label, self.changes = terms, label, changes
         self.steps_of = steps_of
@@ -195,7 +198,10 @@ class Mixture:
         """The longest span in any row, where the sources are packed."""
         self._forms: dict[int, tuple[Form, Indices]] = {}
         self._views: dict[int, Any] = {}
-        self._begin(epoch)
+        self._is_chosen = epoch is not None
+        """The epoch was chosen, by `in_epoch` or a state; otherwise it is the one that is being read."""
+        self._epochs: dict[int, Mixture] = {}
+        self._begin(epoch or 0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -205,7 +211,7 @@ class Mixture:
             "changes": self.changes,
             "steps_of": self.steps_of,
             "phases": self.phases,
-            "epoch": self._epoch,
+            "epoch": self._epoch if self._is_chosen else None,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -214,12 +220,12 @@ class Mixture:
     # ---------------------------------------------------------------- what there is
 
     def __len__(self) -> int:
-        return self._size
+        return self._now()._size
 
     @property
     def epoch(self) -> int:
         """The epoch whose samples these are."""
-        return self._epoch
+        return self._epoch if self._is_chosen else epoch_being_read()
 
     @property
     def sources(self) -> dict[str, Any]:
@@ -285,11 +291,15 @@ class Mixture:
         return self.blend.find(number, part.number(place, epoch))
 
     def in_epoch(self, epoch: int) -> Mixture:
-        """Return the samples of an epoch, at no cost."""
+        """Return the samples of an epoch, at no cost. They stay those of that epoch, whatever a loader reads."""
+        known = self._epochs.get(epoch)
+        if known is not None:
+            return known
         view = self
-        if epoch != self._epoch:
+        if epoch != self._epoch or not self._is_chosen:
             view = object.__new__(Mixture)
             view.__dict__.update(self.__dict__)
+            view._is_chosen, view._epochs = True, {}
             view._begin(epoch)
         total = self.blend.total
         if view._first + view._size > (_LAST if total is None else total):
@@ -298,7 +308,18 @@ class Mixture:
                 + (f"and the limits of the sources leave {total}" if total is not None else "more than can be counted"),
                 hint="raise the limits, or train for fewer epochs",
             )
+        if view is not self:
+            # one assignment, so that threads see it before or after
+            self._epochs = {**dict(list(self._epochs.items())[1 - _EPOCHS_KEPT :]), epoch: view}
         return view
+
+    def _now(self) -> Mixture:
+        """Return the samples of the epoch that was chosen, or of the one that is being read."""
+        if self._is_chosen:
+            return self
+        epoch = epoch_being_read()
+        # not through `in_epoch`, which refuses an epoch 0 that there is not
+        return self if epoch == self._epoch else self._epochs.get(epoch) or self.in_epoch(epoch)
 
     def number(self, epoch: int, position: int) -> int:
         """Return which sample of all is the one at `position` in `epoch`."""
@@ -327,19 +348,19 @@ class Mixture:
     def filling(self, positions: Indices) -> Indices:
         """Return `positions`, those of sources that have left exchanged for others of this epoch: to fill up with."""
         gone = [source for source, part in enumerate(self._parts) if part.dataset is None]
-        numbers = positions + self._first
-        is_gone = np.isin(self.blend.at(numbers)[0], gone) if gone else None
+        view = self._now()
+        is_gone = np.isin(self.blend.at(positions + view._first)[0], gone) if gone else None
         if is_gone is None or not is_gone.any():
             return positions
-        start = max(self.phases[-1].start, self._first) - self._first
-        return np.where(is_gone, start + positions % (self._size - start), positions)
+        start = max(self.phases[-1].start, view._first) - view._first
+        return np.where(is_gone, start + positions % (view._size - start), positions)
 
     def check_forms(self, positions: Sequence[int], samples: Sequence[Any]) -> None:
         """Refuse samples of several sources that cannot be put together, or only by leaving out a part of some."""
         first = _form(samples[0])
         for position, sample in zip(positions, samples):
             if _form(sample) != first:
-                names = [self.at(self._first + at)[0] for at in (positions[0], position)]
+                names = [self.at(self._now()._first + at)[0] for at in (positions[0], position)]
                 if names[0] != names[1]:
                     raise ArgumentError(
                         f"samples of source {names[0]!r} are {_worded(samples[0])}, those of source {names[1]!r} "
@@ -374,30 +395,32 @@ class Mixture:
 
         They are of the same source, and of the same epoch of its own.
         """
-        number = self._first + int(in_range([one_position(position)], self._size, what="the mixture")[0])
+        first, size = self._now()._first, self._now()._size
+        number = first + int(in_range([one_position(position)], size, what="the mixture")[0])
         sources, drawn = self.blend.at(np.array([number]))
         source, length = int(sources[0]), self._parts[int(sources[0])].length
-        low, high = self.blend.counts(np.array([self._first, self._first + self._size]))[:, source].tolist()
+        low, high = self.blend.counts(np.array([first, first + size]))[:, source].tolist()
         own = int(drawn[0]) // length * length
-        return _Others(self.blend, source, range(max(low, own), min(high, own + length)), self._first)
+        return _Others(self.blend, source, range(max(low, own), min(high, own + length)), first)
 
     def instead(self, position: int, other: int) -> Any:
         """Return the sample at `other`, labelled as the one at `position`, whose place it takes."""
-        numbers = in_range([one_position(position)], self._size, what="the mixture")
-        others = numbers if other == position else in_range([one_position(other)], self._size, what="the mixture")
-        keys, places = self._looked_up(others)
+        view = self._now()
+        numbers = in_range([one_position(position)], view._size, what="the mixture")
+        others = numbers if other == position else in_range([one_position(other)], view._size, what="the mixture")
+        keys, places = view._looked_up(others)
         if self._fields is not None:  # as in a batch: as wide as any source needs
-            row = {name: values[0, ...] for name, values in self._filled(others, np.empty).items()}
-            return row if self.label is None else self._with_labels(numbers, keys, [row])[0]
+            row = {name: values[0, ...] for name, values in view._filled(others, np.empty).items()}
+            return row if self.label is None else view._with_labels(numbers, keys, [row])[0]
         key = int(keys[0])
         with self._drawing(key):
             sample = self._view(key)[int(places[0])]
-        return sample if self.label is None else self._with_labels(numbers, keys, [sample])[0]
+        return sample if self.label is None else view._with_labels(numbers, keys, [sample])[0]
 
     @property
     def __getitems__(self) -> Any:
         """Reads many samples in one call; None if a source cannot."""
-        return self._many if self._reads_many or self._fields is not None else None
+        return self._now()._many if self._reads_many or self._fields is not None else None
 
     def _many(self, positions: Positions) -> list[Any]:
         numbers = in_range(positions, self._size, what="the mixture")
@@ -421,15 +444,16 @@ class Mixture:
 
     def fill(self, positions: Positions, batch: Mapping[str, NDArray[Any]], rows: Indices) -> None:
         """Write the rows at `positions` into rows `rows` of a batch's arrays, which have the `fields`."""
-        numbers = in_range(positions, self._size, what="the mixture")
-        keys, places = self._looked_up(numbers)
+        view = self._now()
+        numbers = in_range(positions, view._size, what="the mixture")
+        keys, places = view._looked_up(numbers)
         for key, chosen in _groups(keys):
             with self._drawing(key):
                 self._view(key).fill(places[chosen], batch, rows[chosen])
         if self.max_seqlen is not None and "max_seqlen" in batch:
             batch["max_seqlen"][rows] = self.max_seqlen
         if self.label is not None:
-            for name, values in self._labels(numbers, keys).items():
+            for name, values in view._labels(numbers, keys).items():
                 batch[name][rows] = values
 
     def __getbatch__(self, positions: Positions, empty: Empty) -> Any:
@@ -437,12 +461,13 @@ class Mixture:
 
         NotImplemented if the sources do not make batches, or not of the same form.
         """
+        view = self._now()
         if self._fields is not None:
-            return self._filled(positions, empty)
+            return view._filled(positions, empty)
         if not self._gathers:
             return NotImplemented
-        numbers = in_range(positions, self._size, what="the mixture")
-        keys, places = self._looked_up(numbers)
+        numbers = in_range(positions, view._size, what="the mixture")
+        keys, places = view._looked_up(numbers)
         parts = []
         for key, rows in _groups(keys):
             with self._drawing(key):
@@ -452,7 +477,7 @@ class Mixture:
             return whole
         if type(whole) is not dict:
             raise self._no_label(whole)
-        for name, values in self._labels(numbers, keys).items():
+        for name, values in view._labels(numbers, keys).items():
             whole[name] = empty(values.shape, values.dtype)
             whole[name][...] = values
         return whole
@@ -471,11 +496,16 @@ class Mixture:
 
     def describe(self, position: int) -> str:
         """Return where a sample comes from."""
-        keys, places = self._looked_up(in_range([one_position(position)], self._size, what="the mixture"))
-        epoch, source = divmod(int(keys[0]), len(self._parts))
-        told = f"sample {int(places[0])} of source {self.names[source]!r}, in its epoch {epoch}"
-        describe = getattr(self._view(int(keys[0])), "describe", None)
-        return f"{told}: {describe(int(places[0]))}" if callable(describe) else told
+        view = self._now()
+        keys, places = view._looked_up(in_range([one_position(position)], view._size, what="the mixture"))
+        key, place = int(keys[0]), int(places[0])
+        epoch, source = divmod(key, len(self._parts))
+        told = f"sample {place} of source {self.names[source]!r}, in its epoch {epoch}"
+        describe = getattr(self._view(key), "describe", None)
+        if not callable(describe):
+            return told
+        with self._drawing(key):
+            return f"{told}: {describe(place)}"
 
     # ---------------------------------------------------------------- state
 
@@ -563,7 +593,7 @@ class Mixture:
         if self.is_pure:
             return _NO_DRAWS
         epoch, source = divmod(key, len(self._parts))
-        return strand(derived_key(self._parts[source].seed, epoch))
+        return strand(derived_key(self._parts[source].seed, epoch), epoch)
 
     def _placed(self, numbers: Indices) -> tuple[Indices, Indices]:
         """Return the keys of samples (epoch of the source * number of sources + source), and the positions in it."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stoker.compose.fields import Fields
+from stoker.compose.wrapped import fingerprint_of
 from stoker.errors import ArgumentError
 from stoker.plan import Order, Sequential, derived_key
 from stoker.plan.order import Indices, told
@@ -63,9 +64,8 @@ class Part:
         """Return what makes up its stream of samples, as plain values."""
         if self.past is not None:
             return dict(self.past)
-        fingerprint = getattr(self.dataset, "fingerprint", None)
         return {
-            "fingerprint": fingerprint if isinstance(fingerprint, str) else None,
+            "fingerprint": fingerprint_of(self.dataset),
             "length": self.length,
             "order": told(self.order),
             "seed": self.seed,

@@ -23,6 +23,7 @@ from stoker.compose.shelf import VERSION, Shelf
 from stoker.compose.spans import Span, Spans
 from stoker.errors import ArgumentError, DataError
 from stoker.native import Sheet
+from stoker.randomness import epoch as epoch_being_read
 from stoker.store.build import PACKS
 from stoker.store.crops import IGNORED
 from stoker.store.positions import Positions, in_range, one_position
@@ -219,12 +220,13 @@ class Packed:
     spans end, and `length` as often as it takes, the padding being a span of its own; `max_seqlen` is the longest span
     in any row. All have fixed shapes. A batch has the same with one more dimension.
 
-    A row's content depends on the epoch: `in_epoch(3)` are the rows of that epoch, this is epoch 0 by itself. Safe to
-    use from threads and after a fork; pickles small where the plan is kept on disk.
+    A row's content depends on the epoch: `in_epoch(3)` gives the rows of that epoch. Without it, rows are those of the
+    epoch that a loader is reading (`stoker.epoch()`), also inside a dataset of your own; outside a loader, of epoch 0.
+    Safe to use from threads and after a fork; pickles small where the plan is kept on disk.
     """
 
     is_pure = True
-    """Reading draws no random numbers: a loader need not see to any generator."""
+    """Reading draws no random numbers, and `in_epoch` chooses the epoch: a loader need not enter a sample's context."""
 
     def __init__(
         self,
@@ -235,7 +237,8 @@ class Packed:
         layout: Layout | None = None,
     ) -> None:
         self._documents, self.settings, self._shelf = documents, settings, shelf
-        self._epoch = 0
+        self._epoch: int | None = None
+        """The epoch that was chosen by `in_epoch`."""
         plan = partial(_planned, documents, settings)
         self._is_kept = False
         if layout is None:
@@ -309,7 +312,8 @@ class Packed:
     @property
     def epoch(self) -> int:
         """The epoch whose rows these are."""
-        return self._epoch
+        chosen = self._epoch
+        return epoch_being_read() if chosen is None else chosen
 
     @property
     def plan_path(self) -> Path | None:
@@ -357,12 +361,10 @@ class Packed:
         )
 
     def in_epoch(self, epoch: int) -> Packed:
-        """Return the rows of an epoch, at no cost."""
+        """Return the rows of an epoch, at no cost. They stay those of that epoch, whatever a loader reads."""
         if epoch == self._epoch:
             return self
         root = self._root
-        if epoch == root._epoch:
-            return root
         view = root._views.get(epoch)
         if view is None:
             view = object.__new__(Packed)
@@ -376,7 +378,7 @@ class Packed:
 
     def spans(self, positions: Positions) -> Spans:
         """Return which stretches of which documents are in the rows at `positions`."""
-        return self._rows.spans(self._numbers(positions), self._epoch)
+        return self._rows.spans(self._numbers(positions), self.epoch)
 
     def _numbers(self, positions: Any) -> NDArray[np.int64]:
         """Return the numbers of rows, which are there."""
@@ -388,7 +390,7 @@ class Packed:
     def documents(self, row: int) -> list[Span]:
         """Return what is in one row, from its first column on."""
         rows = in_range([one_position(row)], self._size, what="the packed rows")
-        return self._rows.spans(rows, self._epoch).listed(rows.tolist())
+        return self._rows.spans(rows, self.epoch).listed(rows.tolist())
 
     def find(self, document: int) -> list[Span]:
         """Return where a document is, from its beginning to its end: in no row, in one, or, if it was cut, in several.
@@ -396,7 +398,7 @@ class Packed:
         What `long="truncate"` has left away is nowhere.
         """
         numbers = in_range([one_position(document)], self.num_documents, what="the documents")
-        return self._rows.find(int(numbers[0]), self._epoch)
+        return self._rows.find(int(numbers[0]), self.epoch)
 
     def describe(self, position: int) -> str:
         """Return what is in a row, in words."""
@@ -434,7 +436,7 @@ class Packed:
 
         `cu_seqlens` may be wider than here.
         """
-        spans, flat, elements = self._rows.placed(self._numbers(positions), self._epoch)
+        spans, flat, elements = self._rows.placed(self._numbers(positions), self.epoch)
         fill_rows(
             flat,
             elements,
@@ -473,7 +475,7 @@ class Packed:
         numbers = self._numbers(positions)
         memory = empty((form.num_bytes,), np.uint8)
         batch = form.arrays(memory)
-        if self._rows.write(numbers, self._epoch, sheet, memory):
+        if self._rows.write(numbers, self.epoch, sheet, memory):
             self._fill_rest(batch, every)
         else:
             self.fill(numbers, batch, every)
@@ -507,5 +509,6 @@ class Packed:
         return _remade, (self._documents, self.settings, self._shelf, layout, self._epoch)
 
 
-def _remade(documents: Documents, settings: Settings, shelf: Shelf, layout: Layout | None, epoch: int) -> Packed:
-    return Packed(documents, settings, shelf, layout=layout).in_epoch(epoch)
+def _remade(documents: Documents, settings: Settings, shelf: Shelf, layout: Layout | None, epoch: int | None) -> Packed:
+    packed = Packed(documents, settings, shelf, layout=layout)
+    return packed if epoch is None else packed.in_epoch(epoch)
