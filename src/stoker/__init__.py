@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from stoker.engine.ledger import Ledger, Policy, Skipped
     from stoker.engine.stats import Stats
     from stoker.loader import DataLoader
+    from stoker.loader.context_parallel import SequenceSplit
+    from stoker.loader.mesh import Mesh
     from stoker.plan import Plan, Sequential, Shuffle, Window
-    from stoker.randomness import rng, sample_context
+    from stoker.randomness import epoch, rng, sample_context
     from stoker.source import Lines
     from stoker.source.opening import open  # noqa: A004  # stoker.open, as in zarr or xarray
     from stoker.stages import transforming
@@ -49,11 +51,13 @@ _HOMES = {
     "Images": "stoker.compose.images",
     "Ledger": "stoker.engine.ledger",
     "Lines": "stoker.source",
+    "Mesh": "stoker.loader.mesh",
     "Mixture": "stoker.compose.mixed",
     "Normalize": "stoker.deliver",
     "Packed": "stoker.compose.packed",
     "Plan": "stoker.plan",
     "Policy": "stoker.engine.ledger",
+    "SequenceSplit": "stoker.loader.context_parallel",
     "Sequential": "stoker.plan",
     "Shuffle": "stoker.plan",
     "Skipped": "stoker.engine.ledger",
@@ -61,6 +65,7 @@ _HOMES = {
     "Store": "stoker.store",
     "Window": "stoker.plan",
     "doctor": "stoker.bench.doctor",
+    "epoch": "stoker.randomness",
     "images": "stoker.compose.images",
     "mix": "stoker.compose.mixed",
     "open": "stoker.source.opening",
@@ -93,11 +98,13 @@ __all__ = [
     "Images",
     "Ledger",
     "Lines",
+    "Mesh",
     "Mixture",
     "Normalize",
     "Packed",
     "Plan",
     "Policy",
+    "SequenceSplit",
     "Sequential",
     "Shuffle",
     "Skipped",
@@ -106,6 +113,7 @@ __all__ = [
     "Window",
     "__version__",
     "doctor",
+    "epoch",
     "images",
     "mix",
     "open",

@@ -241,7 +241,7 @@ def test_what_cannot_be_found_is_refused() -> None:
     plain = stoker.DataLoader(Numbers(30))
     with pytest.raises(ArgumentError, match="there is only one"):
         plain.find(3, source="a")
-    with pytest.raises(StateError, match="only mixtures have counts"):
+    with pytest.raises(AttributeError, match="only mixtures have counts"):
         _ = plain.counts
     with pytest.raises(StateError, match="without a sampler or stream"):
         stoker.DataLoader(Numbers(30), sampler=[1, 2]).find(1)

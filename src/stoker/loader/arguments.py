@@ -114,6 +114,7 @@ def check_arguments(
     timeout: float,
     has_skip: bool,
     is_mixed: bool = False,
+    sampler: str = "",
 ) -> None:
     """Raise `ArgumentError` for what cannot work."""
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
@@ -123,10 +124,11 @@ def check_arguments(
         )
     kinds = {name for name, given in (("order", order), ("skip", has_skip)) if given}
     if kinds and not is_planned:
-        what = "an iterable dataset" if is_stream else "a sampler or batch_sampler of your own"
+        what = "an iterable dataset" if is_stream else f"another sampler ({sampler})"
         raise ArgumentError(
             f"{' and '.join(sorted(kinds))} cannot be used with {what}, which decides the order itself",
-            hint="leave it out, or pass a map-style dataset without a sampler",
+            hint="leave it out, or pass a map-style dataset without a sampler; if a trainer made this sampler, turn "
+            "that off, or write stoker.DataLoader(..., distributed=True) yourself",
         )
     if is_mixed and (shuffle or order is not None or not is_planned):
         what = f"order={order!r}" if order is not None else "shuffle=True" if shuffle else "a sampler of your own"
@@ -139,7 +141,9 @@ def check_arguments(
     if tail is not None and drop_last and tail != "drop":
         raise ArgumentError(f"drop_last=True contradicts tail={tail!r}", hint="pass only one of them")
     if tail is not None and not is_planned and not is_stream:
-        raise ArgumentError("tail cannot be used with a sampler of your own", hint="pass drop_last, or no sampler")
+        raise ArgumentError(
+            f"tail cannot be used with another sampler ({sampler})", hint="pass drop_last, or no sampler"
+        )
     if order is not None and shuffle is not None and shuffle == isinstance(order_named(order), Sequential):
         raise ArgumentError(f"shuffle={shuffle} contradicts order={order!r}", hint="pass only order")
     if num_ranks > 1 and is_stream and shard is None:
@@ -149,7 +153,7 @@ def check_arguments(
         )
     if num_ranks > 1 and not is_stream and not is_planned:
         raise ArgumentError(
-            "rank and num_ranks cannot be used with a sampler of your own, which decides what this rank reads",
+            f"rank and num_ranks cannot be used with another sampler ({sampler}), which decides what this rank reads",
             hint="leave out the sampler (no DistributedSampler is needed), or rank, num_ranks and distributed",
         )
     if shard not in (None, "auto"):

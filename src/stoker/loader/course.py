@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stoker.loader.arguments import length_of
-from stoker.plan import Order, Origin, Plan, Tail
+from stoker.plan import Layout, Order, Origin, Plan, Tail
 
 
 class Course:
@@ -32,6 +32,11 @@ class Course:
         self.batch_size = batch_size or 1
         self.rank, self.num_ranks = rank, num_ranks
         self.drawn_seed, self.generator = seed, generator
+        self.has_peers = False
+        """Whether other processes read the very same batches, as on a mesh."""
+        self.is_seed_drawn = False
+        """Whether the seed is one that a restarted program may not draw again."""
+        self.layout: Layout = "interleaved"
         self.next_epoch = 0
         self._plan: Plan | None = None
 
@@ -40,7 +45,9 @@ class Course:
         """The seed; without one of the user's it is drawn when first needed."""
         if self.drawn_seed is None:
             # ranks must agree, and their generators need not
-            self.drawn_seed = 0 if self.num_ranks > 1 and self.generator is None else self.draw()
+            is_alone = self.num_ranks == 1 and not self.has_peers
+            self.is_seed_drawn = is_alone or self.generator is not None
+            self.drawn_seed = self.draw() if self.is_seed_drawn else 0
         return self.drawn_seed
 
     def draw(self) -> int:
@@ -68,6 +75,7 @@ class Course:
             tail=self.tail,
             skip=self.skip,
             origin=origin or Origin(),
+            layout=self.layout,
         )
 
     def plan_for(self, epoch: int) -> Plan:

@@ -9,17 +9,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy, deepcopy
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeVar, cast
 from weakref import finalize
 
 import torch
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, default_collate, default_convert
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from stoker.compose.contents import Content, contents
 from stoker.compose.mixed import Mixture
+from stoker.compose.wrapped import SHUFFLED_MIXTURE, fingerprint_of, has_wrapped_mixture
 from stoker.deliver import CudaPageLock, Delivery, Normalize, NvJpeg, Split, To, Widening, checked_device
 from stoker.engine.errand import Staff
 from stoker.engine.inline import Inline
@@ -49,12 +50,14 @@ from stoker.loader.counting import Counters
 from stoker.loader.course import Course
 from stoker.loader.finding import Found, places
 from stoker.loader.iterator import LoaderIterator
+from stoker.loader.mesh import Mesh, check_mesh_state, mesh_state, resolved_mesh
 from stoker.loader.plan_progress import PlanProgress
-from stoker.loader.positions import SequentialPositions, ShuffledPositions
+from stoker.loader.positions import positions_of
 from stoker.loader.post import MapErrand, StreamErrand, Unfailing
 from stoker.loader.progress import Progress, readable
 from stoker.loader.prometheus import told_to_prometheus
 from stoker.loader.ranks import resolved_ranks, share_of_cores
+from stoker.loader.rebuilt import describe_class, rebuilt
 from stoker.loader.rescue import Rescue
 from stoker.loader.sampler_progress import SamplerProgress
 from stoker.loader.scouting import ScoutingTold
@@ -65,8 +68,11 @@ from stoker.loader.stream_progress import StreamProgress
 from stoker.loader.telling import gathered_stats, told, told_of_ranks
 from stoker.loader.work import Beginning, Ended, Finisher, Made, MapMaker, Told, teller
 from stoker.loader.works import Works, steered
-from stoker.plan import Order, Plan, Recipe, Sequential, Shuffle, Tail, derived_key, order_named
+from stoker.plan import Layout, Order, Plan, Recipe, Sequential, Shuffle, Tail, derived_key, order_named
 from stoker.source import LineStream
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -97,6 +103,8 @@ class DataLoader(TorchDataLoader[T_co]):
             `drop_last=True` means) or "pad" (filled up with samples marked in `recipe.padding`).
         rank, num_ranks: this process's share: `batch_size` samples of each global batch of `batch_size * num_ranks`.
         distributed: find out rank and num_ranks from torch.distributed or the launcher (torchrun, Slurm, MPI).
+        mesh: a torch `DeviceMesh`, the sizes of its dimensions by name, or a `stoker.Mesh`: under tensor, context or
+            pipeline parallelism, ranks that share data get the same batches, and each data-parallel group its share.
         num_workers, num_threads, prefetch_factor: numbers, or "auto" to have them measured at the start and refined
             while training; `loader.auto` tells what was chosen. `num_threads="auto"` is for datasets that may be read
             by several threads at once.
@@ -113,9 +121,23 @@ class DataLoader(TorchDataLoader[T_co]):
             to dtypes: images travel as uint8, tokens as uint16.
         normalize: `(mean, std)` for each channel, or `stoker.Normalize`: (x / 255 - mean) / std of uint8 images, on
             the device.
+        snapshot_every_n_steps: accepted for scripts written for torchdata's `StatefulDataLoader`. It has no effect: a
+            state is exact after every batch.
         expect: settings that the data must have been prepared with, such as `{"tokenizer": "tokenizer.json"}`;
             otherwise it is refused, saying what differs. For stores and what is cut out of them.
     """
+
+    shuffle: bool | None
+    order: str | Order | None
+    tail: Tail | None
+    rank: int
+    num_ranks: int
+    distributed: bool
+    mesh: DeviceMesh | Mapping[str, int] | Mesh | None
+    on_error: str | Policy
+    to: To | None
+    expect: Mapping[str, Any] | None
+    snapshot_every_n_steps: int | None
 
     def __init__(
         self,
@@ -143,6 +165,7 @@ class DataLoader(TorchDataLoader[T_co]):
         rank: int | None = None,
         num_ranks: int | None = None,
         distributed: bool = False,
+        mesh: DeviceMesh | Mapping[str, int] | Mesh | None = None,
         num_threads: Choice = 0,
         on_error: str | Policy = "raise",
         shard: Literal["auto"] | None = None,
@@ -151,10 +174,36 @@ class DataLoader(TorchDataLoader[T_co]):
         to: To | None = None,
         normalize: Normalize | Iterable[Any] | None = None,
         expect: Mapping[str, Any] | None = None,
+        snapshot_every_n_steps: int | None = None,
     ) -> None:
         if expect is not None:
             check_expected(dataset, expect)
+        # every argument under its own name, as it was given: tools make loaders again from them
+        given = {
+            "shuffle": shuffle,
+            "order": order,
+            "tail": tail,
+            "rank": rank,
+            "num_ranks": num_ranks,
+            "distributed": distributed,
+            "mesh": mesh,
+            "on_error": on_error,
+            "to": to,
+            "expect": expect,
+            "snapshot_every_n_steps": snapshot_every_n_steps,
+        }
         skip = tuple(skip)
+        next_epoch, drawn_seed = 0, None
+        parts = None if sampler is None and batch_sampler is None else rebuilt(dataset, sampler, batch_sampler)
+        if parts is not None:  # the order is ours, whoever has taken it out of another loader
+            course = parts.course
+            sampler, batch_sampler, shuffle, order = None, None, None, course.order
+            rank, num_ranks, distributed = parts.rank, parts.num_ranks, False
+            batch_size = batch_size if parts.batch_size is None else parts.batch_size
+            drop_last = drop_last if parts.drops_last is None else parts.drops_last
+            tail = None if drop_last or (tail or course.tail) == "drop" else tail or course.tail
+            skip, next_epoch = skip or course.skip, course.next_epoch
+            drawn_seed = course.drawn_seed if parts.num_ranks == course.num_ranks else None
         check_choices(num_workers=num_workers, num_threads=num_threads, prefetch_factor=prefetch_factor)
         num_workers = workers_for(dataset, num_workers, num_threads)
         self._device = checked_device(device)
@@ -164,7 +213,11 @@ class DataLoader(TorchDataLoader[T_co]):
         is_stream = isinstance(dataset, IterableDataset)
         self._is_foreign = isinstance(dataset, IterDataPipe | MapDataPipe)
         is_planned = not is_stream and sampler is None and batch_sampler is None and not self._is_foreign
-        rank, num_ranks = resolved_ranks(rank, num_ranks, distributed=distributed)
+        self._mesh = resolved_mesh(mesh, rank=rank, num_ranks=num_ranks, in_order=in_order)
+        if self._mesh is None:
+            rank, num_ranks = resolved_ranks(rank, num_ranks, distributed=distributed)
+        else:
+            rank, num_ranks = self._mesh.rank, self._mesh.num_ranks
         self.auto: Auto | None = None
         """What was chosen for the arguments that are "auto", and why; None if there was nothing to choose."""
         if AUTO in (num_workers, num_threads, prefetch_factor):
@@ -200,7 +253,8 @@ class DataLoader(TorchDataLoader[T_co]):
             prefetch_factor=prefetch_factor,
             timeout=timeout,
             has_skip=bool(skip),
-            is_mixed=isinstance(dataset, Mixture),
+            is_mixed=isinstance(dataset, Mixture) and parts is None,
+            sampler=describe_class(sampler if batch_sampler is None else batch_sampler),
         )
         seed = None if seed is None else operator.index(seed)
         self._course = Course(
@@ -214,6 +268,10 @@ class DataLoader(TorchDataLoader[T_co]):
             seed=seed,
             generator=generator,
         )
+        self._course.next_epoch = next_epoch
+        self._course.has_peers = self._mesh is not None and self._mesh.num_peers > 1
+        if seed is None:
+            self._course.drawn_seed = drawn_seed
         drop_last = drop_last or (tail == "drop" and batch_size is not None)  # for code that looks at the attribute
         if is_planned:
             # made once here so that what cannot be a plan is refused where it is written
@@ -224,8 +282,9 @@ class DataLoader(TorchDataLoader[T_co]):
                     f"{plan.batch_size}, and incomplete batches are dropped",
                     stacklevel=2,
                 )
-            is_sequential = isinstance(plan.order, Sequential)
-            sampler = SequentialPositions(self._course) if is_sequential else ShuffledPositions(self._course)
+            if not isinstance(plan.order, Sequential) and has_wrapped_mixture(dataset):
+                warnings.warn(SHUFFLED_MIXTURE, stacklevel=2)
+            sampler = positions_of(self._course)
         super().__init__(
             cast("Dataset[T_co]", dataset),
             batch_size,
@@ -249,19 +308,24 @@ class DataLoader(TorchDataLoader[T_co]):
         if num_threads and not num_workers:
             self.prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
         self.num_threads, self.shard, self.seed = num_threads, shard, seed
-        self.device = device
+        self.device, self.skip = device, skip
+        self.__dict__.update(given)
+        self.rank, self.num_ranks = rank, num_ranks
         self.normalize = None if self._widening is None else self._widening.normalize
         self._decode = resolved_decode(
-            dataset, self._device, collates=collate_fn is None and self._auto_collation and not is_stream
+            dataset,
+            self._device,
+            collates=collate_fn in (None, default_collate) and self._auto_collation and not is_stream,
         )
         self.split: Split | None = None
         """For pictures with decode="auto": the share of them that is left to the device, and who is waited for."""
         if self._decode == "auto":
             num_hands = max(1, num_workers) * max(1, num_threads)
             self.split = Split(num_cores=_num_cores() if self.auto is not None else min(num_hands, _num_cores()))
-        self._own_collate = collate_fn
+        # torch's defaults are what None stands for, and loaders made again from attributes have them
+        self._own_collate = None if collate_fn in (default_collate, default_convert) else collate_fn
         self._is_stream, self._is_planned = is_stream, is_planned
-        self._num_iterations = 0
+        self._num_iterations = self._num_to_skip = 0
         self._chosen_epoch: int | None = None
         self._progress: Progress | None = None
         self._resume: Progress | None = None
@@ -295,14 +359,16 @@ class DataLoader(TorchDataLoader[T_co]):
             self._check_epoch(self._mixture, progress)
             if self._resume is None and not self._num_iterations:  # resumed, it may well have another batch size
                 check_schedule(self._mixture.steps_of, course.batch_size * course.num_ranks)
+        num_to_draw = progress.skip_first(self._num_to_skip) if self._num_to_skip else 0
         self._num_iterations += 1
         if isinstance(progress, StreamProgress):
             progress.iteration = self._num_iterations
         engine, helm = self._started(progress)  # may fail, and then nothing has happened
         self._resume = None
+        self._num_to_skip = 0
         course.next_epoch = progress.epoch + 1
         self._progress = progress
-        return LoaderIterator(
+        iterator = LoaderIterator(
             engine,
             progress,
             self.ledger,
@@ -313,6 +379,9 @@ class DataLoader(TorchDataLoader[T_co]):
             counters=self.counters,
             helm=helm,
         )
+        for _ in range(num_to_draw):
+            next(iterator, None)
+        return iterator
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, also after a resume in the middle of one."""
@@ -339,6 +408,35 @@ class DataLoader(TorchDataLoader[T_co]):
             self._course.next_epoch = epoch
         self._chosen_epoch = epoch
         self._tell_epoch(epoch)
+
+    def skip_first(self, num_batches: int) -> None:
+        """Let the next iteration leave out the first batches of its epoch, for trainers that resume by counting steps.
+
+        They are not read, but for streams. After `load_state_dict` in the middle of an epoch nothing changes: the state
+        knows the place, whatever the batch size and number of ranks were.
+        """
+        if num_batches < 0:
+            raise ArgumentError(
+                f"num_batches={num_batches} is negative", hint="give the number of batches to leave out"
+            )
+        if self._resume is not None and not self._resume.is_at_start:
+            return
+        course = self._course
+        is_shuffled = self._is_planned and not isinstance(course.order, Sequential) and self._mixture is None
+        seed = course.seed if is_shuffled else None
+        if num_batches and seed is not None and course.is_seed_drawn:
+            warnings.warn(
+                f"the first {num_batches} batches of the epoch are left out, but this loader's order comes from a seed "
+                f"that it drew itself ({seed}), so they may not be the batches that an earlier run has served\n"
+                "hint: pass seed= to stoker.DataLoader, or load the state_dict() of the earlier run's loader",
+                stacklevel=3,
+            )
+        self._num_to_skip = num_batches
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next iteration gives, or goes on with."""
+        return self._course.next_epoch if self._resume is None else self._resume.epoch
 
     def _tell_epoch(self, epoch: int) -> None:
         inner = getattr(self.batch_sampler, "sampler", None)
@@ -388,7 +486,10 @@ class DataLoader(TorchDataLoader[T_co]):
         """How many samples each source of a mixture has given, up to what was yielded last and over all ranks."""
         mixture = self._mixture
         if mixture is None:
-            raise StateError("only mixtures have counts\nhint: the ledger counts what was served: ledger.num_served")
+            # not an error of ours: what asks `hasattr`, or lists all members, expects this one
+            raise AttributeError(
+                "only mixtures have counts\nhint: the ledger counts what was served: ledger.num_served"
+            )
         progress = self._progress or self._new_progress(self._course.next_epoch)
         assert isinstance(progress, PlanProgress)
         return mixture.counts(mixture.number(progress.epoch, progress.ordinal))
@@ -410,7 +511,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._progress = progress
         state = progress.state()
         state["seed"] = self._course.seed
-        state |= self._identity()
+        state |= self._identity() | mesh_state(self._mesh)
         state["chosen_epoch"] = self._chosen_epoch
         state["served"], state["skipped"] = self.ledger.num_served, self.ledger.num_skipped
         if self._mixture is not None:
@@ -425,6 +526,7 @@ class DataLoader(TorchDataLoader[T_co]):
         seed is refused, saying what differs. So is one of another mixture, unless it was made with `changes=True`.
         """
         state = readable(state)
+        check_mesh_state(state, self._mesh)
         ours = "plan" if self._is_planned else "stream" if self._is_stream else "sampler"
         differences: dict[str, tuple[Any, Any]] = {}
         if state["kind"] != ours:
@@ -463,7 +565,8 @@ class DataLoader(TorchDataLoader[T_co]):
                 raise
             raise StateUnreadable(f"its fields do not fit together ({error})") from error
         self._progress = self._resume = progress
-        course.next_epoch = progress.epoch
+        self._num_to_skip = 0
+        course.next_epoch, course.is_seed_drawn = progress.epoch, False
         if isinstance(progress, PlanProgress):
             course.follow(progress.plan, state["seed"])
         self._chosen_epoch = state.get("chosen_epoch")
@@ -527,31 +630,122 @@ class DataLoader(TorchDataLoader[T_co]):
 
         They have the dataset in common, and nothing else: workers, ledger and place are each one's own.
         """
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__getstate__())
         if self._is_planned:
             _ = self._course.seed  # drawn by now, and the same for both
+        twin = self._twin()
+        if self._resume is not None:
+            twin.load_state_dict(self.state_dict())
+        return twin
+
+    def _twin(self) -> DataLoader[T_co]:
+        """Return a loader like this one, at the beginning of the epoch that comes next."""
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__getstate__())
         twin._course = copy(self._course)
+        if self._is_planned:
+            twin._take_order()
         twin._loan = Loan(is_repeatable=not self._is_stream)
         twin.ledger = Ledger(self.ledger.policy)
         twin.counters = twin._new_counters()
         twin.auto = deepcopy(self.auto)
         if twin.auto is not None:
             twin.auto.follow(twin)
+        twin._progress = twin._resume = None
+        return twin
+
+    def adapted(self, **changes: Any) -> DataLoader[T_co]:
+        """Return a loader like this one with some arguments changed, as by `adapt`; this one stays as it is."""
+        twin = self._twin()
+        twin.adapt(**changes)
         if self._resume is not None:
-            twin._resume = None
             twin.load_state_dict(self.state_dict())
         return twin
+
+    def adapt(
+        self,
+        *,
+        rank: int | None = None,
+        num_ranks: int | None = None,
+        batch_size: int | None = None,
+        order: str | Order | None = None,
+        tail: Tail | None = None,
+        layout: Layout | None = None,
+        seed: int | None = None,
+        shard: Literal["auto"] | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        device: str | int | torch.device | None = None,
+    ) -> None:
+        """Change arguments of this loader between two iterations.
+
+        For trainers, which share a loader out among ranks or cut its batches otherwise. A state that was loaded stays
+        loaded; otherwise the epoch that comes next begins.
+
+        Args:
+            rank, num_ranks, batch_size, order, tail, shard, device: as in the constructor.
+            layout: "blocks" gives each rank neighbours, so that the batches of all ranks put one behind the other are
+                in the plan's order; "interleaved" gives it every `num_ranks`-th sample.
+            seed: takes the place of a seed that would be drawn, not of one that was given.
+            sampler, batch_sampler: in the place of a sampler of the user's own.
+        """
+        state = None if self._resume is None else self.state_dict()
+        course = self._course
+        if (num_ranks or 1) > 1 and course.num_ranks > 1 and (rank, num_ranks) != (course.rank, course.num_ranks):
+            raise ArgumentError(
+                f"this loader already reads only the part of rank {course.rank} of {course.num_ranks}, and would be "
+                f"shared out a second time, as rank {rank} of {num_ranks}",
+                hint="leave out distributed=, rank= and num_ranks= where a trainer sets them",
+            )
+        course.rank = course.rank if rank is None else rank
+        course.num_ranks = course.num_ranks if num_ranks is None else num_ranks
+        course.batch_size = course.batch_size if batch_size is None else batch_size
+        course.tail, course.layout = tail or course.tail, layout or course.layout
+        course.order = course.order if order is None else order_named(order)
+        if seed is not None and self.seed is None:
+            course.drawn_seed, course.is_seed_drawn = seed, False
+        course.follow(None, course.drawn_seed)
+        # torch forbids to assign these to a loader that is made
+        fields = self.__dict__
+        fields["rank"], fields["num_ranks"] = course.rank, course.num_ranks
+        fields["order"] = self.order if order is None else order
+        fields["tail"] = tail or self.tail
+        fields["shard"] = shard or self.shard
+        if device is not None:
+            self._device, fields["device"] = checked_device(device), device
+        if batch_size is not None and self.batch_size is not None:
+            fields["batch_size"] = batch_size
+        if tail is not None:
+            fields["drop_last"] = tail == "drop" and self.batch_size is not None
+        if self._is_planned:
+            course.planned(length_of(course.dataset), seed=0)  # refuses what cannot be a plan
+            self._take_order()
+        elif batch_sampler is not None:
+            fields.update(batch_sampler=batch_sampler, batch_size=None, drop_last=False)
+        elif sampler is not None:
+            fields["sampler"] = sampler
+            if self.batch_size is not None:
+                fields["batch_sampler"] = BatchSampler(sampler, self.batch_size, self.drop_last)
+        self._processes = self._progress = self._resume = None
+        self.counters = self._new_counters()
+        if state is not None:
+            self.load_state_dict(state)
+
+    def _take_order(self) -> None:
+        """Show the order of the course in the attributes that torch's loader has for it."""
+        sampler = positions_of(self._course)
+        self.__dict__["sampler"] = sampler
+        if self.batch_sampler is not None:
+            assert self.batch_size is not None
+            self.__dict__["batch_sampler"] = BatchSampler(sampler, self.batch_size, self.drop_last)
 
     def _identity(self) -> dict[str, Any]:
         """Return what tells this dataset from another one."""
         dataset = self._course.dataset
-        fingerprint = getattr(dataset, "fingerprint", None)
         try:
             length = len(dataset)
         except TypeError:
             length = None
-        return {"dataset": fingerprint if isinstance(fingerprint, str) else None, "dataset_length": length}
+        return {"dataset": fingerprint_of(dataset), "dataset_length": length}
 
     def _new_progress(self, epoch: int) -> Progress:
         course = self._course
@@ -605,7 +799,8 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _maker(self, pin: Callable[[Any], Any] | None) -> MapMaker | StreamMaker:
         own = self._own_collate if self._auto_collation else self.collate_fn
-        finish = Finisher(own, is_batched=self._auto_collation, pin=pin, mixture=self._mixture)
+        part = None if self._mesh is None else self._mesh.part
+        finish = Finisher(own, is_batched=self._auto_collation, pin=pin, mixture=self._mixture, part=part)
         seed, policy, loan = self._course.seed, self.ledger.policy, self._loan
         if self._is_stream:
             return StreamMaker(self.dataset, finish, self._setting, seed=seed, policy=policy, loan=loan)

@@ -60,6 +60,27 @@ class PlanProgress:
         self.ahead.clear()
 
     @property
+    def is_at_start(self) -> bool:
+        """Whether nothing of the epoch is behind us."""
+        return not self.ahead and self.step == self.plan.first_step(self.epoch)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether nothing of the epoch is to come."""
+        return all(map(self.plan.is_skipped, range(self.step, self._end)))
+
+    def skip_first(self, num_batches: int) -> int:
+        """Pass over so many batches of the epoch, from its beginning; return how many are yet to be drawn for that."""
+        step, end = self.plan.first_step(self.epoch), self._end
+        while num_batches and step < end:
+            num_batches -= not self.plan.is_skipped(step)
+            step += 1
+        self.step = step
+        self.since = (self.epoch, self.ordinal)
+        self.digest = 0
+        return 0
+
+    @property
     def _end(self) -> int:
         return self.plan.first_step(self.epoch) + self.plan.steps_in(self.epoch)
 
@@ -102,6 +123,8 @@ class PlanProgress:
         num_samples = self.plan.num_samples
         if "mixture" in state and "num_samples" in differences:
             num_samples, _ = differences.pop("num_samples")
+        if "drop" not in differences.get("tail", ("drop",)):
+            del differences["tail"]  # padding only fills up the last batch of an epoch
         if differences:
             raise StateMismatch(differences)
         skip = tuple((int(first), int(stop)) for first, stop in state["skip"])

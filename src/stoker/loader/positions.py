@@ -8,10 +8,13 @@ next, then the ones after it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch.utils.data import RandomSampler, SequentialSampler
 
+from stoker.errors import ArgumentError
 from stoker.loader.course import Course
+from stoker.plan import Sequential
 
 
 class PlannedPositions:
@@ -19,25 +22,32 @@ class PlannedPositions:
 
     def __init__(self, course: Course) -> None:
         super().__init__(course.dataset)  # type: ignore[call-arg]
-        self._course = course
+        self.course = course
         self._next_epoch = 0
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration gives."""
-        return max(self._course.next_epoch, self._next_epoch)
+        return max(self.course.next_epoch, self._next_epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration give `epoch`."""
-        self._course.next_epoch = self._next_epoch = epoch
+        self.course.next_epoch = self._next_epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
+        if callable(getattr(self.course.dataset, "in_epoch", None)):
+            raise ArgumentError(
+                f"the positions of a {type(self.course.dataset).__name__} mean other samples in every epoch, but a "
+                "loader that takes this sampler does not pass on the epoch: it would read epoch 0 forever",
+                hint="iterate over the stoker.DataLoader itself, or read dataset.in_epoch(epoch) at "
+                "loader.plan.recipe(step).positions",
+            )
         epoch = self.epoch
         self._next_epoch = epoch + 1
-        return self._course.positions(epoch)
+        return self.course.positions(epoch)
 
     def __len__(self) -> int:
-        return self._course.length_of_share()
+        return self.course.length_of_share()
 
 
 class SequentialPositions(PlannedPositions, SequentialSampler):
@@ -46,3 +56,22 @@ class SequentialPositions(PlannedPositions, SequentialSampler):
 
 class ShuffledPositions(PlannedPositions, RandomSampler):
     """In the plan's shuffled order."""
+
+    @property
+    def generator(self) -> Any:
+        """None: the order comes from the loader's seed."""
+        return None
+
+    @generator.setter
+    def generator(self, generator: Any) -> None:
+        if generator is not None:
+            raise ArgumentError(
+                "the order of this sampler comes from the loader's seed, and a generator would have no effect on it",
+                hint="pass seed= or generator= to stoker.DataLoader, or sampler=RandomSampler(dataset, generator=...)",
+            )
+
+
+def positions_of(course: Course) -> PlannedPositions:
+    """Return the sampler that shows what a loader of this course reads."""
+    is_sequential = isinstance(course.order, Sequential)
+    return SequentialPositions(course) if is_sequential else ShuffledPositions(course)

@@ -32,6 +32,15 @@ class Progress(Protocol):
         """Yield what is to be made from here to the end of the epoch."""
         ...
 
+    @property
+    def is_at_start(self) -> bool:
+        """Whether nothing of the epoch is behind us."""
+        ...
+
+    def skip_first(self, num_batches: int) -> int:
+        """Pass over so many batches of the epoch, from its beginning; return how many are yet to be drawn for that."""
+        ...
+
     def advance(self, made: Made) -> None:
         """Note that a batch was handed over."""
         ...

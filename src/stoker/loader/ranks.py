@@ -16,6 +16,11 @@ LAUNCHERS = (
 """Launchers and the environment variables in which they tell, in the order they are asked."""
 
 
+NOT_LAUNCHED = "torch.distributed is not initialized and none of these is set: " + ", ".join(
+    f"{rank}/{num_ranks} ({launcher})" for launcher, rank, num_ranks in LAUNCHERS
+)
+"""Where a rank was looked for, for the error message."""
+
 LOCAL = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """Where launchers tell how many ranks there are on this machine."""
 
@@ -23,12 +28,19 @@ LOCAL = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 def resolved_ranks(rank: int | None, num_ranks: int | None, *, distributed: bool) -> tuple[int, int]:
     """Return (rank, num_ranks) from the arguments, torch.distributed or the launcher's environment."""
     if distributed:
-        if rank is not None or num_ranks is not None:
+        found = launched_ranks("distributed=True")
+        # both may be given where a loader is made again from its attributes: then they agree
+        if (rank, num_ranks) not in ((None, None), found):
             raise ArgumentError(
                 "distributed=True finds out the rank by itself, but rank or num_ranks was given too",
                 hint="pass either distributed=True or both rank and num_ranks",
             )
-        rank, num_ranks = _found()
+        if found is None:
+            raise ArgumentError(
+                f"distributed=True, but {NOT_LAUNCHED}",
+                hint="call torch.distributed.init_process_group first, start with torchrun, or pass rank and num_ranks",
+            )
+        rank, num_ranks = found
     elif rank is None and num_ranks is None:
         return 0, 1
     if rank is None or num_ranks is None:
@@ -52,23 +64,23 @@ def share_of_cores() -> int:
     return max(1, num_cores // max(1, int(told))) if has_all else num_cores
 
 
-def _found() -> tuple[int, int]:
+def launched_ranks(need: str) -> tuple[int, int] | None:
+    """Return (global rank, world size) from torch.distributed or the launcher's environment; None where neither is set.
+
+    `need` is the argument that asks for them, for the error message.
+    """
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     for _, rank, num_ranks in LAUNCHERS:
         if rank in os.environ and num_ranks in os.environ:
-            told = os.environ[rank], os.environ[num_ranks]
+            values = os.environ[rank], os.environ[num_ranks]
             try:
-                return int(told[0]), int(told[1])
+                return int(values[0]), int(values[1])
             except ValueError:
                 raise ArgumentError(
-                    f"distributed=True: {rank}={told[0]!r} and {num_ranks}={told[1]!r} are not numbers",
-                    hint="start the program with the launcher, or pass rank and num_ranks",
+                    f"{need}: {rank}={values[0]!r} and {num_ranks}={values[1]!r} are not numbers",
+                    hint="start the program with the launcher, or pass the rank yourself",
                 ) from None
-    names = ", ".join(f"{rank}/{num_ranks} ({launcher})" for launcher, rank, num_ranks in LAUNCHERS)
-    raise ArgumentError(
-        f"distributed=True, but torch.distributed is not initialised and none of these is set: {names}",
-        hint="call torch.distributed.init_process_group first, start with torchrun, or pass rank and num_ranks",
-    )
+    return None

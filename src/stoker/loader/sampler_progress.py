@@ -45,6 +45,7 @@ class SamplerProgress:
         self._told: dict[int, tuple[Any, bool]] = {}
         """What it told after each batch that was drawn and not yet yielded, and whether that was its last."""
         self._is_ended = False
+        self._num_to_skip = 0
         self._is_loaded = False
         """The place is that of a state, so what the sampler drew is to be drawn again."""
         self._see_start()
@@ -57,8 +58,9 @@ class SamplerProgress:
         self._sampler_epoch = getattr(self._part_with("set_epoch"), "epoch", None)
 
     def _part_with(self, name: str) -> Any:
-        """Return the sampler, or the one inside a batch sampler, that has an attribute; None if neither does."""
-        parts = (self.sampler, getattr(self.sampler, "sampler", None))
+        """Return the sampler, or the one inside a batch sampler, that has an attribute; None if none does."""
+        batches = getattr(self.sampler, "batch_sampler", None)  # trainers wrap batch samplers
+        parts = (self.sampler, getattr(self.sampler, "sampler", None), batches, getattr(batches, "sampler", None))
         return next((part for part in parts if getattr(part, name, None) is not None), None)
 
     @property
@@ -79,17 +81,32 @@ class SamplerProgress:
         if self._is_ended and self._stateful is not None:
             self._stateful.load_state_dict(self._sampler_state)
             return iter(())
-        return self._recipes(self._items() if self._is_loaded else None)
+        return self._recipes(self._items() if self._is_loaded or self._num_to_skip else None)
 
     def _items(self) -> Iterator[Any]:
         """Return what the sampler gives from here on."""
         iterator, is_there = self._started()
-        if is_there:
-            return iterator
-        first, self._generator_state = self._first_of(iterator)
-        items: Iterator[Any] = iter(()) if first is _END else chain([first], iterator)
-        self._forward(items, self.num_batches, self.num_samples)
+        items = _drawn(iterator)
+        if not is_there:
+            first, self._generator_state = self._first_of(iterator)
+            items = iter(()) if first is _END else chain([first], items)
+            self._forward(items, self.num_batches, self.num_samples)
+        if self._num_to_skip:
+            batches = list(map(len, islice(self._batches(items), self._num_to_skip)))
+            self.num_batches, self.num_samples, self._num_to_skip = len(batches), sum(batches), 0
+            if self._teller is not None:
+                self._sampler_state = copy.deepcopy(self._teller.state_dict())
         return items
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether nothing of the epoch is behind us."""
+        return not self.num_batches and not self.ahead
+
+    def skip_first(self, num_batches: int) -> int:
+        """Pass over so many batches of the epoch, from its beginning; return how many are yet to be drawn for that."""
+        self._num_to_skip = num_batches
+        return 0
 
     def _recipes(self, items: Iterator[Any] | None) -> Iterator[Recipe]:
         num_batches, ordinal = self.num_batches, self.num_samples
@@ -246,6 +263,12 @@ class SamplerProgress:
         if not progress.num_batches and progress._sampler_state is not None and self._stateful is not None:
             self._stateful.load_state_dict(progress._sampler_state)  # the beginning of an epoch, as it was
         return progress
+
+
+def _drawn(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Yield what `iterator` gives, by `next` alone: the `__iter__` of some samplers' iterators starts over."""
+    while (item := next(iterator, _END)) is not _END:
+        yield item
 
 
 def _written(state: torch.Tensor) -> str:

@@ -31,7 +31,7 @@ from stoker.engine.process_wide import Loan
 from stoker.errors import EarlyStop
 from stoker.loader.work import AwayTask, Ended, Finisher, Made, Posted, Reading, batch_key, finished, posted
 from stoker.plan import Recipe, Tail, derived_key
-from stoker.randomness import SampleContext, entered
+from stoker.randomness import SampleContext, entered, reading_in_epoch
 from stoker.stages import watch
 
 T = TypeVar("T")
@@ -236,7 +236,8 @@ class _Reader:
         loaded = begin.get("begin_state") if state is None else state
         if loaded is not None and hasattr(dataset, "load_state_dict"):
             dataset.load_state_dict(loaded)
-        iterator = iter(dataset)
+        with reading_in_epoch(self.epoch):
+            iterator = iter(dataset)
         if state is not None:
             if hasattr(iterator, "load_state_dict"):
                 iterator.load_state_dict(state)

@@ -101,6 +101,15 @@ class StreamProgress:
             self._starts[part] = max(start, self._starts.get(part, {}), key=lambda place: place.get("steps", 0))
         return again
 
+    @property
+    def is_at_start(self) -> bool:
+        """Whether nothing of the epoch is behind us."""
+        return not self.place["turn"]
+
+    def skip_first(self, num_batches: int) -> int:
+        """Return how many batches are yet to be drawn to pass over so many: all, since a stream has no other way."""
+        return num_batches
+
     def _place_of(self, part: int, place: dict[str, Any]) -> dict[str, Any]:
         return place if self.sharing == "whole" else place["parts"].get(str(part), {})
 

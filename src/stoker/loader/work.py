@@ -18,9 +18,10 @@ from stoker.engine.lap import HERE, Times, Trip
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
 from stoker.errors import EarlyStop, NothingCollated
+from stoker.loader.context_parallel import SequencePart
 from stoker.plan import Recipe, derived_key
 from stoker.plan.mixing import GOLDEN, MASK
-from stoker.randomness import SampleContext, entered, key_of
+from stoker.randomness import SampleContext, entered, key_of, reading_in_epoch
 from stoker.stages import watch
 
 MAX_REPLACEMENTS = 8
@@ -110,8 +111,11 @@ class Finisher:
         is_batched: bool,
         pin: Callable[[Any], Any] | None,
         mixture: Any = None,
+        part: SequencePart | None = None,
     ):
         self.collate_fn, self.is_batched, self.pin = collate_fn, is_batched, pin
+        self._part = part
+        """Takes this rank's part of every sequence, where ranks share a batch."""
         self._mixture = mixture if collate_fn is None and is_batched else None
         """Where samples come from several datasets, and the loader puts them together."""
         self._collate: Callable[[Any], Any] | None = None
@@ -123,7 +127,8 @@ class Finisher:
         """Let batches be collated straight into a slot. A function of the user's own may keep what it makes, and must
         not find it changed later.
         """
-        return placed(desk.take) if self.collate_fn is None else nullcontext()
+        # nor does the slot need what other ranks have of the sequences
+        return placed(desk.take) if self.collate_fn is None and self._part is None else nullcontext()
 
     def __call__(self, recipe: Recipe, samples: list[Any]) -> Any:
         """Return the batch of `samples`."""
@@ -133,7 +138,11 @@ class Finisher:
         try:
             if self._mixture is not None:
                 self._mixture.in_epoch(recipe.epoch).check_forms(positions_of(recipe), samples)
-            batch = collate(samples if self.is_batched else samples[0])
+            if self.collate_fn is None:
+                batch = collate(samples if self.is_batched else samples[0])
+            else:
+                with reading_in_epoch(recipe.epoch):
+                    batch = collate(samples if self.is_batched else samples[0])
         except StopIteration as error:
             raise _noted(EarlyStop("the collate function"), f"while collating {listed(recipe)}") from error
         except Exception as error:
@@ -141,6 +150,16 @@ class Finisher:
             raise
         if batch is None and self.collate_fn is not None:
             raise NothingCollated(getattr(self.collate_fn, "__qualname__", repr(self.collate_fn)), step=recipe.step)
+        return self.ready(recipe, batch)
+
+    def ready(self, recipe: Recipe, batch: Any) -> Any:
+        """Return a whole batch as this rank gets it: its part of the sequences, in page-locked memory if asked for."""
+        if self._part is not None:
+            try:
+                batch = self._part(batch)
+            except Exception as error:
+                _noted(error, f"while splitting the sequences of {listed(recipe)}")
+                raise
         return batch if self.pin is None else self.pin(batch)
 
 
@@ -248,8 +267,7 @@ class MapMaker:
         if batch is NotImplemented:
             self.gathers = self.is_pure = False
             return None
-        if self.finish.pin is not None:
-            batch = self.finish.pin(batch)
+        batch = self.finish.ready(recipe, batch)
         made, transform = perf_counter(), watch.seconds - before
         return Made(recipe, batch, (), None, (began, made, made - began - transform, transform, 0.0))
 
@@ -284,8 +302,7 @@ class MapMaker:
         except Exception as error:
             _noted(error, f"while putting together {listed(recipe)}")
             raise
-        if self.finish.pin is not None:
-            batch = self.finish.pin(batch)
+        batch = self.finish.ready(recipe, batch)
         made = perf_counter()
         began, read, transform = reading
         return Made(recipe, batch, skipped, None, (began, made, read, transform, made - lifting))

@@ -6,9 +6,10 @@ from stoker.plan.digest import added, digests
 from stoker.plan.mixing import derived_key
 from stoker.plan.order import Order, Sequential, Shuffle, Window, order_named, order_told
 from stoker.plan.permutation import Permutation, permutation
-from stoker.plan.plan import Origin, Place, Plan, Recipe, Tail
+from stoker.plan.plan import Layout, Origin, Place, Plan, Recipe, Tail
 
 __all__ = [
+    "Layout",
     "Order",
     "Origin",
     "Permutation",

@@ -19,6 +19,8 @@ from stoker.plan.permutation import MAX_SIZE
 
 Tail = Literal["drop", "keep", "pad"]
 
+Layout = Literal["interleaved", "blocks"]
+
 CHUNK = 8192
 """Slots evaluated together when steps are asked for in a row: enough to hide NumPy's cost per call, little enough for
 the second-level cache."""
@@ -78,6 +80,9 @@ class Plan:
     skip: tuple[tuple[int, int], ...] = ()
     """Ranges (first, stop) of steps that are passed over. They keep their numbers, so all others do too."""
     origin: Origin = Origin()
+    layout: Layout = "interleaved"
+    """How ranks share a step: every `num_ranks`-th sample each, or one run of consecutive samples each. With "blocks",
+    the batches of all ranks, concatenated, are the step's samples in order, with the padding at the end."""
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "batch_size"):
@@ -90,6 +95,10 @@ class Plan:
             raise ArgumentError(f"num_samples={self.num_samples} is too many", hint=f"{MAX_SIZE} is the limit")
         if self.tail not in get_args(Tail):
             raise ArgumentError(f"tail={self.tail!r} is not known", hint=f"choose one of {', '.join(get_args(Tail))}")
+        if self.layout not in get_args(Layout):
+            raise ArgumentError(
+                f"layout={self.layout!r} is not known", hint=f"choose one of {', '.join(get_args(Layout))}"
+            )
         object.__setattr__(self, "order", order_named(self.order))
         object.__setattr__(self, "skip", _joined(self.skip))
         object.__setattr__(self, "origin", Origin(*self.origin))
@@ -106,6 +115,10 @@ class Plan:
         first = self.first_step(epoch)
         stop = first + self.steps_in(epoch)
         return stop - first - sum(max(0, min(stop, b) - max(first, a)) for a, b in self.skip)
+
+    def samples_in(self, step: int) -> int:
+        """Return how many samples `step` serves, over all ranks together and without padding."""
+        return min(self.batch_size, self.num_samples - self._start_of(step)[1])
 
     def first_step(self, epoch: int) -> int:
         """Return the number of the first step of `epoch`."""
@@ -135,7 +148,7 @@ class Plan:
         epoch, start = self._start_of(step)
         real = min(self.batch_size, self.num_samples - start)
         whole = self.batch_size if self.tail == "pad" else real
-        ordinals = np.arange(start + rank, start + whole, num_ranks, dtype=np.int64)
+        ordinals = start + self._share(whole, rank, num_ranks)
         padding: NDArray[np.bool_] | None = None
         if not ordinals.size:  # tail="keep" with fewer samples left than ranks: no rank may fall out of step
             ordinals, padding = np.array([start], dtype=np.int64), np.array([True])
@@ -183,7 +196,13 @@ class Plan:
         steps, offset = divmod(int(ordinals[0]) - self._first_ordinal(epoch), self.batch_size)
         if not 0 <= steps < self.steps_in(epoch):
             return None
-        row, rank = divmod(offset, num_ranks)
+        if self.layout == "blocks":
+            real = min(self.batch_size, self.num_samples - self._first_ordinal(epoch) - steps * self.batch_size)
+            whole = self.batch_size if self.tail == "pad" else real
+            rank = offset if whole < num_ranks else ((offset + 1) * num_ranks - 1) // whole
+            row = 0 if whole < num_ranks else offset - rank * whole // num_ranks
+        else:
+            row, rank = divmod(offset, num_ranks)
         return Place(step + steps, rank, row, self.is_skipped(step + steps))
 
     # ---------------------------------------------------------------- change and identity
@@ -219,7 +238,7 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """Return what makes the stream of samples what it is, as plain values.
 
-        Batch size, ranks, skipped steps and origin are not in it: they only cut the stream up.
+        Batch size, ranks, layout, skipped steps and origin are not in it: they only cut the stream up.
         """
         return {"num_samples": self.num_samples, "order": told(self.order), "seed": self.seed, "tail": self.tail}
 
@@ -254,13 +273,19 @@ class Plan:
         epochs, steps = divmod(steps - in_first, per_epoch)
         return self.origin.epoch + 1 + epochs, steps * self.batch_size
 
+    def _share(self, num_samples: int, rank: int, num_ranks: int) -> Indices:
+        """Return which samples of a step of `num_samples` are those of `rank`."""
+        if self.layout == "blocks" and num_samples >= num_ranks:
+            return np.arange(rank * num_samples // num_ranks, (rank + 1) * num_samples // num_ranks, dtype=np.int64)
+        return np.arange(rank, num_samples, num_ranks, dtype=np.int64)
+
     def _positions(self, ordinals: Indices, epoch: int) -> Indices:
         return self.order.positions(ordinals, epoch=epoch, num_samples=self.num_samples, seed=self.seed)
 
     def _full_recipes(self, step: int, num_steps: int, rank: int, num_ranks: int, epoch: int) -> Iterator[Recipe]:
         self._check_rank(rank, num_ranks)
         _, start = self._start_of(step)
-        share = np.arange(rank, self.batch_size, num_ranks, dtype=np.int64)
+        share = self._share(self.batch_size, rank, num_ranks)
         ordinals = (
             np.arange(start, start + num_steps * self.batch_size, self.batch_size, dtype=np.int64)[:, None] + share
         )

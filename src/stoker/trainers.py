@@ -1,0 +1,106 @@
+"""Trainers that take a loader apart, and how they are taught to keep ours.
+
+Accelerate, Lightning and Fabric build a new loader from the attributes of the one they are given. The file of a tool in
+`stoker.integrations` says what they do with a `stoker.DataLoader` instead. It is imported when both the tool and the
+loader are, in whichever order that happens.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+from typing import Any
+
+INTEGRATIONS = {
+    "accelerate.data_loader": "accelerate",
+    "lightning.fabric.utilities.data": "lightning",
+    "lightning.pytorch.utilities.data": "lightning",
+    "lightning_fabric.utilities.data": "lightning",
+    "pytorch_lightning.utilities.data": "lightning",
+}
+"""Modules that build loaders from others, and the file of `stoker.integrations` that knows them."""
+
+
+def watch() -> None:
+    """Install the integrations of the tools that are imported already, and of the others when they will be."""
+    for name in INTEGRATIONS:
+        module = sys.modules.get(name)
+        if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+            _install(module)
+    if not any(isinstance(finder, _ToolFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _ToolFinder())
+
+
+def redirect(function: Any, to: Callable[..., Any]) -> Callable[..., Any]:
+    """Make every call of `function` a call of `to`, and return a function that does what it did before.
+
+    The body of the function itself is replaced: scripts hold references to it (`from accelerate import
+    skip_first_batches`) that no assignment to its module would reach.
+    """
+    if not isinstance(function, FunctionType) or function.__closure__:
+        raise TypeError(f"{function!r} is not a plain function")
+    original = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    original.__kwdefaults__ = function.__kwdefaults__
+    signature = inspect.signature(function)
+    function.__code__ = _forwarded.__code__
+    function.__defaults__ = None
+    function.__kwdefaults__ = {"_to": to}
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return original
+
+
+def _forwarded(*args: Any, _to: Callable[..., Any], **kwargs: Any) -> Any:
+    return _to(*args, **kwargs)
+
+
+_installed: set[str] = set()
+
+
+def _install(module: ModuleType) -> None:
+    name = module.__name__
+    if name not in _installed:
+        _installed.add(name)
+        import_module(f"stoker.integrations.{INTEGRATIONS[name]}").install(module)
+
+
+class _ToolFinder(MetaPathFinder):
+    """Leaves the finding to the other finders, and installs an integration behind the import of its tool."""
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return how to import a tool; None for every other module."""
+        if name not in INTEGRATIONS or name in _installed:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if finder is self or find is None else find(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _ToolLoader(spec.loader)
+                return spec
+        return None
+
+
+class _ToolLoader(Loader):
+    """Imports a tool's module by the loader that would have done it, which then takes its place again."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return what the module's own loader makes."""
+        spec.loader = self._loader
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module, and install the integration."""
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _install(module)
