@@ -1,0 +1,1 @@
+"""Real trainers, as a user would drive them: tiny models, offline, one and two processes."""
