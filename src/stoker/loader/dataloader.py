@@ -203,7 +203,8 @@ class DataLoader(TorchDataLoader[T_co]):
             drop_last = drop_last if parts.drops_last is None else parts.drops_last
             tail = None if drop_last or (tail or course.tail) == "drop" else tail or course.tail
             skip, next_epoch = skip or course.skip, course.next_epoch
-            drawn_seed = course.drawn_seed if parts.num_ranks == course.num_ranks else None
+            # drawn by now, and the same for both; ranks that are shared out only now agree on their own
+            drawn_seed = course.seed if parts.num_ranks == course.num_ranks else None
         check_choices(num_workers=num_workers, num_threads=num_threads, prefetch_factor=prefetch_factor)
         num_workers = workers_for(dataset, num_workers, num_threads)
         self._device = checked_device(device)
@@ -696,14 +697,20 @@ class DataLoader(TorchDataLoader[T_co]):
                 f"shared out a second time, as rank {rank} of {num_ranks}",
                 hint="leave out distributed=, rank= and num_ranks= where a trainer sets them",
             )
-        course.rank = course.rank if rank is None else rank
-        course.num_ranks = course.num_ranks if num_ranks is None else num_ranks
-        course.batch_size = course.batch_size if batch_size is None else batch_size
-        course.tail, course.layout = tail or course.tail, layout or course.layout
-        course.order = course.order if order is None else order_named(order)
+        changed = copy(course)
+        if rank is not None or num_ranks is not None:
+            changed.rank, changed.num_ranks = resolved_ranks(rank, num_ranks, distributed=False)
+        changed.batch_size = course.batch_size if batch_size is None else batch_size
+        changed.tail, changed.layout = tail or course.tail, layout or course.layout
+        changed.order = course.order if order is None else order_named(order)
         if seed is not None and self.seed is None:
-            course.drawn_seed, course.is_seed_drawn = seed, False
-        course.follow(None, course.drawn_seed)
+            changed.drawn_seed, changed.is_seed_drawn = seed, False
+        elif changed.num_ranks > course.num_ranks == 1 and course.is_seed_drawn and course.generator is None:
+            changed.drawn_seed = None  # each rank has drawn its own, and they have to agree
+        changed.follow(None, changed.drawn_seed)
+        if self._is_planned:
+            changed.planned(length_of(course.dataset), seed=0)  # refuses what cannot be a plan
+        vars(course).update(vars(changed))
         # torch forbids to assign these to a loader that is made
         fields = self.__dict__
         fields["rank"], fields["num_ranks"] = course.rank, course.num_ranks
@@ -717,7 +724,6 @@ class DataLoader(TorchDataLoader[T_co]):
         if tail is not None:
             fields["drop_last"] = tail == "drop" and self.batch_size is not None
         if self._is_planned:
-            course.planned(length_of(course.dataset), seed=0)  # refuses what cannot be a plan
             self._take_order()
         elif batch_sampler is not None:
             fields.update(batch_sampler=batch_sampler, batch_size=None, drop_last=False)
