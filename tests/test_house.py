@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str] | None] = {
     "stages": set(),
     "randomness": set(),
     "native": {"errors"},
-    "store": {"errors", "native"},
+    "store": {"errors", "machine", "native"},
     "source": {"errors", "store"},
     "plan": {"errors"},
     "transform": {"errors", "stages", "randomness", "native"},
@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str] | None] = {
     "trainers": {"errors"},
     "loader": None,
     "integrations": None,
-    "prepare": {"errors", "native", "store", "source", "plan", "transform", "engine"},
+    "prepare": {"errors", "machine", "native", "store", "source", "plan", "transform", "engine"},
     "remote": None,
     "bench": None,
     "view": {"errors", "machine", "batch", "bench"},
@@ -84,6 +84,13 @@ def test_the_import_rule_sees_late_imports_too(tmp_path: Path) -> None:
 
 def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("call", ["sched_getaffinity", "process_cpu_count"])
+def test_one_place_knows_the_cores(call: str) -> None:
+    """Elsewhere, the quota of a container would be forgotten."""
+    users = [path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if call in path.read_text()]
+    assert set(users) <= {"machine.py"}
 
 
 def test_importing_stoker_leaves_torch_and_numpy_alone() -> None:

@@ -33,10 +33,14 @@ class Usage(NamedTuple):
     num_threads: int
 
 
+def usable_cores() -> set[int]:
+    """Return the numbers of the cores that this process may run on. A container's quota may allow it less time."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def num_cores() -> int:
     """Return how many cores this process may use: its affinity and the container's quota, rounded up; at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = quota_cores()
+    cores, quota = len(usable_cores()), quota_cores()
     return max(1, cores if quota is None else min(cores, int(-(-quota // 1))))
 
 
@@ -311,12 +315,12 @@ def core_seconds() -> list[tuple[float, float]]:
 
 def our_core_seconds() -> tuple[float, float] | None:
     """Return how long the cores that this process may use were busy, by whomever, and how long they were there."""
-    ours = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    ours = usable_cores()
     busy = there = 0
     try:
         for line in (_PROC / "stat").read_text().splitlines():
             name, *fields = line.split()
-            if name.startswith("cpu") and name[3:].isdigit() and (ours is None or int(name[3:]) in ours):
+            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in ours:
                 times = [int(field) for field in fields[:8]]
                 there += sum(times)
                 busy += sum(times) - times[3] - times[4]

@@ -138,7 +138,7 @@ def test_an_order_that_another_sampler_would_replace_is_refused_by_the_name_of_t
     sampler: Any = RandomSampler(Numbers(9))
     for arguments in ({"order": "shuffle"}, {"tail": "pad"}, {"skip": [(0, 1)]}, {"rank": 0, "num_ranks": 2}):
         with pytest.raises(ArgumentError, match="RandomSampler"):
-            stoker.DataLoader(Numbers(9), sampler=sampler, **arguments)  # type: ignore[arg-type]
+            stoker.DataLoader(Numbers(9), sampler=sampler, **arguments)
 
 
 def test_a_generator_cannot_be_put_on_our_sampler_where_it_would_have_no_effect() -> None:

@@ -50,8 +50,9 @@ def facts() -> Iterator[tuple[str, str]]:
 
 
 def _cores() -> str:
-    present = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
+    from stoker import machine
+
+    present, usable = os.cpu_count() or 1, machine.num_cores()
     return str(present) if usable == present else f"{usable} usable of {present}"
 
 

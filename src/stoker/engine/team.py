@@ -20,6 +20,7 @@ from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from stoker import machine
 from stoker.engine.arena import Region
 from stoker.engine.board import Board
 from stoker.engine.cargo import Cargo
@@ -172,7 +173,7 @@ class Team:
                 self._open_channels()
             at_once = self.num_workers
             if staff.start_method != "fork":  # they import and unpack, and would only keep each other from it
-                at_once = max(2, len(os.sched_getaffinity(0)))
+                at_once = max(2, machine.num_cores())
             self._to_start = deque(range(self.num_workers))
             for _ in range(min(at_once, self.num_workers)):
                 self._start_next()

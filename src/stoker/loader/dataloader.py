@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import operator
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy, deepcopy
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
+from stoker import machine
 from stoker.compose.contents import Content, contents
 from stoker.compose.mixed import Mixture
 from stoker.compose.wrapped import SHUFFLED_MIXTURE, fingerprint_of, has_wrapped_mixture
@@ -322,7 +322,8 @@ class DataLoader(TorchDataLoader[T_co]):
         """For pictures with decode="auto": the share of them that is left to the device, and who is waited for."""
         if self._decode == "auto":
             num_hands = max(1, num_workers) * max(1, num_threads)
-            self.split = Split(num_cores=_num_cores() if self.auto is not None else min(num_hands, _num_cores()))
+            num_cores = machine.num_cores()
+            self.split = Split(num_cores=num_cores if self.auto is not None else min(num_hands, num_cores))
         # torch's defaults are what None stands for, and loaders made again from attributes have them
         self._own_collate = None if collate_fn in (default_collate, default_convert) else collate_fn
         self._is_stream, self._is_planned = is_stream, is_planned
@@ -959,10 +960,6 @@ class DataLoader(TorchDataLoader[T_co]):
             return None
         device = torch.cuda.current_device() if accelerator.type == "cuda" else None
         return _Pin(device)
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _batch_of(made: Made | Ended) -> Any:

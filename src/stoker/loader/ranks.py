@@ -59,7 +59,7 @@ def share_of_cores() -> int:
     A launcher that gives each rank cores of its own has done that already.
     """
     num_cores = machine.num_cores()
-    has_all = not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) >= (os.cpu_count() or 1)
+    has_all = len(machine.usable_cores()) >= (os.cpu_count() or 1)
     told = next((os.environ[name] for name in LOCAL if os.environ.get(name, "").isdigit()), "1")
     return max(1, num_cores // max(1, int(told))) if has_all else num_cores
 

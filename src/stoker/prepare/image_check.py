@@ -6,14 +6,13 @@ JPEG is decoded at an eighth of its size where it can be: that reads every coeff
 from __future__ import annotations
 
 import io
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stoker import native
+from stoker import machine, native
 from stoker.errors import ArgumentError, BadImage, DataError
 from stoker.prepare.crew import Cell, Crew
 from stoker.transform.image.decoding import MAX_PIXELS, decode
@@ -116,7 +115,7 @@ def check_images(
     pictures = open_pictures(source, **{"cache": False, "labels": False, **options})
     jobs = [range(begin, min(begin + PIECE, len(pictures))) for begin in range(0, len(pictures), PIECE)]
     if num_workers is None:
-        num_workers = min(_num_cores(), len(jobs)) if len(jobs) > 1 else 0
+        num_workers = min(machine.num_cores(), len(jobs)) if len(jobs) > 1 else 0
     seen: dict[int, list[_Seen]] = {}
     done, told = [0, 0], [0, 0]
 
@@ -248,7 +247,3 @@ def _gathered(seen: list[_Seen], pictures: Pictures) -> ImageCheck:
 
 def _described(positions: range) -> str:
     return f"pictures {positions.start} to {positions.stop - 1}"
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))

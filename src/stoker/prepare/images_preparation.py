@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stoker import machine
 from stoker.errors import ArgumentError, DataError
 from stoker.prepare.crew import NUM_COUNTS, Crew
 from stoker.prepare.images_report import ImageReport, cost_of
@@ -97,7 +98,7 @@ def images(
     }
     if target.is_fresh(meta):
         return replace(target.report(seconds=time.perf_counter() - begin), is_up_to_date=True)
-    num_workers = len(os.sched_getaffinity(0)) if workers is None else workers
+    num_workers = machine.num_cores() if workers is None else workers
     preparation = _Preparation(target, settings, stock, num_workers=num_workers, watch=watch)
     with locked(target.unfinished) as lock:
         target.clear_up()

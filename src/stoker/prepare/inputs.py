@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from stoker import machine
 from stoker.errors import ArgumentError, StaleSource
 from stoker.source.compression import Compression, compression_of, require_library
 
@@ -107,7 +108,7 @@ def identified(
 
 def _digests(inputs: Sequence[Input], tell: Callable[[int], None] | None) -> list[str]:
     reading = _Reading(inputs)
-    num_threads = min(_MAX_HASHING_THREADS, len(os.sched_getaffinity(0)))
+    num_threads = min(_MAX_HASHING_THREADS, machine.num_cores())
     with ThreadPoolExecutor(num_threads, thread_name_prefix="stoker-hash") as threads:
         try:
             # a task for each thread and not for each file: of those there may be millions, looked through at every tick

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from stoker import machine
 from stoker.prepare.columns import ArrowFile, Unreadable, column_bytes
 from stoker.prepare.inputs import Input
 from stoker.prepare.settings import CODE, Settings
@@ -86,7 +86,7 @@ def key_of(*parts: Any) -> str:
 def cut(inputs: Sequence[Input], settings: Settings) -> Iterator[Piece]:
     """Yield the pieces of all inputs, in order, without keys."""
     tables = [entry for entry in inputs if entry.kind in ("parquet", "arrow")]
-    with ThreadPoolExecutor(min(8, 2 * len(os.sched_getaffinity(0))), thread_name_prefix="stoker-plan") as threads:
+    with ThreadPoolExecutor(min(8, 2 * machine.num_cores()), thread_name_prefix="stoker-plan") as threads:
         weights = dict(zip(tables, threads.map(lambda entry: _weights(entry, settings.text_column), tables)))
     small: list[Input] = []
     for entry in inputs:

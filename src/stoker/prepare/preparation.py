@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stoker import machine
 from stoker.errors import ArgumentError, DataError
 from stoker.prepare.choice import Backend, Choice, Findings, inspected, library_versions, settled
 from stoker.prepare.crew import NUM_COUNTS, Cell, Crew
@@ -67,7 +68,7 @@ def tokens(
     files = found(inputs, without=target.path)
     if workers is not None and workers < 0:
         raise ArgumentError(f"workers={workers} is negative", hint="pass a number of processes, or 0 for none")
-    num_workers = len(os.sched_getaffinity(0)) if workers is None else workers
+    num_workers = machine.num_cores() if workers is None else workers
     settings = Settings(
         text_column=text_column,
         documents=documents,

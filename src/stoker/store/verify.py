@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from stoker import machine
 from stoker.errors import DataError
 from stoker.store.checksums import BLOCK_BYTES, checksum
 from stoker.store.column import OFFSETS, Column
@@ -61,7 +62,7 @@ def verify(
     """
     folder = Path(path).absolute()
     manifest = read_manifest(folder)
-    threads = num_threads or min(8, len(os.sched_getaffinity(0)))
+    threads = num_threads or min(8, machine.num_cores())
     lock = threading.Lock()
 
     def tell(num_bytes: int) -> None:

@@ -14,9 +14,10 @@ from zlib import crc32
 import torch
 
 from stoker.cli.demo.data import Shapes
-from stoker.cli.demo.machine import MAX_OTHERS, usable_cores
+from stoker.cli.demo.machine import MAX_OTHERS
 from stoker.cli.demo.training import Run
 from stoker.loader import DataLoader
+from stoker.machine import usable_cores
 from stoker.plan import Window, added
 from stoker.source import Lines
 

@@ -6,15 +6,10 @@ import os
 from pathlib import Path
 from time import perf_counter, process_time
 
+from stoker.machine import usable_cores
+
 MAX_OTHERS = 0.2
 """Cores that other programs may use while speed is judged. Overlap needs a second core, and they would take it."""
-
-
-def usable_cores() -> set[int]:
-    """Return the numbers of the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 class Others:
