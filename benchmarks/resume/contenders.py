@@ -1,0 +1,269 @@
+"""The contenders by name, and the process in which each has its runs.
+
+Every training process is a fork of one that has imported what the contender needs, and nothing more: imports take
+seconds, and there are dozens of processes for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import without_vision
+from benchmarks.resume import loaders, trainers
+from benchmarks.resume.jobs import Job, Recorder
+from benchmarks.stand import family
+
+LIMIT_SECONDS = 90
+"""So long a training process may take before it counts as hanging. They take one to ten seconds."""
+RANKS_SECONDS = 20
+"""So long the other ranks may take when one has ended."""
+
+Train = Callable[[Job, Recorder], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A loader, and how to resume it."""
+
+    train: Train
+    modules: tuple[str, ...] = ()
+    """What is imported beforehand, and has to be installed."""
+    prepare: Callable[[Path], None] | None = None
+    """Writes the samples in the loader's own format."""
+    is_one_stream: bool = False
+    """Whether there is one iterator over all epochs, without a boundary between them."""
+    documented: str = ""
+    """What its documentation says about resuming."""
+
+
+def _loop(kind: type[loaders.Loop]) -> Train:
+    return partial(loaders.train, kind)
+
+
+OURS = "stoker"
+OURS_ACCELERATED, OURS_IN_TRAINER = "stoker, Accelerate", "stoker, Trainer"
+CONTENDERS = {
+    "torch, from the epoch's start": Contender(_loop(loaders.TorchFromStart)),
+    "torch, skipping batches": Contender(_loop(loaders.TorchSkipping)),
+    "torch, set_epoch and skipping": Contender(_loop(loaders.TorchSetEpoch)),
+    "StatefulDataLoader": Contender(
+        _loop(loaders.TorchData),
+        ("torchdata.stateful_dataloader",),
+        documented="state is not aggregated across ranks",
+    ),
+    "litdata": Contender(
+        _loop(loaders.LitData),
+        ("litdata",),
+        loaders.prepare_litdata,
+        documented="num_workers and world_size may change",
+    ),
+    "Mosaic Streaming": Contender(
+        _loop(loaders.Mosaic),
+        ("streaming",),
+        loaders.prepare_mosaic,
+        documented="the same order on any number of GPUs, nodes and workers",
+    ),
+    "Grain, DataLoader": Contender(
+        _loop(loaders.GrainLoader),
+        ("grain",),
+        is_one_stream=True,
+        documented="worker count and sampler have to be the same",
+    ),
+    "Grain, ElasticIterator": Contender(
+        _loop(loaders.GrainElastic),
+        ("grain",),
+        is_one_stream=True,
+        documented="experimental; shards and the global batch size may change",
+    ),
+    "Accelerate, skip_first_batches": Contender(
+        _loop(trainers.Accelerated),
+        ("accelerate",),
+        documented="the same script and training setup",
+    ),
+    "Accelerate, seedable sampler": Contender(
+        _loop(trainers.AcceleratedSeedable),
+        ("accelerate",),
+        documented="the same script and training setup",
+    ),
+    "Accelerate, stateful loader": Contender(
+        _loop(trainers.AcceleratedStateful),
+        ("accelerate", "torchdata.stateful_dataloader"),
+        documented="the same script and training setup",
+    ),
+    "Trainer": Contender(trainers.train_by_trainer, ("transformers", "accelerate")),
+    OURS: Contender(_loop(loaders.Stoker), ("stoker",), documented="ranks, workers and batch size may change"),
+    OURS_ACCELERATED: Contender(
+        _loop(trainers.AcceleratedStoker),
+        ("stoker", "accelerate"),
+        documented="ranks, workers and batch size may change",
+    ),
+    OURS_IN_TRAINER: Contender(
+        trainers.train_by_trainer_with_stoker,
+        ("stoker", "transformers", "accelerate"),
+        documented="ranks and workers may change",
+    ),
+}
+
+
+@contextmanager
+def serving(name: str, data: str) -> Iterator[Callable[..., Any]]:
+    """Run training processes of a contender, in a stand (see `benchmarks.stand`)."""
+    import torch
+
+    os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", ACCELERATE_USE_CPU="true")
+    torch.set_num_threads(1)
+    contender = CONTENDERS[name]
+    if "streaming" in contender.modules:
+        without_vision()
+    for module in contender.modules:
+        import_module(module)
+    if "stoker" in contender.modules:
+        _ = import_module("stoker").DataLoader
+    if "transformers" in contender.modules:
+        _ = import_module("transformers").Trainer
+    _adopt_orphans()
+    if contender.prepare is not None:
+        _forked(partial(contender.prepare, Path(data)))
+    yield partial(run_part, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the processes of a part ended."""
+
+    kind: str
+    """"stopped", "finished", "error" or "hang"."""
+    text: str = ""
+    """The error: its class and message."""
+    trace: str = ""
+
+
+def run_part(name: str, jobs: Sequence[Job]) -> Ending:
+    """Run the training processes of one part of a run, one for each rank, and return how they ended."""
+    barrier = multiprocessing.get_context("fork").Barrier(len(jobs))
+    port = _free_port()
+    errors = [job.record(job.part, job.rank).with_suffix(".error") for job in jobs]
+    pids = [_fork(name, job, barrier, port, error) for job, error in zip(jobs, errors)]
+    statuses: dict[int, int] = {}
+    end = time.monotonic() + LIMIT_SECONDS
+    while len(statuses) < len(pids) and time.monotonic() < end:
+        for pid in pids:
+            if pid not in statuses and os.waitpid(pid, os.WNOHANG)[0]:
+                statuses[pid] = 1
+                end = min(end, time.monotonic() + RANKS_SECONDS)
+        time.sleep(0.005)
+    _end_descendants()
+    texts = [error.read_text() for error in errors if error.exists()]
+    texts = sorted(texts, key=lambda text: "Connection closed by peer" in text or "BrokenBarrier" in text)
+    if texts:
+        return Ending("error", texts[0].strip().splitlines()[-1][:300], texts[0][-4000:])
+    if len(statuses) < len(pids):
+        return Ending("hang", f"no end after {LIMIT_SECONDS} s")
+    ends = {_last_word(job) for job in jobs}
+    if len(ends) > 1 or "died" in ends:
+        return Ending("error", "the process died without an error")
+    return Ending(ends.pop())
+
+
+def _last_word(job: Job) -> str:
+    text = job.record(job.part, job.rank).read_text()
+    last = text.rstrip().rpartition("\n")[2]
+    if '"stopped"' in last:
+        return "stopped"
+    return "finished" if '"finished"' in last else "died"
+
+
+def _fork(name: str, job: Job, barrier: Any, port: int, error: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.environ.update(
+            RANK=str(job.rank),
+            LOCAL_RANK=str(job.rank),
+            WORLD_SIZE=str(job.shape.num_ranks),
+            LOCAL_WORLD_SIZE=str(job.shape.num_ranks),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+        if job.shape.num_ranks == 1:  # a plain `python script.py`
+            for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+                del os.environ[key]
+        recorder = Recorder(job, barrier)
+        CONTENDERS[name].train(job, recorder)
+        recorder.finished()
+        recorder.wait_for_ranks()
+        status = 0
+    except BaseException:
+        error.write_text(traceback.format_exc())
+        barrier.abort()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _forked(function: Callable[[], None]) -> None:
+    """Call a function in a process of its own, so that it leaves no threads here."""
+    pid = os.fork()
+    if not pid:
+        try:
+            function()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        raise RuntimeError("the dataset could not be prepared")
+    _end_descendants()
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of all processes that lose theirs: workers of trainers that were killed."""
+    set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(set_child_subreaper, 1, 0, 0, 0)
+
+
+def _end_descendants() -> None:
+    """Kill what the training processes have left behind; what cleans up shared memory may end by itself."""
+    end = time.monotonic() + 2
+    while True:
+        _reap()
+        left = family(os.getpid())[1:]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if b"resource_tracker" not in command or time.monotonic() > end:
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
