@@ -31,7 +31,7 @@ class Loop(Protocol):
         ...
 
     def batches(self, epoch: int, place: Place | None) -> Iterator[list[int]]:
-        """Train for an epoch, and yield what each step was trained on; `place` is given in the epoch that is resumed."""
+        """Train for an epoch and yield the samples of each step; `place` is given in the epoch that is resumed."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -320,7 +320,9 @@ class Stoker(StateFiles):
 def prepare_litdata(folder: Path) -> None:
     """Write the samples in litdata's format, in twenty chunks."""
     optimize = import_module("litdata").optimize
-    optimize(fn=sample, inputs=list(range(NUM_SAMPLES)), output_dir=str(folder / "litdata"), chunk_size=50, num_workers=1)
+    optimize(
+        fn=sample, inputs=list(range(NUM_SAMPLES)), output_dir=str(folder / "litdata"), chunk_size=50, num_workers=1
+    )
 
 
 def sample(number: int) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from benchmarks.resume.jobs import NUM_EPOCHS, NUM_SAMPLES, SAVE_EVERY, Shape
 
@@ -79,7 +80,7 @@ def _resumed(draw: random.Random, shapes: tuple[Shape, ...], epochs: tuple[int, 
     steps = [epoch * STEPS + step for epoch in epochs for step in range(SAVE_EVERY, STEPS - SAVE_EVERY)]
     while True:
         saved = sorted(draw.sample(steps, len(shapes) - 1))
-        if all(later - earlier > 2 * SAVE_EVERY for earlier, later in zip(saved, saved[1:])):
+        if all(later - earlier > 2 * SAVE_EVERY for earlier, later in pairwise(saved)):
             break
     stopped = [Part(shape, saved_at=at, stopped_at=at + draw.randrange(SAVE_EVERY)) for shape, at in zip(shapes, saved)]
     return (*stopped, Part(shapes[-1]))

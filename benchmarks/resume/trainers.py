@@ -1,4 +1,4 @@
-"""Training scripts around Accelerate and the Transformers `Trainer`, with their ways to save and resume, and our loader in them."""
+"""Training scripts with Accelerate and the Transformers `Trainer`: their own ways to resume, and our loader in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Run a function in several processes, as torchrun would start them."""
+"""Run a function in several processes, as torchrun would start them.
+
+Trainers take seconds to import, and every test would pay for each of its ranks. So a test module has one process that
+has imported it, the *launcher*, and every rank is a fork of that.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,23 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "ACCELERATE_USE_CPU": "true",
+}
+"""Read by libraries when they are imported."""
+
+_launchers: dict[str, subprocess.Popen[str]] = {}
 
 
 def launch(
@@ -27,46 +42,60 @@ def launch(
 ) -> list[Any]:
     """Return what `function(*arguments)` returns on each rank: plain values, like the arguments, which travel as JSON.
 
-    The function is one of a test module, and finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in the
-    environment. With `killed`, all ranks are expected to be killed by SIGKILL, and nothing is returned.
+    The function is one of the calling test module, and finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
+    in the environment. With `killed`, all ranks are expected to be killed by SIGKILL, and nothing is returned.
     """
-    name = f"{function.__module__}:{function.__qualname__}"
+    launcher = _launchers[function.__module__]
+    assert launcher.stdin is not None
+    assert launcher.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.integrations.launch", name, json.dumps(arguments), folder],
-                cwd=ROOT,
-                env=rank_environment(rank, num_ranks, port) | (env or {}),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for port in [free_port()]
-            for rank in range(num_ranks)
-        ]
-        try:
-            printed = [rank.communicate(timeout=timeout)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.communicate()
+        request = {
+            "function": function.__qualname__,
+            "arguments": arguments,
+            "num_ranks": num_ranks,
+            "timeout": timeout,
+            "env": env or {},
+            "folder": folder,
+        }
+        launcher.stdin.write(json.dumps(request) + "\n")
+        launcher.stdin.flush()
+        answer = launcher.stdout.readline()
+        assert answer, f"the launcher of {function.__module__} ended: {launcher.poll()}"
         expected = -signal.SIGKILL if killed else 0
-        for number, (rank, text) in enumerate(zip(ranks, printed)):
-            assert rank.returncode == expected, f"rank {number} ended with {rank.returncode}:\n{text}"
+        for rank, status in enumerate(json.loads(answer)):
+            printed = Path(folder, f"{rank}.log").read_text()
+            assert status == expected, f"rank {rank} ended with {status}:\n{printed}"
         return [] if killed else [json.loads(Path(folder, str(rank)).read_text()) for rank in range(num_ranks)]
 
 
+def start_launcher(module: str) -> None:
+    """Start the process that the ranks of a test module are forked from."""
+    _launchers[module] = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "tests.integrations.launch", module],
+        cwd=ROOT,
+        env=os.environ | SETTINGS,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def stop_launcher(module: str) -> None:
+    """End that process."""
+    launcher = _launchers.pop(module)
+    launcher.kill()
+    launcher.communicate()
+
+
 def rank_environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
-    """Return the environment that torchrun gives a rank."""
-    return os.environ | {
+    """Return what torchrun adds to the environment of a rank."""
+    return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
     }
 
 
@@ -83,11 +112,60 @@ def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _run(name: str, arguments: str, folder: str) -> None:
-    module, _, function = name.partition(":")
-    result = getattr(import_module(module), function)(*json.loads(arguments))
-    Path(folder, os.environ["RANK"]).write_text(json.dumps(result))
+def _serve(name: str) -> None:
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what modules print is no answer
+    module = import_module(name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        os.write(answers, (json.dumps(_run_ranks(module, request)) + "\n").encode())
+
+
+def _run_ranks(module: Any, request: dict[str, Any]) -> list[int]:
+    """Return how each rank ended, as `subprocess` would say it."""
+    port, num_ranks = free_port(), request["num_ranks"]
+    pids = [_forked_rank(module, request, rank, port) for rank in range(num_ranks)]
+    end = time.monotonic() + request["timeout"]
+    statuses: dict[int, int] = {}
+    while len(statuses) < num_ranks:
+        for pid in pids:
+            done, status = (pid, 0) if pid in statuses else os.waitpid(pid, os.WNOHANG)
+            if done and pid not in statuses:
+                statuses[pid] = os.waitstatus_to_exitcode(status)
+                if statuses[pid]:  # the others wait for it, maybe for ever
+                    end = min(end, time.monotonic() + 10)
+        if time.monotonic() > end:
+            for pid in set(pids) - set(statuses):
+                os.kill(pid, signal.SIGABRT)  # with the stacks of all threads
+                os.waitpid(pid, 0)
+                statuses[pid] = -signal.SIGABRT
+        time.sleep(0.005)
+    return [statuses[pid] for pid in pids]
+
+
+def _forked_rank(module: Any, request: dict[str, Any], rank: int, port: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        import faulthandler
+
+        log = os.open(Path(request["folder"], f"{rank}.log"), os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        faulthandler.enable()
+        os.environ.update(rank_environment(rank, request["num_ranks"], port) | request["env"])
+        result = getattr(module, request["function"])(*request["arguments"])
+        Path(request["folder"], str(rank)).write_text(json.dumps(result))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":
-    _run(*sys.argv[1:])
+    _serve(*sys.argv[1:])

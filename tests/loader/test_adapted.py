@@ -159,7 +159,7 @@ def test_in_blocks_the_batches_of_all_ranks_one_behind_the_other_are_the_plans_o
         {"sampler": SequentialSampler(Numbers(50))},
         {"batch_size": 1, "batch_sampler": BatchSampler(SequentialSampler(Numbers(50)), 7, False)},
     ],
-    ids=str,
+    ids=lambda options: "-".join(options),
 )
 @pytest.mark.parametrize("number", [0, 1, 3, 90])
 def test_first_batches_that_are_left_out_are_those_of_the_next_epoch_alone(

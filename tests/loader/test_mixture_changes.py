@@ -95,7 +95,8 @@ def test_a_bad_row_of_a_pack_is_replaced_in_the_form_of_the_batch() -> None:
 
     short, long = stoker.pack([np.arange(5)] * 20, length=16), stoker.pack([np.arange(12)] * 40, length=16)
     bad = object.__new__(Bad)
-    bad.__dict__.update(short.__dict__)
+    bad.__dict__.update(short.__dict__ | {"_views": {}})
+    bad._root = bad
     mixture = stoker.mix({"short": (bad, 0.5), "long": (long, 0.5)}, label="source")
     loader = stoker.DataLoader(mixture, batch_size=6, on_error=stoker.Policy(max_rate=None))
     for batch in loader:

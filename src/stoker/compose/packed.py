@@ -367,7 +367,7 @@ class Packed:
         root = self._root
         view = root._views.get(epoch)
         if view is None:
-            view = object.__new__(Packed)
+            view = object.__new__(type(root))
             view.__dict__.update(root.__dict__)
             view._epoch, view._views = _whole(epoch, "epoch"), {}
             kept = dict(list(root._views.items())[1 - _EPOCHS_KEPT :])

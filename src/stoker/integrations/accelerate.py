@@ -241,7 +241,7 @@ def _wrap_sampler(
     return stand_in.synchronized_generator, stand_in.rng_types
 
 
-class PreparedLoader(DataLoaderStateMixin, DataLoader[Any]):  # type: ignore[misc]
+class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[misc]
     """A loader that an accelerator drives. Made by `accelerator.prepare`, never by hand."""
 
     use_stateful_dataloader = True
