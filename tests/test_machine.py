@@ -14,8 +14,6 @@ import pytest
 
 from stoker import machine
 
-pytestmark = pytest.mark.timed
-
 
 def test_cores_are_those_this_process_may_use() -> None:
     allowed = os.sched_getaffinity(0)

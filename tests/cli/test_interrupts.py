@@ -19,8 +19,6 @@ from stoker.bench.train_record import CACHED, REAL, RESIDENT, TrainBench
 from stoker.cli.app import INTERRUPTED
 from stoker.cli.trials import File, conclude
 
-pytestmark = pytest.mark.timed
-
 HERE = "tests.cli.interrupting"
 SENTENCE = "- interrupted: only what was done by then is here"
 

@@ -28,8 +28,6 @@ from stoker.view.live.letters import Letters, bar, spark
 from stoker.view.live.tail import MOST_BYTES
 from tests.view import runs
 
-pytestmark = pytest.mark.timed
-
 
 def once(*paths: Path, code: int = 0, columns: int = 160) -> str:
     done = CliRunner().invoke(app, ["top", "--once", *map(str, paths)], env={"COLUMNS": str(columns)})

@@ -28,8 +28,6 @@ from tests.faults.test_process_faults import begun, kill, workers
 from tests.laws.test_auto_laws import auto, relay_of
 from tests.loader.datasets import KeyedOnly, Numbers, listed, plain
 
-pytestmark = pytest.mark.timed
-
 
 def until(is_so: Callable[[], bool], *, seconds: float = 20.0) -> None:
     """Wait until something is so."""
@@ -250,6 +248,7 @@ def num_alive() -> int:
     return len([process for process in workers() if process.is_alive()])
 
 
+@pytest.mark.timed
 def test_workers_become_more_and_fewer_and_nobody_is_left_over() -> None:
     loader = auto(Slow(4000), batch_size=2, seed=0, num_threads=0, persistent_workers=True)
     iterator, relay = steered_by_hand(loader)

@@ -13,8 +13,6 @@ from stoker.engine import scout
 from stoker.engine.scout import Scouted, first_choice, scouted
 from stoker.engine.setting import AUTO, Room, Setting, room_for
 
-pytestmark = pytest.mark.timed
-
 
 class Probe:
     """Units that do one thing."""
@@ -34,6 +32,7 @@ class Probe:
         return 0.25
 
 
+@pytest.mark.timed
 def test_waiting_scales_on_two_threads() -> None:
     probe = Probe(lambda: time.sleep(0.015))
     found = max((scouted(probe) for _ in range(5)), key=lambda found: found.speedup)  # the machine may be busy
@@ -44,6 +43,7 @@ def test_waiting_scales_on_two_threads() -> None:
     assert "stoker-scout" in probe.threads
 
 
+@pytest.mark.timed
 def test_what_holds_a_lock_does_not() -> None:
     lock = threading.Lock()
 
@@ -77,6 +77,7 @@ def test_quick_units_are_done_again_until_there_is_something_to_measure(monkeypa
     assert len(probe.done) == pytest.approx(2 + 2 * scout.TINY_SECONDS / 1e-5, rel=0.05)
 
 
+@pytest.mark.timed
 def test_one_unit_that_was_held_up_does_not_count() -> None:
     def found() -> Scouted:
         lasts = iter([0.0] * 5 + [0.1] + [0.0] * 100_000)
@@ -85,6 +86,7 @@ def test_one_unit_that_was_held_up_does_not_count() -> None:
     assert min(found().unit_seconds for _ in range(4)) < 0.01
 
 
+@pytest.mark.timed
 def test_what_was_read_first_and_is_slow_for_that_makes_threads_look_no_better() -> None:
     read: set[int] = set()
 
@@ -99,6 +101,7 @@ def test_what_was_read_first_and_is_slow_for_that_makes_threads_look_no_better()
     assert found.speedup < 2.5
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("num_units", [1, 2, 3, 4, 5, 6])
 def test_slow_units_are_few(num_units: int) -> None:
     probe = Probe(lambda: time.sleep(0.12), num_units=num_units, units_of_batch=1)

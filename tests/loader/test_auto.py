@@ -45,8 +45,6 @@ from tests.loader.datasets import (
     plain,
 )
 
-pytestmark = pytest.mark.timed
-
 AUTO: dict[str, Any] = {"num_workers": "auto", "num_threads": "auto", "prefetch_factor": "auto"}
 
 
@@ -116,12 +114,14 @@ def trained(
 # ---------------------------------------------------------------- the first choice
 
 
+@pytest.mark.timed
 def test_cheap_samples_are_read_inline() -> None:
     loader = stoker.DataLoader(Numbers(100_000), batch_size=4, **AUTO)
     trained(loader, lambda setting: setting.is_inline, step=0.01)  # at once, unless the machine was busy just then
     assert (loader.num_workers, loader.num_threads, loader.prefetch_factor) == (0, 0, None)
 
 
+@pytest.mark.timed
 def test_work_that_lets_go_of_the_lock_gets_threads_in_one_process() -> None:
     def chosen() -> Setting:
         return first_of(stoker.DataLoader(Sleeping(seconds=0.01), batch_size=16, **AUTO))
@@ -130,6 +130,7 @@ def test_work_that_lets_go_of_the_lock_gets_threads_in_one_process() -> None:
     assert any(setting.num_workers == 1 and setting.num_threads >= 2 for setting in (chosen() for _ in range(4)))
 
 
+@pytest.mark.timed
 def test_work_that_holds_it_gets_processes() -> None:
     def chosen() -> Setting:
         return first_of(stoker.DataLoader(Locked(seconds=0.012), batch_size=20, **AUTO))
@@ -280,6 +281,7 @@ def test_an_empty_epoch_is_one() -> None:
 # ---------------------------------------------------------------- refined while training
 
 
+@pytest.mark.timed
 def test_hands_become_more_while_the_trainer_waits() -> None:
     loader = stoker.DataLoader(Sleeping(seconds=0.004), batch_size=8, **AUTO)
     batches = trained(loader, lambda setting: setting.num_hands >= 6)
@@ -289,6 +291,7 @@ def test_hands_become_more_while_the_trainer_waits() -> None:
     assert "the trainer waits" in loader.auto.decisions[1]  # type: ignore[union-attr]
 
 
+@pytest.mark.timed
 def test_processes_become_more_too() -> None:
     loader = stoker.DataLoader(Locked(seconds=0.004), batch_size=8, num_threads=0, num_workers="auto")
     batches = trained(loader, lambda setting: setting.num_workers >= 4)
@@ -297,12 +300,14 @@ def test_processes_become_more_too() -> None:
     assert loader.prefetch_factor == 2
 
 
+@pytest.mark.timed
 def test_hands_become_fewer_when_nobody_waits() -> None:
     loader = stoker.DataLoader(Sleeping(seconds=0.004), batch_size=8, num_workers=1, num_threads="auto")
     trained(loader, lambda setting: setting.num_threads >= 4)
     trained(loader, lambda setting: setting.num_threads <= 2, step=0.05)
 
 
+@pytest.mark.timed
 def test_a_batch_that_costs_little_beside_the_step_is_made_inline_after_a_while() -> None:
     class Light(Numbers):
         def __getitem__(self, position: int) -> int:
@@ -329,6 +334,7 @@ class Heavier(Numbers):
         return position
 
 
+@pytest.mark.timed
 def test_what_has_become_costly_is_not_made_inline_any_longer() -> None:
     dataset = Heavier(None)
     loader = stoker.DataLoader(dataset, batch_size=8, **AUTO)
@@ -356,6 +362,7 @@ def begun_training() -> Iterator[Callable[[], None]]:
         os.close(number)
 
 
+@pytest.mark.timed
 def test_what_training_itself_starts_and_opens_is_not_taken_for_reading(begun_training: Callable[[], None]) -> None:
     dataset = Heavier(None)
     loader = stoker.DataLoader(dataset, batch_size=8, **AUTO)
@@ -398,6 +405,7 @@ def test_what_came_between_two_looks_is_taken_for_reading_unless_it_cannot_be(wh
     assert not footprint.is_clean()  # whatever became of it
 
 
+@pytest.mark.timed
 def test_unless_a_fork_would_share_what_reading_has_opened(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.touch()
@@ -452,6 +460,7 @@ def test_what_is_opened_by_reading_is_never_opened_in_the_trainer(tmp_path: Path
     assert dataset.file is None
 
 
+@pytest.mark.timed
 def test_it_is_told_when_there_are_no_more_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "num_cores", lambda: 1)
     loader = stoker.DataLoader(Waited(4000), batch_size=4, num_workers="auto")
@@ -472,6 +481,7 @@ class Waited(Numbers):
         return position
 
 
+@pytest.mark.timed
 def test_what_was_found_is_kept_for_the_next_epochs() -> None:
     loader = stoker.DataLoader(Sleeping(64, 0.001), batch_size=8, **AUTO)
     listed(loader)
@@ -500,6 +510,7 @@ def test_an_iteration_that_another_one_has_overtaken_goes_on_as_it_is() -> None:
 # ---------------------------------------------------------------- told
 
 
+@pytest.mark.timed
 def test_decisions_are_logged_counted_and_printed(caplog: pytest.LogCaptureFixture) -> None:
     loader = stoker.DataLoader(Sleeping(seconds=0.004), batch_size=8, **AUTO)
     with caplog.at_level(logging.INFO, "stoker"):
@@ -545,6 +556,7 @@ def test_a_state_knows_nothing_of_it() -> None:
     assert loader.state_dict() == fixed.state_dict()
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("by", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))], ids=["copy", "pickle"])
 def test_a_copy_has_what_was_found_and_goes_its_own_way(by: Callable[[Any], Any]) -> None:
     loader = stoker.DataLoader(Sleeping(160, 0.001), batch_size=8, seed=0, **AUTO)
@@ -611,6 +623,7 @@ def test_what_needs_a_worker_is_not_made_inline(arguments: dict[str, Any], capfd
     assert not loader.auto.room.can_be_inline  # type: ignore[union-attr]
 
 
+@pytest.mark.timed
 def test_threads_of_the_trainers_own_where_it_was_said_so() -> None:
     loader = stoker.DataLoader(Sleeping(seconds=0.003), batch_size=8, num_workers=0, num_threads="auto")
     batches = trained(loader, lambda setting: setting.num_threads >= 4)
@@ -687,6 +700,7 @@ def test_a_stream_that_knows_where_it_is_resumes_there() -> None:
     assert seen + listed(again) == listed(stoker.DataLoader(Remembering(50), batch_size=4))
 
 
+@pytest.mark.timed
 def test_more_of_a_stream_is_in_flight_where_that_helps() -> None:
     class Bursts(Counting):
         def __iter__(self) -> Iterator[int]:

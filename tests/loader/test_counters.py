@@ -32,8 +32,6 @@ from stoker.loader import counting
 from stoker.loader.stats_log import StatsLog
 from stoker.loader.telling import slowest_rank, told, told_of_ranks
 
-pytestmark = pytest.mark.timed
-
 ENGINES: list[dict[str, int]] = [
     {},
     {"num_threads": 2},
@@ -81,9 +79,9 @@ def test_stages_are_told_apart_whoever_does_the_work(engine: dict[str, int]) -> 
     assert stats.num_bytes == 48 * 400
     assert list(stats.stages) == list(STAGES)
     # sleeping takes at least its time; how much longer is the machine's affair
-    assert 48 * 0.002 <= stats.stages["read"].busy_seconds < 2.0
-    assert 48 * 0.001 <= stats.stages["transform"].busy_seconds < 2.0
-    assert 12 * 0.004 <= stats.stages["collate"].busy_seconds < 2.0
+    assert 48 * 0.002 <= stats.stages["read"].busy_seconds < 60
+    assert 48 * 0.001 <= stats.stages["transform"].busy_seconds < 60
+    assert 12 * 0.004 <= stats.stages["collate"].busy_seconds < 60
     assert stats.stages["read"].busy_seconds > stats.stages["transform"].busy_seconds
     assert stats.engine == ("processes" if "num_workers" in engine else "threads" if engine else "inline")
     assert len(stats.first_batch_seconds) == 2
@@ -93,6 +91,7 @@ def test_stages_are_told_apart_whoever_does_the_work(engine: dict[str, int]) -> 
     assert stats.stages["wait"].waiting_seconds >= stats.stall_seconds > 0
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 def test_a_slow_trainer_finds_batches_ready(engine: dict[str, int]) -> None:
     loader = DataLoader(Sleeping(read=0.0001, transform=0), batch_size=4, **engine)  # type: ignore[arg-type]
@@ -292,12 +291,12 @@ def test_the_report_tells_people() -> None:
 def test_a_line_of_json_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     loader = DataLoader(Sleeping(), batch_size=4)
-    loader.log_stats(path, every=0.001)
+    loader.log_stats(path, every=1e-12)  # due at every look
     for _ in range(2):
         for _ in loader:
             pass
     lines = [Stats.from_dict(json.loads(line)) for line in path.read_text().splitlines()]
-    assert [stats.num_batches for stats in lines] == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10, 11, 12, 12]
+    assert [stats.num_batches for stats in lines] == [0, 1, 2, 3, 4, 5, 6, 6, 6, 7, 8, 9, 10, 11, 12, 12]
     other = tmp_path / "rare.jsonl"
     loader.log_stats(other, every=3600)
     for _ in loader:

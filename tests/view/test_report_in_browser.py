@@ -21,8 +21,6 @@ from stoker.view.page.times import batches_of
 from tests.view import chromium, runs
 from tests.view.chromium import Browser, Page
 
-pytestmark = pytest.mark.timed
-
 PAGES = ("healthy", "starved", "ranks", "one batch", "nothing", "compared")
 
 
