@@ -15,7 +15,7 @@ IMAGE_PEERS  := .venv-image-peers
 IMAGE_PEERED := $(IMAGE_PEERS)/.ready
 IMAGE_PIP    := $(IMAGE_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test check format bench peers image-peers clean
+.PHONY: help demo test test-timed check format bench peers image-peers clean
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
 
@@ -38,8 +38,10 @@ $(BENCH): $(STAMP) $(NATIVE)
 demo: $(NATIVE)  ## Load, train, stop, resume: the main job end to end, on data it makes itself
 	@$(BIN)/stoker demo
 
-test: $(NATIVE)  ## Run every test
+test: $(NATIVE)  ## Run the tests; they pass whatever else the machine does
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not timed"
+
+test-timed: $(NATIVE)  ## Run the few tests that measure time, one by one: leave the machine alone meanwhile
 	$(BIN)/python -m pytest -m timed
 
 check: $(NATIVE)  ## Format, lint, strict types, import rule, quick tests
