@@ -22,8 +22,9 @@ INTEGRATIONS = {
     "lightning.pytorch.utilities.data": "lightning",
     "lightning_fabric.utilities.data": "lightning",
     "pytorch_lightning.utilities.data": "lightning",
+    "transformers.trainer": "transformers",
 }
-"""Modules that build loaders from others, and the file of `stoker.integrations` that knows them."""
+"""Modules that build loaders from others or drive them, and the file of `stoker.integrations` that knows them."""
 
 
 def watch() -> None:

@@ -67,12 +67,12 @@ def _prepare(*args: Any, **kwargs: Any) -> Any:
     call = inspect.signature(original).bind(*args, **kwargs)
     call.apply_defaults()
     loader = call.arguments["dataloader"]
-    if not _is_ours(loader):
+    if not is_ours(loader):
         return original(*args, **kwargs)
     return prepare(loader, **{name: value for name, value in call.arguments.items() if name != "dataloader"})
 
 
-def _is_ours(loader: Any) -> bool:
+def is_ours(loader: Any) -> bool:
     """Return whether a loader is one of ours, and not over torch's DataPipes, which it leaves to torch."""
     return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterDataPipe | MapDataPipe)
 
@@ -417,7 +417,7 @@ class _EvenBatchSampler(BatchSampler):
 
 
 def _skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
-    if not _is_ours(dataloader):
+    if not is_ours(dataloader):
         return _original["skip_first_batches"](dataloader, num_batches)
     dataloader.skip_first(num_batches)
     return dataloader

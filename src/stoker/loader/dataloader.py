@@ -440,6 +440,11 @@ class DataLoader(TorchDataLoader[T_co]):
         """The epoch that the next iteration gives, or goes on with."""
         return self._course.next_epoch if self._resume is None else self._resume.epoch
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the next iteration goes on where a state was taken that has been loaded."""
+        return self._resume is not None
+
     def _tell_epoch(self, epoch: int) -> None:
         inner = getattr(self.batch_sampler, "sampler", None)
         parts = {id(part): part for part in (self.sampler, inner, self.batch_sampler, self.dataset)}
