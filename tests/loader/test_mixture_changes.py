@@ -181,6 +181,7 @@ def test_a_run_that_is_over_can_be_loaded_and_go_on_with_more() -> None:
 def test_steps_that_were_overtaken_do_not_go_with_other_weights() -> None:
     state = after(stoker.DataLoader(mixed({"a": 1, "b": 1}, stop=16), batch_size=2, seed=0), 1)
     state["ahead"] = [2]  # as with in_order=False
+    del state["checksums"]
     for weights, is_refused in (({"a": 1.0, "b": 1.0}, False), ({"a": 1.0, "b": 3.0}, True)):
         loader = stoker.DataLoader(mixed(weights, stop=16), batch_size=2, seed=0, num_workers=1, in_order=False)
         if is_refused:

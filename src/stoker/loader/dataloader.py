@@ -54,7 +54,7 @@ from stoker.loader.mesh import Mesh, check_mesh_state, mesh_state, resolved_mesh
 from stoker.loader.plan_progress import PlanProgress
 from stoker.loader.positions import positions_of
 from stoker.loader.post import MapErrand, StreamErrand, Unfailing
-from stoker.loader.progress import Progress, readable
+from stoker.loader.progress import Progress, check_sums, checksums, readable
 from stoker.loader.prometheus import told_to_prometheus
 from stoker.loader.ranks import resolved_ranks, share_of_cores
 from stoker.loader.rebuilt import describe_class, rebuilt
@@ -517,6 +517,7 @@ class DataLoader(TorchDataLoader[T_co]):
         progress = self._progress or self._new_progress(self._course.next_epoch)
         self._progress = progress
         state = progress.state()
+        state["checksums"] = checksums(state)
         state["seed"] = self._course.seed
         state |= self._identity() | mesh_state(self._mesh)
         state["chosen_epoch"] = self._chosen_epoch
@@ -565,6 +566,7 @@ class DataLoader(TorchDataLoader[T_co]):
         course.follow(None, state["seed"])
         try:
             progress = self._new_progress(0).resumed(state)
+            check_sums(progress, state)
         except Exception as error:
             course.dataset = dataset
             course.follow(*before)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import ArgumentError, StateMismatch, StateUnreadable
+from stoker.errors import ArgumentError, StateMismatch
 from stoker.loader.context_parallel import SequenceOrder, SequencePart, SequenceSplit, sequence_split
 from stoker.loader.ranks import NOT_LAUNCHED, launched_ranks
 
@@ -204,17 +204,13 @@ def resolved_mesh(
 
 
 def mesh_state(mesh: ResolvedMesh | None) -> dict[str, Any]:
-    """Return the entries of a loader's state that describe its mesh. They are the same on all ranks."""
-    if mesh is None:
-        return {}
-    return {
-        "mesh": {
-            "sizes": dict(mesh.sizes),
-            "data": list(mesh.data),
-            "context": mesh.context,
-            "split_sequence": _order(mesh),
-        }
-    }
+    """Return the entries of a loader's state that describe its mesh. They are the same on all ranks.
+
+    Without a dict in them: torch.distributed.checkpoint looks for every key of a dict, so a state with other dimensions
+    could not be read.
+    """
+    sizes = None if mesh is None else [[name, size] for name, size in mesh.sizes.items()]
+    return {"mesh": sizes, "split_sequence": None if mesh is None else _order(mesh)}
 
 
 def check_mesh_state(state: Mapping[str, Any], mesh: ResolvedMesh | None) -> None:
@@ -224,12 +220,7 @@ def check_mesh_state(state: Mapping[str, Any], mesh: ResolvedMesh | None) -> Non
     may be split where it was not, or no longer be. Only another order of the same split is refused: a model made for
     one order trains on the other without an error, with its tokens in the wrong places.
     """
-    described = state.get("mesh")
-    if described is None:
-        return
-    if not isinstance(described, Mapping):
-        raise StateUnreadable(f"its mesh is {described!r}, not a dict")
-    theirs, ours = described.get("split_sequence"), None if mesh is None else _order(mesh)
+    theirs, ours = state.get("split_sequence"), None if mesh is None else _order(mesh)
     if None not in (theirs, ours) and theirs != ours:
         raise StateMismatch({"split_sequence": (theirs, ours)})
 

@@ -76,9 +76,12 @@ class PlanProgress:
             num_batches -= not self.plan.is_skipped(step)
             step += 1
         self.step = step
-        self.since = (self.epoch, self.ordinal)
-        self.digest = 0
+        self.begin_digest()
         return 0
+
+    def begin_digest(self) -> None:
+        """Let the digest begin here."""
+        self.digest, self.since = 0, (self.epoch, self.ordinal)
 
     @property
     def _end(self) -> int:

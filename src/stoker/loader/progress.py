@@ -7,10 +7,12 @@ user's sampler, a stream.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Protocol
+from zlib import crc32
 
-from stoker.errors import StateUnreadable
+from stoker.errors import StateError, StateUnreadable
 from stoker.loader.work import Made
 from stoker.plan import Recipe
 
@@ -43,6 +45,10 @@ class Progress(Protocol):
 
     def advance(self, made: Made) -> None:
         """Note that a batch was handed over."""
+        ...
+
+    def begin_digest(self) -> None:
+        """Let the digest begin here."""
         ...
 
     def finish(self) -> None:
@@ -91,3 +97,43 @@ def differing(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[A
         for name in dict.fromkeys([*theirs, *ours])
         if theirs.get(name) != ours.get(name)
     }
+
+
+_DIGEST = {"digest", "digest_since"}
+_RANK = {"rank", "num_ranks"}
+
+
+def checksums(state: dict[str, Any]) -> list[int]:
+    """Return a checksum of what decides which samples come next, and one of the rank and its digest.
+
+    torch.distributed.checkpoint saves each entry of a dict once, from any rank, and reads only what the dict of the
+    reader has entries for. So what comes back may be put together from the states of several ranks.
+    """
+    # ranks of a plan are interchangeable, unless their batches have overtaken each other
+    is_shared = state["kind"] == "sampler" or (state["kind"] == "plan" and not state["ahead"])
+    names = {"epoch", "step", *_FIELDS[state["kind"]].split()} - _DIGEST
+    parts = (names - _RANK if is_shared else names, _RANK | _DIGEST)
+    return [crc32(json.dumps([_plain(state.get(name)) for name in sorted(part)]).encode()) for part in parts]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON would have it; of what does not fit JSON, its type."""
+    if isinstance(value, dict):
+        return sorted((str(name), _plain(entry)) for name, entry in value.items())
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
+    return value if value is None or isinstance(value, str | int | float) else type(value).__name__
+
+
+def check_sums(progress: Progress, state: dict[str, Any]) -> None:
+    """Refuse a state whose entries are of several ranks; where they differ in the digest alone, begin a new one."""
+    saved, found = state.get("checksums"), checksums(state)
+    if saved in (None, found):
+        return
+    if saved[0] != found[0]:
+        raise StateError(
+            "the state was changed: it is put together from those of several ranks or lacks entries, as states do that "
+            "torch.distributed.checkpoint has saved entry by entry\n"
+            'hint: save the state of each rank as one entry, {f"loader_{rank}": json.dumps(loader.state_dict())}'
+        )
+    progress.begin_digest()

@@ -196,6 +196,10 @@ class SamplerProgress:
                 self._sampler_state, self._is_ended = self._told.pop(number, before)
         self.num_batches, self.num_samples = num_batches, num_samples
 
+    def begin_digest(self) -> None:
+        """Let the digest begin here."""
+        self._digest = RunningDigest()
+
     def finish(self) -> None:
         """Note that the epoch is over: the next one begins."""
         self.epoch += 1

@@ -137,6 +137,10 @@ class StreamProgress:
         if self.sharing != "whole":
             self.place["turn"] += 1
 
+    def begin_digest(self) -> None:
+        """Let the digest begin here."""
+        self._digest = RunningDigest()
+
     def finish(self) -> None:
         """Note that the epoch is over: the next one begins, shared out by the workers there are."""
         self.epoch += 1
