@@ -96,12 +96,13 @@ class _ToolLoader(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Return what the module's own loader makes."""
-        spec.loader = self._loader
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module, and install the integration."""
         module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         _install(module)
