@@ -1,7 +1,7 @@
-"""Accelerate: `accelerator.prepare(loader)` keeps the loader, and `skip_first_batches` lets it skip by its order.
+"""Accelerate: `accelerator.prepare(loader)` keeps the loader, and `save_state` saves where it is.
 
 Accelerate builds a torch loader from the attributes of the one it is given. A `stoker.DataLoader` stays what it is: it
-takes its rank from the accelerator, puts batches on its device, and says when an epoch ends. What Accelerate can do
+takes its rank from the accelerator, puts batches on its device, and reports the end of an epoch. What Accelerate can do
 and this loader cannot is refused by name.
 """
 
@@ -9,67 +9,62 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from accelerate import checkpointing
 from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.state import GradientState, PartialState
-from accelerate.utils import (
-    DistributedType,
-    broadcast_object_list,
-    send_to_device,
-    synchronize_rng_states,
-)
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+from accelerate.utils import DistributedType, broadcast_object_list, send_to_device, synchronize_rng_states
+from torch.utils.data import BatchSampler, RandomSampler
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-from stoker.errors import ArgumentError
+from stoker.errors import ArgumentError, StateError, StateMismatch
 from stoker.loader import DataLoader
-from stoker.plan import Tail
+from stoker.loader.iterator import LoaderIterator
+from stoker.loader.rebuilt import describe_class
+from stoker.plan import Recipe, Tail
 from stoker.trainers import redirect
 
 _original: dict[str, Callable[..., Any]] = {}
 
 
 def install(module: ModuleType) -> None:
-    """Let Accelerate's functions that build loaders anew leave ours as they are."""
-    for name, to in (("prepare_data_loader", _prepare), ("skip_first_batches", _skip_first_batches)):
-        function = getattr(module, name, None)
+    """Redirect Accelerate's functions that rebuild loaders and that save and load their states."""
+    for place, name, hook in (
+        (module, "prepare_data_loader", _prepare),
+        (module, "skip_first_batches", _skip_first_batches),
+        (checkpointing, "save_accelerator_state", _save_state),
+        (checkpointing, "load_accelerator_state", _load_state),
+    ):
+        function = getattr(place, name, None)
         if function is None:
             warnings.warn(
-                f"this version of accelerate has no {module.__name__}.{name}, so accelerator.prepare may take a "
-                "stoker.DataLoader apart without notice\n"
+                f"this version of accelerate has no {place.__name__}.{name}, so accelerator.prepare may replace a "
+                "stoker.DataLoader by torch's, and save_state may not save its state\n"
                 "hint: use a version of accelerate that is tested, such as 1.15, or do not pass the loader to prepare",
                 stacklevel=2,
             )
             continue
-        _original[name] = redirect(function, to)
+        _original[name] = redirect(function, partial(_call, name, hook))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Driver:
-    """What an accelerator wants of a loader."""
-
-    device: torch.device | None
-    non_blocking: bool
-    rng_types: list[Any] | None
-    generator: torch.Generator | None
-    """One that all processes have in common, for samplers of the user's own."""
-
-
-def _prepare(*args: Any, **kwargs: Any) -> Any:
-    original = _original["prepare_data_loader"]
-    call = inspect.signature(original).bind(*args, **kwargs)
+def _call(name: str, hook: Callable[[dict[str, Any]], Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `hook` with the arguments of Accelerate's function by name, defaults included."""
+    signature = inspect.signature(_original[name])
+    call = signature.bind(*args, **kwargs)
     call.apply_defaults()
-    loader = call.arguments["dataloader"]
-    if not is_ours(loader):
-        return original(*args, **kwargs)
-    return prepare(loader, **{name: value for name, value in call.arguments.items() if name != "dataloader"})
+    named = dict(call.arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named |= named.pop(parameter.name)
+    return hook(named)
 
 
 def is_ours(loader: Any) -> bool:
@@ -77,162 +72,176 @@ def is_ours(loader: Any) -> bool:
     return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterDataPipe | MapDataPipe)
 
 
-def prepare(
-    loader: DataLoader[Any],
-    *,
-    device: torch.device | None = None,
-    num_processes: int | None = None,
-    process_index: int | None = None,
-    split_batches: bool = False,
-    put_on_device: bool = False,
-    rng_types: list[Any] | None = None,
-    dispatch_batches: bool | None = None,
-    even_batches: bool = True,
-    slice_fn_for_dispatch: Any = None,
-    use_seedable_sampler: bool = False,
-    data_seed: int | None = None,
-    non_blocking: bool = False,
-    torch_device_mesh: Any = None,
-    **_: Any,
-) -> DataLoader[Any]:
-    """Return `loader` itself, driven by Accelerate from now on. The arguments are those of Accelerate's function."""
-    state = PartialState()
-    if dispatch_batches or slice_fn_for_dispatch is not None:
-        raise ArgumentError(
-            "dispatch_batches=True (and a slice function for it) lets process 0 read for all others, and a "
-            "stoker.DataLoader is read by every process itself: each reads its own share only",
-            hint="leave out dispatch_batches; iterable datasets are shared out by stoker.DataLoader(..., shard='auto')",
-        )
-    if state.distributed_type == DistributedType.XLA:
-        raise ArgumentError(
-            "a stoker.DataLoader cannot be prepared for XLA devices", hint="pass torch's DataLoader on XLA"
-        )
-    num_ranks = state.num_processes if num_processes is None else num_processes
-    rank = state.process_index if process_index is None else process_index
-    if torch_device_mesh is not None:
-        rank, num_ranks = _data_parallel(torch_device_mesh, rank, num_ranks, state)
+# ---------------------------------------------------------------- preparing
+
+
+def _prepare(call: dict[str, Any]) -> Any:
+    """Return a loader of ours itself, driven by Accelerate from now on."""
+    loader = call["dataloader"]
+    if not is_ours(loader):
+        return _original["prepare_data_loader"](**call)
     if isinstance(loader, PreparedLoader):
         return loader
-    settled = None
-    if num_ranks > 1:
-        _share_out(loader, rank, num_ranks, split_batches=split_batches, even_batches=even_batches)
-    if loader.plan is None and not isinstance(loader.dataset, IterableDataset):
-        settled = _wrap_sampler(
-            loader, rank, num_ranks, split_batches, even_batches, use_seedable_sampler, data_seed, rng_types
+    state = PartialState()
+    if call["dispatch_batches"] or call["slice_fn_for_dispatch"] is not None:
+        raise ArgumentError(
+            "dispatch_batches=True or a slice function for it lets process 0 read for all others, but every process "
+            "reads its own share of a stoker.DataLoader",
+            hint="leave it out; iterable datasets are shared among processes without it",
         )
-    elif loader.seed is None:
-        seed = data_seed
-        if seed is None and num_ranks > 1 and state.num_processes > 1:
-            # as Accelerate does for torch's sampler: every process draws, and the first one's counts
-            drawn = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-            seed = broadcast_object_list([drawn])[0]
-        if seed is not None:
-            loader.adapt(seed=seed)
-    generator, rng_types = settled or (None, None)
-    loader.__class__ = _prepared_class(type(loader))  # type: ignore[arg-type]  # a class can be hashed
-    assert isinstance(loader, PreparedLoader)
-    loader.drive(
+    if state.distributed_type == DistributedType.XLA:
+        raise ArgumentError("a stoker.DataLoader does not support XLA devices", hint="use torch's DataLoader on XLA")
+    rank, num_ranks = _data_parallel(call, state)
+    given_tail, drops_last = loader.tail, bool(loader.drop_last)
+    generator, rng_types = None, [kind for kind in call["rng_types"] or () if kind != "generator"]
+    is_shared_here = False
+    if loader._is_planned or loader._is_stream:
+        _check_shared(loader, rank, num_ranks, state)
+        is_shared_here = num_ranks > 1
+        changes = _changes_for_share(loader, rank, num_ranks, call) if is_shared_here else {}
+        seed, is_drawn = _common_seed(loader, call, state)
+        if changes or seed is not None:
+            loader.adapt(seed=seed, **changes)
+        if is_drawn:
+            loader._course.is_seed_drawn = True
+    else:
+        generator, rng_types = _share_sampler(loader, rank, num_ranks, call)
+    device = call["device"] if call["put_on_device"] else None
+    if device is not None and device.type == "cuda" and loader.device is None:
+        loader.adapt(device=device)
+    loader.__class__ = _prepared_class(type(loader))
+    loader._drive(
         _Driver(
-            device=device if put_on_device else None,
-            non_blocking=non_blocking,
+            device=device,
+            non_blocking=call["non_blocking"],
             rng_types=rng_types,
             generator=generator,
+            tail=given_tail,
+            drops_last=drops_last,
+            shares=is_shared_here,
         ),
-        even_batches=even_batches,
+        even_batches=call["even_batches"],
     )
     return loader
 
 
-def _data_parallel(mesh: Any, rank: int, num_ranks: int, state: PartialState) -> tuple[int, int]:
-    """Return the rank among processes that read different data, of processes on a mesh, as Accelerate counts it."""
-    sizes = {name: mesh[name].size() for name in mesh.mesh_dim_names or ()}
-    if state.distributed_type == DistributedType.DEEPSPEED:
-        same = sizes.get("tp", 1)
-        return rank // same, num_ranks // same
-    same = sizes.get("tp", 1) * sizes.get("cp", 1)
-    return rank // same, sizes.get("dp_shard", 1) * sizes.get("dp_replicate", 1)
+def _data_parallel(call: dict[str, Any], state: PartialState) -> tuple[int, int]:
+    """Return the rank among processes that read different data, and their number, as Accelerate counts them."""
+    rank = state.process_index if call["process_index"] is None else call["process_index"]
+    num_ranks = state.num_processes if call["num_processes"] is None else call["num_processes"]
+    mesh = call["torch_device_mesh"]
+    if mesh is not None:
+        sizes = {name: mesh[name].size() for name in mesh.mesh_dim_names or ()}
+        is_deepspeed = state.distributed_type == DistributedType.DEEPSPEED
+        num_same = sizes.get("tp", 1) * (1 if is_deepspeed else sizes.get("cp", 1))
+        rank, num_ranks = rank // num_same, num_ranks // num_same
+    return rank, num_ranks
 
 
-def _share_out(loader: DataLoader[Any], rank: int, num_ranks: int, *, split_batches: bool, even_batches: bool) -> None:
-    """Let a loader whose order is known, or a stream, read only what is for this process."""
-    is_stream = isinstance(loader.dataset, IterableDataset)
-    if loader.plan is None and not is_stream:
-        return
-    is_shared = loader.num_ranks is not None and loader.num_ranks > 1
-    if is_shared and (loader.rank, loader.num_ranks) != (rank, num_ranks):
+def _check_shared(loader: DataLoader[Any], rank: int, num_ranks: int, state: PartialState) -> None:
+    """Refuse a loader whose user has given it another share than Accelerate would."""
+    is_given = loader.num_ranks > 1 or loader.mesh is not None
+    if state.num_processes > 1 and is_given and (loader.rank, loader.num_ranks) != (rank, num_ranks):
         raise ArgumentError(
-            f"this loader already reads only the part of rank {loader.rank} of {loader.num_ranks}, and Accelerate "
-            f"would share it out as rank {rank} of {num_ranks}",
-            hint="leave out distributed=, rank=, num_ranks= and mesh=: accelerator.prepare sets the rank",
+            f"this loader already reads the share of rank {loader.rank} of {loader.num_ranks}, and Accelerate expects "
+            f"that of rank {rank} of {num_ranks}",
+            hint="leave out distributed=, rank=, num_ranks= and mesh=, because accelerator.prepare sets the rank; for "
+            "tensor or context parallelism pass parallelism_config= to the Accelerator",
         )
-    if is_stream and loader.shard is None and loader.num_workers > 1:
-        raise ArgumentError(
-            f"each of the {loader.num_workers} workers would read all of the iterable dataset",
-            hint="pass shard='auto' to stoker.DataLoader: every sample then comes once, over all processes and workers",
-        )
+
+
+def _changes_for_share(loader: DataLoader[Any], rank: int, num_ranks: int, call: dict[str, Any]) -> dict[str, Any]:
+    """Return what has to change for this process to read its share alone."""
+    is_shared = loader.num_ranks > 1
     batch_size = None
-    if split_batches and not is_shared:
+    if call["split_batches"]:
+        if is_shared:
+            raise ArgumentError(
+                f"split_batches=True makes batch_size={loader.batch_size} that of all processes together, but this "
+                "loader was given its rank, and its batch_size is that of one process",
+                hint="leave out distributed=, rank=, num_ranks= and mesh=",
+            )
         if loader.batch_size is None or loader.batch_size % num_ranks:
             raise ArgumentError(
-                f"split_batches=True needs a batch_size that {num_ranks} processes can share evenly, and it is "
+                f"split_batches=True expects a batch_size that is a multiple of the {num_ranks} processes, got "
                 f"{loader.batch_size}",
                 hint=f"pass a multiple of {num_ranks}",
             )
         batch_size = loader.batch_size // num_ranks
-    if even_batches and loader.tail == "keep":
+    if loader._is_stream and loader.shard is None and loader.num_workers > 1:
         raise ArgumentError(
-            "tail='keep' gives processes batches of different sizes at the end of an epoch, and even_batches=True "
-            "promises that they are the same",
-            hint="leave out tail, or pass DataLoaderConfiguration(even_batches=False)",
+            f"each of the {loader.num_workers} workers would read all of the iterable dataset",
+            hint="pass shard='auto' to stoker.DataLoader: every sample then comes once, over all processes and workers",
         )
-    loader.adapt(
-        rank=rank,
-        num_ranks=num_ranks,
-        batch_size=batch_size,
-        tail=_even_tail(loader, even_batches),
-        layout="blocks",
-        shard="auto" if is_stream else None,
-    )
+    if call["even_batches"] and loader.tail == "keep":
+        raise ArgumentError(
+            "tail='keep' gives processes batches of different sizes at the end of an epoch, but even_batches=True "
+            "promises batches of the same size",
+            hint="leave out tail=, or pass DataLoaderConfiguration(even_batches=False)",
+        )
+    return {
+        "rank": rank,
+        "num_ranks": num_ranks,
+        "batch_size": batch_size,
+        "tail": _tail(loader.tail, bool(loader.drop_last), call["even_batches"]),
+        "layout": "blocks",
+        "shard": "auto" if loader._is_stream else None,
+    }
 
 
-def _even_tail(loader: DataLoader[Any], even_batches: bool) -> Tail | None:
-    if loader.drop_last or loader.tail == "drop":
-        return None
-    return "pad" if even_batches or loader.tail == "pad" else "keep"
+def _tail(given: Tail | None, drops_last: bool, even_batches: bool) -> Tail:
+    """Return what happens to the last, incomplete batch of several processes."""
+    if drops_last or given == "drop":
+        return "drop"
+    return "pad" if even_batches or given == "pad" else "keep"
 
 
-def _wrap_sampler(
-    loader: DataLoader[Any],
-    rank: int,
-    num_ranks: int,
-    split_batches: bool,
-    even_batches: bool,
-    use_seedable_sampler: bool,
-    data_seed: int | None,
-    rng_types: list[Any] | None,
-) -> tuple[torch.Generator | None, list[Any] | None] | None:
+def _common_seed(loader: DataLoader[Any], call: dict[str, Any], state: PartialState) -> tuple[int | None, bool]:
+    """Return a seed that all processes agree on, None to leave it as it is, and whether it was drawn."""
+    if loader.seed is not None or loader.is_resumed:
+        return None, False
+    if call["data_seed"] is not None:
+        return call["data_seed"], False
+    if state.num_processes == 1 and not call["use_seedable_sampler"]:
+        return None, False
+    course = loader._course
+    seed = torch.initial_seed() if call["use_seedable_sampler"] else course.seed
+    is_drawn = course.is_seed_drawn and not call["use_seedable_sampler"]
+    # processes may have different generators: that of the first one counts, as for torch's samplers
+    return broadcast_object_list([seed])[0], is_drawn
+
+
+def _share_sampler(
+    loader: DataLoader[Any], rank: int, num_ranks: int, call: dict[str, Any]
+) -> tuple[torch.Generator | None, list[Any]]:
     """Let Accelerate share out a sampler of the user's own, as in torch's loader; return what it synchronizes."""
     own: Any = loader.sampler if isinstance(loader.sampler, BatchSampler) else loader.batch_sampler
+    rng_types = list(call["rng_types"] or ())
+    inside = getattr(own, "sampler", None)
+    is_random = isinstance(inside, RandomSampler)
+    if num_ranks == 1 and not (call["use_seedable_sampler"] and is_random):
+        return None, [kind for kind in rng_types if kind != "generator"]
     if own is None:
-        if num_ranks > 1:
+        raise ArgumentError(
+            "batch_size=None with a sampler of your own is not supported with several processes",
+            hint="pass a sampler of batches as sampler=, or leave out the sampler",
+        )
+    for sampler in (own, inside):
+        if num_ranks > 1 and getattr(sampler, "num_replicas", 1) != 1:
             raise ArgumentError(
-                "batch_size=None with a sampler of your own cannot be shared out among processes",
-                hint="pass a sampler of batches as sampler=, or leave the order to the loader",
+                f"{describe_class(sampler)} already gives this process its share of the data, and Accelerate would "
+                "share that out again: most samples would never be read",
+                hint="leave out the sampler and pass shuffle=True: accelerator.prepare shares out the data",
             )
-        return None
-    is_random = isinstance(getattr(own, "sampler", None), RandomSampler)
-    if num_ranks == 1 and not (use_seedable_sampler and is_random):
-        return None
     stand_in = _original["prepare_data_loader"](
         TorchDataLoader(loader.dataset, batch_sampler=own),
         num_processes=num_ranks,
         process_index=rank,
-        split_batches=split_batches,
-        rng_types=None if rng_types is None else list(rng_types),
-        dispatch_batches=False,
-        even_batches=even_batches,
-        use_seedable_sampler=use_seedable_sampler,
-        data_seed=data_seed,
+        split_batches=call["split_batches"],
+        rng_types=rng_types,
+        even_batches=call["even_batches"],
+        use_seedable_sampler=call["use_seedable_sampler"],
+        data_seed=call["data_seed"],
     )
     if isinstance(loader.sampler, BatchSampler):
         loader.adapt(sampler=stand_in.batch_sampler)
@@ -241,39 +250,61 @@ def _wrap_sampler(
     return stand_in.synchronized_generator, stand_in.rng_types
 
 
+# ---------------------------------------------------------------- driving
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Driver:
+    """What an accelerator wants of a loader."""
+
+    device: torch.device | None
+    non_blocking: bool
+    rng_types: list[Any]
+    """Random number generators to synchronize at the start of an epoch."""
+    generator: torch.Generator | None
+    """That of the user's own sampler, which is one of them."""
+    tail: Tail | None
+    """The loader's, as its user has given it."""
+    drops_last: bool
+    shares: bool
+    """Whether several processes read shares of the loader's own order, or of a stream."""
+
+
 class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[misc]
     """A loader that an accelerator drives. Made by `accelerator.prepare`, never by hand."""
 
-    use_stateful_dataloader = True
-    """Read by Accelerate: `save_state` and `load_state` save and load the place."""
-
     _driver: _Driver
-    _held_state: dict[str, Any] | None = None
-    """Of the batch that training has, when the one behind it was drawn to see whether it is the last."""
+    _held: tuple[dict[str, Any] | StateError, Recipe | None] | None = None
+    """State and recipe of the batch that training has, when the next one was read to see whether it is the last."""
 
-    def drive(self, driver: _Driver, *, even_batches: bool) -> None:
-        """Take orders from an accelerator."""
+    def _drive(self, driver: _Driver, *, even_batches: bool) -> None:
         self._driver = driver
-        self.gradient_state = GradientState()
-        self.reset()
-        device = driver.device
-        if device is not None and device.type == "cuda" and self.device is None:
-            self.adapt(device=device)
-        if self.plan is not None and self.batch_sampler is not None:
-            self.__dict__["batch_sampler"] = _EvenBatchSampler(self, even_batches)
+        self._is_accelerate_prepared = True
+        if driver.shares and self.batch_sampler is not None:
+            # where Accelerate looks for it, and changes it in join_uneven_inputs
+            self.batch_sampler.even_batches = even_batches  # type: ignore[union-attr]
+
+    def _take_order(self) -> None:
+        even_batches = getattr(self.batch_sampler, "even_batches", None)
+        super()._take_order()
+        if even_batches is not None:
+            self.batch_sampler.even_batches = even_batches  # type: ignore[union-attr]
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """Accelerate's, which is one for the whole process."""
+        return GradientState()
 
     @property
     def _drop_last(self) -> bool:
-        return bool(self.drop_last)
+        return self._driver.drops_last
 
     @property
     def total_batch_size(self) -> int:
         """Samples in a batch of all processes together."""
-        if self.plan is not None:
-            return self.plan.batch_size
+        if self._is_planned or self._is_stream:
+            return self._course.batch_size * self._course.num_ranks
         own: Any = self.sampler if isinstance(self.sampler, BatchSampler) else self.batch_sampler
-        if own is None:
-            return int(self.batch_size or 1) * (self.num_ranks or 1)
         is_split = getattr(own, "split_batches", False)
         return int(own.batch_size if is_split else own.batch_size * getattr(own, "num_processes", 1))
 
@@ -282,142 +313,163 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
         """Samples of the dataset, over all processes."""
         return int(getattr(self.dataset, "total_length", None) or len(self.dataset))  # type: ignore[arg-type]
 
-    @property
-    def iteration(self) -> int:
-        """The epoch that the next iteration gives."""
-        return self.next_epoch
-
-    def get_sampler(self) -> Any:
-        """Return the sampler, which may be inside a batch sampler."""
-        return self.sampler
-
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         driver = self._driver
-        if driver.rng_types is not None:
-            synchronize_rng_states(driver.rng_types, driver.generator)
-        self._held_state = None
+        synchronize_rng_states(driver.rng_types, driver.generator)
+        even_batches = getattr(self.batch_sampler, "even_batches", None)
+        if driver.shares and even_batches is not None:
+            tail = _tail(driver.tail, driver.drops_last, even_batches)
+            if tail != self.tail:
+                self.adapt(tail=tail)
+        self._held = None
         self.set_epoch(self.next_epoch)
-        inner = super().__iter__()
+        return self._drive_epoch(super().__iter__())
+
+    def _drive_epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of one epoch on the accelerator's device; before the last one, note that it is the last."""
+        number = self._num_iterations
+        is_known = self._is_planned and isinstance(batches, LoaderIterator)
         self.begin()
-        return _PreparedIterator(self, inner)
+        try:
+            for batch in self._until_known_end(batches) if is_known else self._looking_ahead(batches):
+                device = self._driver.device
+                yield batch if device is None else send_to_device(batch, device, self._driver.non_blocking)
+        finally:
+            if self._num_iterations == number:  # an iterator that was left behind ends nothing
+                self.end()
+
+    def _until_known_end(self, batches: LoaderIterator) -> Iterator[Any]:
+        for batch in batches:
+            if batches.is_at_end:
+                assert batches.recipe is not None
+                assert self.plan is not None
+                num_samples = self.plan.samples_in(batches.recipe.step)
+                for _ in batches:  # there is none: the epoch is over, and the state is the beginning of the next one
+                    raise AssertionError("a batch after the last one")
+                self._note_last(num_samples % self.total_batch_size)
+            yield batch
+
+    def _looking_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
+        batches = iter(batches)
+        end = object()
+        following = next(batches, end)
+        while following is not end:
+            batch, held = following, self._position()
+            following = next(batches, end)
+            self._held = held
+            if following is end:
+                self._held = None
+                self._note_last(self._remainder(held[0]))
+            yield batch
+
+    def _position(self) -> tuple[dict[str, Any] | StateError, Recipe | None]:
+        try:
+            return super().state_dict(), super().recipe
+        except StateError as error:  # some streams have no state; whoever asks for it is told
+            return error, super().recipe
+
+    def _remainder(self, last: dict[str, Any] | StateError) -> int:
+        """Return how many samples the last batch has beyond full ones; -1 if that is not known."""
+        if not self._is_stream:
+            return self.remainder  # Accelerate's, from the dataset's length
+        if isinstance(last, StateError) or last["sharing"] != "whole":
+            return -1
+        return int(last["place"]["samples"]) % self.total_batch_size
+
+    def _note_last(self, remainder: int) -> None:
+        self.end_of_dataloader = True
+        self.remainder = -1 if self._drop_last else remainder
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """What is in the batch that was yielded last: its step, positions and padding."""
+        return super().recipe if self._held is None else self._held[1]
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training is. Behind the last batch of an epoch, that is the beginning of the next one."""
-        return super().state_dict() if self._held_state is None else dict(self._held_state)
+        if self._held is None:
+            state = super().state_dict()
+        elif isinstance(self._held[0], StateError):
+            raise self._held[0]
+        else:
+            state = dict(self._held[0])
+        # a user's own sampler is counted in batches of one process
+        return state | {"num_processes": self._num_sharing_sampler}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on where `state` was taken."""
-        self._held_state = None
+        if isinstance(state, dict) and state.get("kind") == "sampler":
+            theirs, ours = state.get("num_processes", 1), self._num_sharing_sampler
+            if theirs != ours:
+                raise StateMismatch({"num_processes": (theirs, ours)})
         super().load_state_dict(state)
+        self._held = None
+
+    @property
+    def _num_sharing_sampler(self) -> int:
+        own = self.sampler if isinstance(self.sampler, BatchSampler) else self.batch_sampler
+        return getattr(own, "num_processes", 1)
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (type(self).__bases__[1], self.__getstate__())
 
 
 @lru_cache(maxsize=64)
 def _prepared_class(kind: type[DataLoader[Any]]) -> type[PreparedLoader]:
-    bases = (PreparedLoader,) if kind is DataLoader else (PreparedLoader, kind)
-    return type(kind.__name__, bases, {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    """Return `kind` as a class of prepared loaders."""
+    return type(kind.__name__, (PreparedLoader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
-class _PreparedIterator:
-    """One iteration: tells Accelerate about the last batch before it is trained on."""
-
-    def __init__(self, loader: PreparedLoader, inner: Any) -> None:
-        self._loader, self._inner = loader, inner
-        self._is_known = loader.plan is not None
-        """Where an epoch ends is known without looking."""
-        self._ahead: list[Any] = []
-        self._is_drawn = self._is_last = self._is_over = False
-
-    def __iter__(self) -> _PreparedIterator:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def __next__(self) -> Any:
-        loader = self._loader
-        if self._is_over or self._is_last:
-            self._end()
-            raise StopIteration
-        try:
-            batch = self._next_known() if self._is_known else self._next_looking()
-        except BaseException:
-            self._end()
-            raise
-        driver = loader._driver
-        return batch if driver.device is None else send_to_device(batch, driver.device, driver.non_blocking)
-
-    def _next_known(self) -> Any:
-        batch = next(self._inner)
-        if self._inner.is_at_end:
-            step = self._inner.recipe.step
-            loader = self._loader
-            assert loader.plan is not None
-            num_samples = loader.plan.samples_in(step)
-            for _ in self._inner:  # nothing comes: the epoch is over, and the state is the beginning of the next
-                raise AssertionError("a batch behind the last one")
-            self._is_last = loader.end_of_dataloader = True
-            loader.remainder = num_samples % loader.total_batch_size if not loader._drop_last else -1
-        return batch
-
-    def _next_looking(self) -> Any:
-        loader = self._loader
-        if not self._is_drawn:
-            self._is_drawn = True
-            self._ahead.append(next(self._inner))
-        batch = self._ahead.pop()
-        loader._held_state = None
-        held = loader.state_dict()
-        try:
-            self._ahead.append(next(self._inner))
-            loader._held_state = held
-        except StopIteration:
-            self._is_last = loader.end_of_dataloader = True
-        return batch
-
-    def close(self) -> None:
-        """End the iteration now."""
-        self._inner.close()
-        self._end()
-
-    def _end(self) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._ahead.clear()
-            self._loader.end()
-
-    def __del__(self) -> None:
-        self._end()
+def _unpickled(kind: type[DataLoader[Any]], state: dict[str, Any]) -> PreparedLoader:
+    loader = object.__new__(_prepared_class(kind))
+    loader.__setstate__(state)
+    return loader
 
 
-class _EvenBatchSampler(BatchSampler):
-    """What Accelerate looks at and sets to say whether processes get batches of the same size."""
-
-    def __init__(self, loader: PreparedLoader, even_batches: bool) -> None:
-        assert loader.batch_size is not None
-        super().__init__(loader.sampler, loader.batch_size, loader.drop_last)
-        self._loader, self._even_batches = loader, even_batches
-
-    @property
-    def even_batches(self) -> bool:
-        """Whether the last batch is filled up, so that all processes have the same number of samples."""
-        return self._even_batches
-
-    @even_batches.setter
-    def even_batches(self, value: bool) -> None:
-        if value == self._even_batches:
-            return
-        loader = self._loader
-        self._even_batches = value
-        if (loader.num_ranks or 1) > 1:
-            loader.adapt(tail=_even_tail(loader, value))
-            loader.__dict__["batch_sampler"] = self
+# ---------------------------------------------------------------- skipping, saving and loading
 
 
-def _skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
-    if not is_ours(dataloader):
-        return _original["skip_first_batches"](dataloader, num_batches)
-    dataloader.skip_first(num_batches)
-    return dataloader
+def _skip_first_batches(call: dict[str, Any]) -> Any:
+    loader = call["dataloader"]
+    if not is_ours(loader):
+        return _original["skip_first_batches"](**call)
+    loader.skip_first(call["num_batches"])
+    return loader
+
+
+def _state_paths(folder: str | Path, number: int) -> dict[int, Path]:
+    """Return the files with the states of a loader, by the process that saved them."""
+    found = Path(folder).glob(f"stoker_loader_{number}_*.bin")
+    return dict(sorted((int(path.stem.rpartition("_")[2]), path) for path in found))
+
+
+def _save_state(call: dict[str, Any]) -> Any:
+    """Save the states of our loaders beside the others, each process its own."""
+    result = _original["save_accelerator_state"](**call)
+    for number, loader in enumerate(call["dataloaders"]):
+        if isinstance(loader, PreparedLoader):
+            path = Path(call["output_dir"], f"stoker_loader_{number}_{call['process_index']}.bin")
+            torch.save(loader.state_dict(), path)
+            for process, other in _state_paths(call["output_dir"], number).items():
+                if process >= PartialState().num_processes:  # of an earlier save, when there were more
+                    other.unlink(missing_ok=True)
+    return result
+
+
+def _load_state(call: dict[str, Any]) -> Any:
+    """Load what `_save_state` has saved; a process that was not there yet takes the state of another one."""
+    for number, loader in enumerate(call["dataloaders"]):
+        if not isinstance(loader, PreparedLoader):
+            continue
+        paths = _state_paths(call["input_dir"], number)
+        if paths:
+            path = paths.get(call["process_index"], next(iter(paths.values())))
+            loader.load_state_dict(torch.load(path, weights_only=True))
+            continue
+        warnings.warn(
+            f"{call['input_dir']} has no state of the stoker.DataLoader that was prepared as number {number}, so that "
+            "loader starts a new epoch\n"
+            "hint: accelerator.skip_first_batches leaves out batches that an earlier run was trained on",
+            stacklevel=2,
+        )
+    return _original["load_accelerator_state"](**call)
