@@ -31,7 +31,7 @@ class Counters:
     """What one loader has counted since it was made, or since `reset`."""
 
     def __init__(self, config: Callable[[], dict[str, Any]], *, rank: int, num_ranks: int) -> None:
-        self._config, self._rank, self._num_ranks = config, rank, num_ranks
+        self._config, self.rank, self.num_ranks = config, rank, num_ranks
         self._log: StatsLog | None = None
         self.is_due = False
         """Whether there is something to `attend` to, before the next batch is taken."""
@@ -113,8 +113,8 @@ class Counters:
             kind="stoker",
             engine="processes" if config["num_workers"] else "threads" if config["num_threads"] else "inline",
             config=config,
-            rank=self._rank,
-            num_ranks=self._num_ranks,
+            rank=self.rank,
+            num_ranks=self.num_ranks,
             seconds=seconds,
             num_iterations=self._num_iterations,
             num_batches=len(counted),

@@ -740,7 +740,7 @@ class DataLoader(TorchDataLoader[T_co]):
             if self.batch_size is not None:
                 fields["batch_sampler"] = BatchSampler(sampler, self.batch_size, self.drop_last)
         self._processes = self._progress = self._resume = None
-        self.counters = self._new_counters()
+        self.counters.rank, self.counters.num_ranks = course.rank, course.num_ranks
         if state is not None:
             self.load_state_dict(state)
 
