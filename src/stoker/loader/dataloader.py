@@ -809,6 +809,7 @@ class DataLoader(TorchDataLoader[T_co]):
             tail=course.tail,
             hides_worker=self.shard == "auto",
             stays=self.persistent_workers,
+            layout=course.layout,
         )
 
     def _maker(self, pin: Callable[[Any], Any] | None) -> MapMaker | StreamMaker:

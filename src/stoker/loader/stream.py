@@ -30,7 +30,7 @@ from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
 from stoker.errors import EarlyStop
 from stoker.loader.work import AwayTask, Ended, Finisher, Made, Posted, Reading, batch_key, finished, posted
-from stoker.plan import Recipe, Tail, derived_key
+from stoker.plan import Layout, Recipe, Tail, derived_key
 from stoker.randomness import SampleContext, entered, reading_in_epoch
 from stoker.stages import watch
 
@@ -80,6 +80,8 @@ class StreamSetting(NamedTuple):
     """The dataset must not share itself out by `get_worker_info`, because it is done here."""
     stays: bool
     """Workers keep their copy of the dataset from epoch to epoch, so its state lives on in them."""
+    layout: Layout = "interleaved"
+    """Which samples of a turn are those of a rank, as in a `Plan`."""
 
 
 class StreamMaker:
@@ -199,6 +201,7 @@ class _Reader:
         self.dataset, self.policy, self.hides_worker = maker.dataset, maker.policy, setting.hides_worker
         self.rank, self.epoch, self.batch_size, self.tail = setting.rank, turn.epoch, setting.batch_size, setting.tail
         self.sharing, self.part, self.num_parts = turn.sharing, turn.part, turn.num_parts
+        self.layout = setting.layout
         self.key_seed = maker.seed
         if turn.sharing == "whole":
             # All ranks read the same, so they must draw the same numbers meanwhile.
@@ -256,12 +259,13 @@ class _Reader:
                 self._read_turn([], turn)
             first = self.index
             whole = [] if self.is_ended else self._read_turn(skipped, turn)
-        samples = whole[self.rank :: self.num_ranks] if self.num_ranks > 1 else whole
+        share = self._share(len(whole))
+        samples = whole[share]
         is_short = len(whole) < self.turn_size
         if not whole or (is_short and self.tail == "drop"):
             self.is_ended = True
             return None
-        ordinals = np.arange(first, first + len(whole), dtype=np.int64)[self.rank :: self.num_ranks]
+        ordinals = np.arange(first, first + len(whole), dtype=np.int64)[share]
         padding = None
         if is_short and len(samples) < (self.batch_size if self.tail == "pad" else 1):
             # the same number of steps on every rank: repeat from this turn what is missing, and mark it
@@ -283,6 +287,15 @@ class _Reader:
         if self.teller is not None:
             where["state"] = self.teller.state_dict()
         return recipe, samples, skipped, where
+
+    def _share(self, num_samples: int) -> slice:
+        """Return which samples of a turn are those of this rank."""
+        if self.num_ranks == 1:
+            return slice(None)
+        size = self.turn_size if self.tail == "pad" else num_samples
+        if self.layout == "blocks" and size >= self.num_ranks:
+            return slice(self.rank * size // self.num_ranks, (self.rank + 1) * size // self.num_ranks)
+        return slice(self.rank, None, self.num_ranks)
 
     def _is_to_deliver(self) -> bool:
         is_ours = self.sharing != "whole" or self.steps % self.num_parts == self.part
