@@ -1,27 +1,28 @@
 """Trainers that take a loader apart, and how they are taught to keep ours.
 
 Accelerate, Lightning and Fabric build a new loader from the attributes of the one they are given. The file of a tool in
-`stoker.integrations` says what they do with a `stoker.DataLoader` instead. It is imported when both the tool and the
-loader are, in whichever order that happens.
+`stoker.integrations` says what they do with a `stoker.DataLoader` instead. It is imported when both the tool and
+`stoker` are, in whichever order that happens.
 """
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
 
 INTEGRATIONS = {
     "accelerate.data_loader": "accelerate",
-    "lightning.fabric.utilities.data": "lightning",
-    "lightning.pytorch.utilities.data": "lightning",
-    "lightning_fabric.utilities.data": "lightning",
-    "pytorch_lightning.utilities.data": "lightning",
+    "lightning.fabric.fabric": "fabric",
+    "lightning.pytorch.loops.fit_loop": "lightning",
+    "lightning_fabric.fabric": "fabric",
+    "pytorch_lightning.loops.fit_loop": "lightning",
     "transformers.trainer": "transformers",
 }
 """Modules that build loaders from others or drive them, and the file of `stoker.integrations` that knows them."""
@@ -43,6 +44,8 @@ def redirect(function: Any, to: Callable[..., Any]) -> Callable[..., Any]:
     The body of the function itself is replaced: scripts hold references to it (`from accelerate import
     skip_first_batches`) that no assignment to its module would reach.
     """
+    import inspect  # 20 ms, which `import stoker` does without
+
     if not isinstance(function, FunctionType) or function.__closure__:
         raise TypeError(f"{function!r} is not a plain function")
     original = FunctionType(
@@ -71,7 +74,7 @@ def _install(module: ModuleType) -> None:
         import_module(f"stoker.integrations.{INTEGRATIONS[name]}").install(module)
 
 
-class _ToolFinder(MetaPathFinder):
+class _ToolFinder:
     """Leaves the finding to the other finders, and installs an integration behind the import of its tool."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -83,12 +86,12 @@ class _ToolFinder(MetaPathFinder):
             spec: ModuleSpec | None = None if finder is self or find is None else find(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _ToolLoader(spec.loader)
+                    spec.loader = cast("Loader", _ToolLoader(spec.loader))
                 return spec
         return None
 
 
-class _ToolLoader(Loader):
+class _ToolLoader:
     """Imports a tool's module by the loader that would have done it, which then takes its place again."""
 
     def __init__(self, loader: Any) -> None:
