@@ -1,0 +1,289 @@
+"""Accelerate drives our loader: what comes, on one and on two processes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.data_loader import DataLoaderShard, prepare_data_loader
+from accelerate.utils import set_seed
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+
+import stoker
+from stoker.errors import ArgumentError
+from tests.integrations.launch import ROOT, launch
+from tests.loader.datasets import Broken, Numbers
+
+LENGTH = 21
+DOCUMENTS = [np.full(size, number) for number, size in enumerate([5, 9, 3, 7, 6, 8, 4, 10, 2, 11] * 3)]
+
+
+class Stream(IterableDataset[int]):
+    """The numbers up to a limit, with a length that is known."""
+
+    def __init__(self, length: int = LENGTH) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length))
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class Wrapped:
+    """A user's wrapper, as for a mask."""
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+    def __len__(self) -> int:
+        return len(self.inside)
+
+    def __getitem__(self, position: int) -> Any:
+        return self.inside[position]["tokens"]
+
+
+class Batches(BatchSampler):
+    """Batches of a size that is not known."""
+
+    def __init__(self) -> None:
+        self.batches = [[0, 1, 2], [3, 4], [5, 6, 7, 8], [9]]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def packed() -> Any:
+    return stoker.pack(DOCUMENTS, length=16)
+
+
+def mixed() -> Any:
+    return stoker.mix({"a": (Numbers(40), 0.7), "b": (list(range(100, 130)), 0.3)}, stop=24, seed=5)
+
+
+Make = Callable[..., Any]
+
+LOADERS: dict[str, Make] = {
+    "shuffled": lambda **o: stoker.DataLoader(Numbers(LENGTH), batch_size=4, shuffle=True, **o),
+    "sequential": lambda **o: stoker.DataLoader(Numbers(LENGTH), batch_size=4, **o),
+    "dropping": lambda **o: stoker.DataLoader(Numbers(LENGTH), batch_size=4, drop_last=True, shuffle=True, **o),
+    "padded": lambda **o: stoker.DataLoader(Numbers(LENGTH), batch_size=4, tail="pad", shuffle=True, **o),
+    "threads": lambda **o: stoker.DataLoader(Numbers(LENGTH), batch_size=4, shuffle=True, num_threads=2, **o),
+    "workers": lambda **o: stoker.DataLoader(Numbers(LENGTH), batch_size=4, shuffle=True, num_workers=2, **o),
+    "unbatched": lambda **o: stoker.DataLoader(Numbers(LENGTH), batch_size=None, shuffle=True, **o),
+    "pack": lambda **o: stoker.DataLoader(packed(), batch_size=2, shuffle=True, **o),
+    "mixture": lambda **o: stoker.DataLoader(mixed(), batch_size=4, **o),
+    "wrapped pack": lambda **o: stoker.DataLoader(Wrapped(packed()), batch_size=2, shuffle=True, **o),
+    "stream": lambda **o: stoker.DataLoader(Stream(), batch_size=4, **o),
+    "shared stream": lambda **o: stoker.DataLoader(Stream(), batch_size=4, shard="auto", num_workers=2, **o),
+    "copied stream": lambda **o: stoker.DataLoader(Stream(), batch_size=4, num_workers=2, **o),
+    "random sampler": lambda **o: stoker.DataLoader(
+        Numbers(LENGTH), batch_size=4, sampler=RandomSampler(Numbers(LENGTH)), **o
+    ),
+    "dropping sampler": lambda **o: stoker.DataLoader(
+        Numbers(LENGTH), batch_size=4, sampler=SequentialSampler(Numbers(LENGTH)), drop_last=True, **o
+    ),
+    "batch sampler": lambda **o: stoker.DataLoader(
+        Numbers(LENGTH), batch_sampler=BatchSampler(SequentialSampler(Numbers(LENGTH)), 4, False), **o
+    ),
+    "sampler of batches": lambda **o: stoker.DataLoader(
+        Numbers(LENGTH), batch_size=None, sampler=BatchSampler(SequentialSampler(Numbers(LENGTH)), 4, False), **o
+    ),
+    "own batches": lambda **o: stoker.DataLoader(Numbers(10), batch_sampler=Batches(), **o),
+    "distributed sampler": lambda **o: stoker.DataLoader(
+        Numbers(LENGTH), batch_size=4, sampler=DistributedSampler(Numbers(LENGTH), num_replicas=2, rank=0), **o
+    ),
+    "torch": lambda **o: torch.utils.data.DataLoader(Numbers(LENGTH), batch_size=4, **o),
+}
+LOADERS["torch dropping"] = lambda **o: torch.utils.data.DataLoader(Numbers(LENGTH), batch_size=4, drop_last=True, **o)
+LOADERS["torch stream"] = lambda **o: torch.utils.data.DataLoader(Stream(), batch_size=4, **o)
+
+
+def numbers(batch: Any) -> list[Any]:
+    """Return what identifies the samples of a batch."""
+    if isinstance(batch, dict):
+        batch = batch["tokens"]
+    return np.atleast_1d(np.asarray(batch)).tolist()
+
+
+def accelerator(**configuration: Any) -> Accelerator:
+    return Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**configuration))
+
+
+def served(loader: Any, num_epochs: int = 1) -> list[Any]:
+    """Return the batches of some epochs, each with what marks its padding."""
+    epochs = []
+    for _ in range(num_epochs):
+        epochs.append([])
+        for batch in loader:
+            recipe = getattr(loader, "recipe", None)
+            padding = None if recipe is None or recipe.padding is None else recipe.padding.tolist()
+            epochs[-1].append([numbers(batch), padding])
+    return epochs
+
+
+def real(batch: list[Any]) -> list[Any]:
+    """Return the samples of a batch without padding."""
+    samples, padding = batch
+    return [sample for sample, is_padding in zip(samples, padding or [False] * len(samples)) if not is_padding]
+
+
+def together(ranks: list[Any]) -> list[list[list[Any]]]:
+    """Return the global batches of each epoch: those of the ranks, one after the other."""
+    for epochs in zip(*ranks, strict=True):
+        assert len({len(epoch) for epoch in epochs}) == 1, "ranks have different numbers of steps"
+    return [
+        [sum((real(batch) for batch in step), []) for step in zip(*epochs, strict=True)]
+        for epochs in zip(*ranks, strict=True)
+    ]
+
+
+def flat(epoch: list[list[Any]]) -> list[Any]:
+    return sum(epoch, [])
+
+
+def expected(name: str, num_epochs: int, batch_size: int | None = None, **options: Any) -> list[list[list[Any]]]:
+    """Return the batches of the plain loop, cut as several processes together do."""
+    plain = LOADERS[name](**options)
+    if batch_size is not None:
+        plain.adapt(batch_size=batch_size)
+    return [[real(batch) for batch in epoch] for epoch in served(plain, num_epochs)]
+
+
+# ---------------------------------------------------------------- what two processes get
+
+
+def prepared_epochs(
+    name: str, options: dict[str, Any], configuration: dict[str, Any], num_epochs: int = 2, seed: int | None = None
+) -> Any:
+    """Run on each rank: prepare the loader, and return what its epochs have, or the error."""
+    driver = accelerator(**configuration)
+    if seed is not None:
+        set_seed(seed, device_specific=True)
+    if options.pop("is_own_share", False):
+        options |= {"rank": driver.process_index, "num_ranks": driver.num_processes}
+    try:
+        loader = driver.prepare(LOADERS[name](**options))
+        return served(loader, num_epochs)
+    except (ArgumentError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def many_epochs(cases: list[Any]) -> list[Any]:
+    return [prepared_epochs(*case) for case in cases]
+
+
+EXACT = ["shuffled", "sequential", "padded", "threads", "workers", "pack", "mixture", "wrapped pack"]
+
+
+def test_two_processes_get_the_global_batches_of_the_plain_loop() -> None:
+    ranks = launch(many_epochs, [(name, {"seed": 3}, {}, 3) for name in EXACT])
+    for name, *epochs in zip(EXACT, *ranks, strict=True):
+        got = together(epochs)
+        size = 4 if name in ("pack", "wrapped pack") else 8
+        assert got == expected(name, 3, size, seed=3), name
+        assert got[0] != got[1] or name == "sequential"
+        shares = [[len(samples) for samples, _ in epoch] for rank in epochs for epoch in rank]
+        assert {size for share in shares for size in share} == {size // 2}, name  # even batches
+
+
+def test_streams_are_shared_out_and_come_once() -> None:
+    names = ["stream", "shared stream"]
+    ranks = launch(many_epochs, [(name, {}, {}, 2) for name in names])
+    for name, *epochs in zip(names, *ranks, strict=True):
+        steps = [list(range(8)), list(range(8, 16)), list(range(16, 21))]
+        assert together(epochs) == [steps, steps], name
+
+
+def test_processes_whose_seeds_differ_share_one_order() -> None:
+    names = ["shuffled", "random sampler"]
+    ranks = launch(many_epochs, [(name, {}, {}, 2, 7) for name in names])
+    for name, *epochs in zip(names, *ranks, strict=True):
+        # Accelerate fills up a user's own sampler with samples of the beginning, which are not marked
+        first, second = [flat(epoch)[:LENGTH] for epoch in together(epochs)]
+        assert sorted(first) == sorted(second) == list(range(LENGTH)), name
+        assert first != second, name
+
+
+def seeds_of_ranks(use_seedable_sampler: bool, data_seed: int | None) -> list[int]:
+    driver = accelerator(use_seedable_sampler=use_seedable_sampler, data_seed=data_seed)
+    set_seed(3, device_specific=True)
+    torch.rand(3 + driver.process_index)
+    loader = driver.prepare(LOADERS["shuffled"]())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        driver.skip_first_batches(loader, 1)
+    return [loader.state_dict()["seed"], len(caught)]
+
+
+def test_the_seed_is_the_first_processs_or_the_one_that_accelerate_is_given() -> None:
+    drawn = launch(seeds_of_ranks, False, None)
+    assert drawn[0] == drawn[1]
+    assert drawn[0][1] == 1  # whoever skips by counting is warned: another run may draw another seed
+    assert launch(seeds_of_ranks, True, None) == [[3, 0], [3, 0]]
+    assert launch(seeds_of_ranks, False, 11) == [[11, 0], [11, 0]]
+
+
+def test_a_loader_that_has_its_rank_already_is_not_shared_out_again() -> None:
+    ranks = launch(
+        many_epochs,
+        [
+            ("shuffled", {"seed": 3, "distributed": True}, {}),
+            ("shuffled", {"seed": 3, "is_own_share": True}, {}),
+            ("shuffled", {"seed": 3, "mesh": {"dp": 2}}, {}),
+            ("shuffled", {"distributed": True}, {}),
+        ],
+    )
+    for case in range(3):
+        assert together([rank[case] for rank in ranks]) == expected("shuffled", 2, 8, seed=3)
+    assert together([rank[3] for rank in ranks]) == expected("shuffled", 2, 8, seed=0)
+
+
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("shuffled", {}, {"dispatch_batches": True}, "dispatch_batches=True.*leave it out"),
+    (
+        "shuffled",
+        {"distributed": True},
+        {"split_batches": True},
+        "split_batches=True makes batch_size=4 that of all.*leave out distributed=",
+    ),
+    ("unbatched", {}, {"split_batches": True}, "a multiple of the 2 processes, got None"),
+    ("shuffled", {"tail": "keep"}, {}, "tail='keep'.*even_batches=True.*leave out tail="),
+    ("copied stream", {}, {}, "each of the 2 workers would read all.*shard='auto'"),
+    (
+        "shuffled",
+        {"rank": 1, "num_ranks": 4},
+        {},
+        "already reads the share of rank 1 of 4, and Accelerate expects.*leave out distributed=",
+    ),
+    (
+        "shuffled",
+        {"mesh": {"tp": 2}},
+        {},
+        "already reads the share of rank 0 of 1, and Accelerate expects.*parallelism_config=",
+    ),
+    ("distributed sampler", {}, {}, "DistributedSampler already gives this process its share.*pass shuffle=True"),
+]
+
+
+def test_what_accelerate_cannot_have_is_refused_with_the_line_to_write() -> None:
+    ranks = launch(many_epochs, [case[:3] for case in REFUSED])
+    for (*case, pattern), *messages in zip(REFUSED, *ranks, strict=True):
+        for message in messages:
+            assert isinstance(message, str), case
+            assert re.match(f"(?s)ArgumentError: .*{pattern}", message), (case, message)
