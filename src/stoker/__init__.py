@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stoker._version import __version__
+from stoker.trainers import watch as _watch_trainers
 
 if TYPE_CHECKING:
     from stoker import batch as batch
@@ -142,3 +143,6 @@ if not TYPE_CHECKING:  # or type checkers would take any name for one of ours
 
 def __dir__() -> list[str]:
     return sorted({*__all__, *_ROOMS})
+
+
+_watch_trainers()

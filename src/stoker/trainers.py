@@ -24,6 +24,7 @@ INTEGRATIONS = {
     "lightning_fabric.fabric": "fabric",
     "pytorch_lightning.loops.fit_loop": "lightning",
     "transformers.trainer": "transformers",
+    "torch._dynamo.trace_rules": "dynamo",
 }
 """Modules that build loaders from others or drive them, and the file of `stoker.integrations` that knows them."""
 

@@ -1078,7 +1078,9 @@ def test_a_daemonic_process_may_have_no_workers_and_is_told_so() -> None:
     results = context.SimpleQueue()
     process = context.Process(target=load_in_a_daemon, args=(results,), daemon=True)
     process.start()
-    assert "daemonic processes are not allowed to have children" in results.get()
+    error = results.get()
+    assert "daemonic processes are not allowed to have children" in error
+    assert "num_workers=0, num_threads=..." in error
     process.join()
     results.close()
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import json
-import pickle
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.data_loader import DataLoaderShard, prepare_data_loader
 from accelerate.utils import set_seed
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 import stoker
 from stoker.errors import ArgumentError
-from tests.integrations.launch import ROOT, launch
-from tests.loader.datasets import Broken, Numbers
+from tests.integrations.launch import launch
+from tests.loader.datasets import Numbers
 
 LENGTH = 21
 DOCUMENTS = [np.full(size, number) for number, size in enumerate([5, 9, 3, 7, 6, 8, 4, 10, 2, 11] * 3)]
@@ -287,3 +281,150 @@ def test_what_accelerate_cannot_have_is_refused_with_the_line_to_write() -> None
         for message in messages:
             assert isinstance(message, str), case
             assert re.match(f"(?s)ArgumentError: .*{pattern}", message), (case, message)
+
+
+def test_split_batches_keeps_the_global_batch() -> None:
+    names = ["shuffled", "dropping", "stream", "sequential"]
+    ranks = launch(many_epochs, [(name, {"seed": 3}, {"split_batches": True}, 2) for name in names])
+    for name, *epochs in zip(names, *ranks, strict=True):
+        assert together(epochs) == expected(name, 2, seed=3), name
+        assert {len(samples) for rank in epochs for epoch in rank for samples, _ in epoch} == {2}, name
+
+
+def test_without_even_batches_no_sample_is_added_and_ranks_stay_in_step() -> None:
+    names = ["shuffled", "stream", "dropping"]
+    ranks = launch(many_epochs, [(name, {"seed": 3}, {"even_batches": False}, 2) for name in names])
+    for name, *epochs in zip(names, *ranks, strict=True):
+        assert together(epochs) == expected(name, 2, 8, seed=3), name
+        assert all(padding is None for rank in epochs for epoch in rank for _, padding in epoch), name
+        assert [len(rank[0][-1][0]) for rank in epochs] == ([4, 4] if name == "dropping" else [2, 3]), name
+
+
+@pytest.mark.parametrize("name", sorted(set(LOADERS) - {"copied stream", "distributed sampler"}))
+def test_one_process_gets_what_the_plain_loop_gets(name: str) -> None:
+    options = {"seed": 3} if not name.startswith("torch") else {}
+    torch.manual_seed(3)
+    plain = served(LOADERS[name](**options), 3)
+    torch.manual_seed(3)
+    loader = accelerator().prepare(LOADERS[name](**options))
+    assert served(loader, 3) == plain
+
+
+# ---------------------------------------------------------------- metrics and gradients
+
+
+def gathered(name: str, configuration: dict[str, Any], options: dict[str, Any]) -> Any:
+    """Return what gather_for_metrics gives in two epochs."""
+    driver = accelerator(**configuration)
+    loader = driver.prepare(LOADERS[name](**options))
+    epochs = []
+    for _ in range(2):
+        epochs.append([])
+        for batch in loader:
+            own = batch["tokens"] if isinstance(batch, dict) else batch
+            epochs[-1] += driver.gather_for_metrics(own).tolist()
+    return epochs
+
+
+def gathered_many(cases: list[Any]) -> Any:
+    return [gathered(*case) for case in cases]
+
+
+METRICS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("torch", {}, {}),
+    ("torch dropping", {}, {}),
+    ("sequential", {}, {}),
+    ("sequential", {"split_batches": True}, {}),
+    ("sequential", {}, {"tail": "pad"}),
+    ("shuffled", {}, {"seed": 3}),
+    ("dropping", {}, {"seed": 3}),
+    ("stream", {}, {}),
+    ("shared stream", {}, {}),
+    ("batch sampler", {}, {}),
+    ("sampler of batches", {}, {}),
+    ("dropping sampler", {}, {}),
+]
+
+
+def test_metrics_are_of_each_sample_once_as_with_torchs_loader() -> None:
+    ranks = launch(gathered_many, METRICS)
+    assert ranks[0] == ranks[1]
+    results = dict(zip([(name, *map(str, rest)) for name, *rest in METRICS], ranks[0], strict=True))
+    whole, dropped = results[("torch", "{}", "{}")], results[("torch dropping", "{}", "{}")]
+    assert whole == [list(range(LENGTH))] * 2
+    for (name, *_), epochs in zip(METRICS, ranks[0], strict=True):
+        if name == "shuffled":
+            assert epochs == [flat(epoch) for epoch in expected(name, 2, seed=3)]
+        elif name == "dropping":
+            assert epochs == [flat(epoch) for epoch in expected(name, 2, 8, seed=3)]
+        else:
+            assert epochs == (dropped if "dropping" in name else whole), name
+
+
+def test_metrics_on_one_process_are_of_each_sample_once() -> None:
+    for name, *rest in METRICS:
+        got = gathered(name, *rest)
+        assert [len(epoch) for epoch in got] == [20 if "dropping" in name else 21] * 2, name
+
+
+def optimizer_steps(cases: list[Any], num_epochs: int) -> Any:
+    """Return after which batches the optimizer has made a step."""
+    found = []
+    for name, options, accumulated in cases:
+        driver = Accelerator(cpu=True, gradient_accumulation_steps=accumulated)
+        driver.gradient_state.plugin_kwargs = {**driver.gradient_state.plugin_kwargs, "num_steps": accumulated}
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = driver.prepare(model, optimizer, LOADERS[name](**options))
+        steps = []
+        for _ in range(num_epochs):
+            for batch in loader:
+                with driver.accumulate(model):
+                    driver.backward(model(batch.float()[:, None]).sum())
+                    optimizer.step()
+                    optimizer.zero_grad()
+                steps.append(driver.sync_gradients)
+        found.append(steps)
+        driver.free_memory()
+    return found
+
+
+OURS_AND_TORCHS = [("torch", {}, 2), ("shuffled", {}, 2), ("workers", {}, 2), ("batch sampler", {}, 2)]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_gradients_are_accumulated_to_the_end_of_the_epoch_as_with_torchs_loader(num_ranks: int) -> None:
+    for ours in launch(optimizer_steps, OURS_AND_TORCHS, 2, num_ranks=num_ranks):
+        per_epoch = [False, True, False, True, False, True] if num_ranks == 1 else [False, True, True]
+        assert ours == [per_epoch * 2] * len(OURS_AND_TORCHS)
+    for streams in launch(optimizer_steps, [("torch stream", {}, 2), ("stream", {}, 2)], 2, num_ranks=num_ranks):
+        assert streams[0] == streams[1]
+
+
+def joined(name: str) -> Any:
+    """Train on a loader inside join_uneven_inputs, evaluate on another one meanwhile."""
+    driver = accelerator()
+    model = torch.nn.Linear(1, 1)
+    train, evaluation = LOADERS[name](seed=3), LOADERS[name](seed=4)
+    model, train, evaluation = driver.prepare(model, train, evaluation)
+    sizes: dict[str, list[int]] = {"train": [], "uneven": [], "after": []}
+    for step, batch in enumerate(train):
+        sizes["train"].append(len(batch))
+        if step == 1:
+            state = train.state_dict()
+            with driver.join_uneven_inputs([model], even_batches=False):
+                for other in evaluation:
+                    model(other.float()[:, None]).sum().backward()
+                    sizes["uneven"].append(len(other))
+            assert train.state_dict() == state
+            assert train.recipe.step == 1
+    for other in evaluation:
+        sizes["after"].append(len(other))
+    return sizes
+
+
+@pytest.mark.parametrize("name", ["shuffled", "stream"])
+def test_even_batches_can_be_set_for_a_while_without_disturbing_an_epoch_that_has_begun(name: str) -> None:
+    first, second = launch(joined, name)
+    assert first["train"] == second["train"] == first["after"] == second["after"] == [4, 4, 4]
+    assert (first["uneven"], second["uneven"]) == ([4, 4, 2], [4, 4, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
@@ -207,6 +208,18 @@ def test_a_state_in_the_middle_of_an_epoch_knows_better_than_a_count() -> None:
     resumed.load_state_dict(loader.state_dict())
     resumed.skip_first(3)
     assert listed(resumed) == whole[3:]
+
+
+def test_a_state_knows_better_than_a_count_with_another_batch_size_too() -> None:
+    loader = stoker.DataLoader(Numbers(50), batch_size=7, shuffle=True, seed=3)
+    iterator = iter(loader)
+    seen = [next(iterator).tolist() for _ in range(3)]
+    resumed = stoker.DataLoader(Numbers(50), batch_size=5, shuffle=True, seed=3)
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.is_resumed
+    resumed.skip_first(4)
+    assert sorted(itertools.chain(*seen, *listed(resumed))) == list(range(50))
+    assert not resumed.is_resumed
 
 
 def test_leaving_out_batches_of_an_order_that_was_drawn_is_warned_of() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import pickle
 import signal
@@ -48,6 +49,12 @@ def told_of_launch(error: BaseException, *, worker: int, start_method: str) -> B
         return WorkerError(
             f"worker process {worker} could not be started: {error}\n"
             "hint: there may be too little memory or too many processes (`ulimit -u`); use fewer workers"
+        )
+    if isinstance(error, AssertionError) and multiprocessing.current_process().daemon:
+        return WorkerError(
+            f"worker process {worker} could not be started: this process is a daemon, and {error}\n"
+            "hint: load with threads instead (num_workers=0, num_threads=...), or start this process with daemon=False "
+            "(concurrent.futures.ProcessPoolExecutor does, multiprocessing.Pool does not)"
         )
     if isinstance(error, TypeError | AttributeError | pickle.PicklingError):
         return NotPicklable("the dataset", reason=f"{type(error).__name__}: {error}", start_method=start_method)

@@ -726,9 +726,23 @@ class Team:
         return "\n".join(f"worker {worker}:\n{self._stacks.of(self._processes[worker].pid)}" for worker in at or ready)
 
 
+NOT_IN_MAIN = (
+    "hint: workers started by spawn or forkserver do not have what a notebook or an interactive session has defined; "
+    "move it to a module and import it from there, or use multiprocessing_context='fork', or threads (num_workers=0, "
+    "num_threads=...)"
+)
+NO_DEBUGGER = (
+    "hint: a worker process has no terminal for a debugger; set num_workers=0 while debugging: the batches are the same"
+)
+
+
 def _raisable(error: BaseException, worker: int) -> BaseException:
     """Return what is raised in the trainer for an error in a worker. What ends a process ends only that one."""
     error.add_note(f"raised in worker {worker}")
+    if isinstance(error, AttributeError) and "on <module '__main__'" in str(error):
+        error.add_note(NOT_IN_MAIN)
+    if type(error).__module__ == "bdb":
+        error.add_note(NO_DEBUGGER)
     if isinstance(error, Exception):
         return error
     raised = WorkerError(f"{type(error).__name__} was raised in worker {worker}{f': {error}' if str(error) else ''}")

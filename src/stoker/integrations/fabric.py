@@ -1,4 +1,4 @@
-"""Fabric: `fabric.setup_dataloaders(loader)` keeps the loader, gives it its rank, and what it returns can do what it can."""
+"""Fabric: `fabric.setup_dataloaders(loader)` keeps the loader, gives it its rank, and wraps it without hiding anything."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def install(module: ModuleType) -> None:
 def _setting_up(original: Callable[..., Any], package: str) -> Callable[..., Any]:
     wrapper = _wrapper_class(import_module(f"{package}.wrappers"))
 
-    def set_up(
-        fabric: Any, dataloader: Any, use_distributed_sampler: bool = True, move_to_device: bool = True
-    ) -> Any:
+    def set_up(fabric: Any, dataloader: Any, use_distributed_sampler: bool = True, move_to_device: bool = True) -> Any:
         if not is_ours(dataloader):
             return original(fabric, dataloader, use_distributed_sampler, move_to_device)
         loader = dataloader

@@ -22,22 +22,21 @@ import torch
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import has_length
 
-from stoker.errors import StateMismatch
+from stoker.errors import ArgumentError, StateMismatch
 from stoker.integrations.accelerate import PreparedLoader, is_ours
 from stoker.loader import DataLoader
+from stoker.trainers import redirect
 
 _original: dict[str, Callable[..., Any]] = {}
 
 
 def install(module: ModuleType) -> None:
     """Let the Trainer ask our loader where it is, and save what it says."""
-    from stoker.trainers import redirect
-
     missing = [name for name in _HOOKS if not hasattr(module.Trainer, name)]
     if missing:
         warnings.warn(
-            f"this version of transformers has no Trainer.{missing[0]}, so checkpoints of the Trainer have no state of a "
-            "stoker.DataLoader, and a resume is exact for the same batch size and number of processes only\n"
+            f"this version of transformers has no Trainer.{missing[0]}, so checkpoints of the Trainer have no state of "
+            "a stoker.DataLoader, and a resume is exact for the same batch size and number of processes only\n"
             "hint: use a version of transformers that is tested, such as 5.23",
             stacklevel=2,
         )
@@ -63,6 +62,23 @@ class _Place:
     """Batches of the epoch that are to come; None if nobody knows."""
 
 
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """One call of `train`: its loader, and where it began."""
+
+    loader: DataLoader[Any]
+    num_batches: int | None
+    """Of a whole epoch; None if nobody knows."""
+    accumulation: int
+    place: _Place | None = None
+
+    @property
+    def per_epoch(self) -> int:
+        """Optimizer steps of a whole epoch."""
+        assert self.num_batches is not None
+        return max(1, ceil(self.num_batches / self.accumulation))
+
+
 def _train(call: dict[str, Any]) -> Any:
     call["self"]._stoker_checkpoint = call["resume_from_checkpoint"]
     return _original["_inner_training_loop"](**call)
@@ -71,65 +87,81 @@ def _train(call: dict[str, Any]) -> Any:
 def _set_initial_training_values(call: dict[str, Any]) -> Any:
     """Return the Trainer's numbers of epochs and steps, counted from the place of the loader."""
     trainer, args, loader = call["self"], call["args"], call["dataloader"]
-    trainer._stoker_place = None
+    trainer._stoker_run = None
     if not is_ours(loader):
         return _original["set_initial_training_values"](**call)
     _take_over(trainer, loader)
     values = _original["set_initial_training_values"](**call)
-    checkpoint, global_step = trainer._stoker_checkpoint, 0
-    if checkpoint is not None:
-        global_step = TrainerState.load_from_json(str(Path(checkpoint, "trainer_state.json"))).global_step
-        if not args.ignore_data_skip and global_step:
-            _load(trainer, loader, checkpoint)
-    if not has_length(loader):
-        trainer._stoker_place = _place(trainer, loader, None)
+    num_batches = len(loader) if has_length(loader) else None
+    if loader.plan is not None:
+        num_batches = loader.plan.steps_in(loader.plan.origin.epoch + 1)
+    run = trainer._stoker_run = _Run(
+        loader=loader, num_batches=num_batches, accumulation=args.gradient_accumulation_steps
+    )
+    shift = _begin(trainer, run, getattr(trainer, "_stoker_checkpoint", None))
+    if num_batches is None:
         return values
-    plan, accumulation = loader.plan, args.gradient_accumulation_steps
-    num_batches = len(loader) if plan is None else plan.steps_in(plan.origin.epoch + 1)
-    per_epoch = max(1, ceil(num_batches / accumulation))
-    place = trainer._stoker_place = _place(trainer, loader, num_batches)
-    shift = 0
-    """Optimizer steps that the epochs until now took more than they would have taken in this run."""
-    if place is not None:
-        shift = global_step - ((place.epoch + 1) * per_epoch - ceil(place.left / accumulation))
     num_train_epochs, _, num_examples, num_train_samples, batch_size, _, max_steps = values
     if args.max_steps > 0:
-        num_train_epochs = ceil((max_steps - shift) / per_epoch)
+        num_train_epochs = ceil((max_steps - shift) / run.per_epoch)
     else:
-        max_steps = ceil(args.num_train_epochs * per_epoch) + shift
-    return num_train_epochs, per_epoch, num_examples, num_train_samples, batch_size, num_batches, max_steps
+        max_steps = ceil(args.num_train_epochs * run.per_epoch) + shift
+    return num_train_epochs, run.per_epoch, num_examples, num_train_samples, batch_size, num_batches, max_steps
 
 
 def _init_training_state(call: dict[str, Any]) -> Any:
-    place = call["self"]._stoker_place
+    trainer, checkpoint = call["self"], call["resume_from_checkpoint"]
+    run = trainer._stoker_run
+    if run is not None and not hasattr(trainer, "_stoker_checkpoint") and _begin(trainer, run, checkpoint):
+        raise ArgumentError(
+            "the batch size or number of processes has changed since the checkpoint, and the Trainer has counted its "
+            "steps already, because stoker was imported in the middle of trainer.train()",
+            hint="import stoker at the top of the script",
+        )
     counted = _original["_init_training_state"](**call)
-    return counted if place is None else (place.epoch, place.done)
+    return counted if run is None or run.place is None else (run.place.epoch, run.place.done)
+
+
+def _begin(trainer: Any, run: _Run, checkpoint: str | None) -> int:
+    """Load the state of a checkpoint; return how many more optimizer steps were taken until now than now are counted.
+
+    None are, unless the batch size or number of processes has changed.
+    """
+    global_step = 0
+    if checkpoint is not None:
+        global_step = TrainerState.load_from_json(str(Path(checkpoint, "trainer_state.json"))).global_step
+        if global_step and not trainer.args.ignore_data_skip:
+            _load(trainer, run.loader, checkpoint)
+    if run.loader.is_resumed:
+        run.place = _place_of(run)
+    if run.place is None or run.place.left is None:
+        return 0
+    return global_step - (run.place.epoch + 1) * run.per_epoch + ceil(run.place.left / run.accumulation)
 
 
 def _run_epoch(call: dict[str, Any]) -> Any:
-    """Run an epoch of as many batches as are to come, which decides when the last optimizer step is due."""
-    trainer, loader, epoch = call["self"], call["train_dataloader"], call["epoch"]
-    if is_ours(loader):
-        place, num_batches = trainer._stoker_place, None
+    """Run an epoch of as many batches as are to come, which decides when its last optimizer step is due."""
+    run, epoch = call["self"]._stoker_run, call["epoch"]
+    if run is not None:
+        place, plan = run.place, run.loader.plan
+        num_batches = None if plan is None else plan.num_steps(epoch)
         if place is not None and epoch == place.epoch:
             num_batches = None if place.left is None else place.done + place.left
-        elif loader.plan is not None:
-            num_batches = loader.plan.num_steps(epoch)
         if num_batches is not None:
             call["steps_in_epoch"] = num_batches
-            call["num_update_steps_per_epoch"] = ceil(num_batches / trainer.args.gradient_accumulation_steps)
+            call["num_update_steps_per_epoch"] = ceil(num_batches / run.accumulation)
     return _original["_run_epoch"](**call)
 
 
 def _save_checkpoint(call: dict[str, Any]) -> Any:
     trainer = call["self"]
-    loader = trainer.callback_handler.train_dataloader
-    if is_ours(loader):
+    run = getattr(trainer, "_stoker_run", None)
+    if run is not None:
         folder = Path(trainer._get_output_dir(trial=call["trial"]), f"checkpoint-{trainer.state.global_step}")
         folder.mkdir(parents=True, exist_ok=True)
         path = _path(folder, trainer.args.process_index)
         beside = path.with_suffix(".part")
-        torch.save({"num_processes": trainer.args.world_size, "loader": loader.state_dict()}, beside)
+        torch.save({"num_processes": trainer.args.world_size, "loader": run.loader.state_dict()}, beside)
         os.replace(beside, path)
     return _original["_save_checkpoint"](**call)
 
@@ -172,8 +204,8 @@ def _load(trainer: Any, loader: DataLoader[Any], checkpoint: str) -> None:
     path = own if own.exists() else _path(checkpoint, 0)
     if not path.exists():
         warnings.warn(
-            f"{checkpoint} has no state of a stoker.DataLoader, so the batches that it was trained on are counted: that "
-            "is exact only if they came from this loader, with the same seed, batch size and number of processes",
+            f"{checkpoint} has no state of a stoker.DataLoader, so the batches before it are counted, which is exact "
+            "only if they came from this loader, with the same seed, batch size and number of processes",
             stacklevel=2,
         )
         return
@@ -184,23 +216,20 @@ def _load(trainer: Any, loader: DataLoader[Any], checkpoint: str) -> None:
     loader.load_state_dict(state)
 
 
-def _place(trainer: Any, loader: DataLoader[Any], num_batches: int | None) -> _Place | None:
-    """Return where a loader that has loaded a state goes on; None for one that begins an epoch."""
-    if not loader.is_resumed:
-        return None
-    accumulation, state, left = trainer.args.gradient_accumulation_steps, loader.state_dict(), None
-    if state["kind"] == "plan":
-        assert loader.plan is not None
-        assert num_batches is not None
-        steps = range(state["step"], loader.plan.first_step(state["epoch"] + 1))
-        left = sum(not loader.plan.is_skipped(step) for step in steps) - len(state["ahead"])
-        done = num_batches - left
+def _place_of(run: _Run) -> _Place:
+    """Return where a loader that has loaded a state goes on."""
+    state, plan, left = run.loader.state_dict(), run.loader.plan, None
+    if plan is not None:
+        assert run.num_batches is not None
+        steps = range(state["step"], plan.first_step(state["epoch"]) + plan.steps_in(state["epoch"]))
+        left = sum(not plan.is_skipped(step) for step in steps) - len(state["ahead"])
+        done = run.num_batches - left
     elif state["kind"] == "sampler":
         done = state["num_batches"]
     else:
         place = state["place"]
         parts = [place] if state["sharing"] == "whole" else place["parts"].values()
         done = sum(part["steps"] for part in parts)
-    if num_batches is not None and left is None:
-        left = max(0, num_batches - done)
-    return _Place(epoch=state["epoch"], done=done // accumulation * accumulation, left=left)
+    if left is None and run.num_batches is not None:
+        left = max(0, run.num_batches - done)
+    return _Place(epoch=state["epoch"], done=done // run.accumulation * run.accumulation, left=left)

@@ -4,8 +4,5 @@ from __future__ import annotations
 
 from stoker.loader.dataloader import DataLoader
 from stoker.loader.iterator import LoaderIterator
-from stoker.trainers import watch
 
 __all__ = ["DataLoader", "LoaderIterator"]
-
-watch()

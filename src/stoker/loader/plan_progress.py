@@ -62,7 +62,7 @@ class PlanProgress:
     @property
     def is_at_start(self) -> bool:
         """Whether nothing of the epoch is behind us."""
-        return not self.ahead and self.step == self.plan.first_step(self.epoch)
+        return not self.ahead and not self.ordinal
 
     @property
     def is_at_end(self) -> bool:
