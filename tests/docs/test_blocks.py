@@ -15,7 +15,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?P<mark><!-- not run: .*? -->\n)?^```python\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
 TRAINERS = {"accelerate.md", "distributed.md", "lightning.md", "trainer.md"}
 """Pages whose blocks import other tools, whose warnings are not ours."""
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "ACCELERATE_USE_CPU": "true",
+    "OMP_NUM_THREADS": "1",
+}
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 

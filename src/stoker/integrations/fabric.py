@@ -1,4 +1,4 @@
-"""Fabric: `fabric.setup_dataloaders(loader)` keeps the loader, gives it its rank, and wraps it without hiding anything."""
+"""Fabric: `fabric.setup_dataloaders(loader)` keeps the loader, gives it its rank, and hides nothing of it."""
 
 from __future__ import annotations
 
