@@ -193,7 +193,7 @@ def test_a_source_that_joins_a_resumed_run_loses_and_repeats_nothing(
 
     second = Run(mixture("joined", seed), after[0], after[1], num_threads=after[2])
     second.resume(states)
-    assert second.loaders[0].counts == {**states[0]["mixture"]["counts"], "math": 0}
+    assert second.loaders[0].counts == {**states[0]["mixture"][0]["counts"], "math": 0}
     second.start()
     for _ in range(steps[1]):
         stream += second.step() or []

@@ -175,7 +175,7 @@ def test_a_run_that_is_over_can_be_loaded_and_go_on_with_more() -> None:
     again = stoker.DataLoader(more, batch_size=4, seed=0)
     again.load_state_dict(state)
     assert Counter("".join(map(names, again)))["a"] == 10
-    assert sum(again.counts.values()) == seen + len(more.resumed(state["mixture"]))
+    assert sum(again.counts.values()) == seen + len(more.resumed(*state["mixture"]))
 
 
 def test_steps_that_were_overtaken_do_not_go_with_other_weights() -> None:
@@ -201,7 +201,7 @@ def test_padding_is_not_of_a_source_that_has_left(batch_size: int) -> None:
             loader = stoker.DataLoader(mixed({rest: 1}, stop=35), batch_size=batch_size, seed=0, tail="pad", **engine)
             loader.load_state_dict(state)
             assert set("".join(map(names, loader))) == {rest}
-            assert loader.counts[gone] == state["mixture"]["counts"][gone] > 0
+            assert loader.counts[gone] == state["mixture"][0]["counts"][gone] > 0
             last = loader.contents(-(-35 // batch_size) - 1)
             assert {content.source for content in last} == {rest}
             assert any(content.is_padding for content in last)
@@ -240,7 +240,7 @@ def test_going_back_to_before_a_change_is_refused_where_it_cannot_be() -> None:
     again.load_state_dict(back)  # the change is still ahead, where it was
     fresh = stoker.DataLoader(mixed({"a": 1, "b": 1}, stop=15), batch_size=3, seed=0)
     assert list(map(names, again)) == list(map(names, fresh))[2:]
-    assert again.state_dict()["mixture"]["phases"] == back["mixture"]["phases"]
+    assert again.state_dict()["mixture"][0]["phases"] == back["mixture"][0]["phases"]
 
 
 def test_what_came_before_a_plan_has_no_place_in_it() -> None:

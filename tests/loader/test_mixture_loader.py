@@ -153,7 +153,7 @@ def test_the_state_of_a_mixture_is_small_and_comes_back_as_it_was() -> None:
         next(iterator)
     state = loader.state_dict()
     assert len(json.dumps(state)) < 2000
-    assert state["mixture"]["counts"] == loader.counts == mixture.counts(18)
+    assert state["mixture"][0]["counts"] == loader.counts == mixture.counts(18)
     again = stoker.DataLoader(mixture, batch_size=6, seed=4)
     again.load_state_dict(json.loads(json.dumps(state)))
     assert again.state_dict() == state

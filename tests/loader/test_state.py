@@ -251,7 +251,7 @@ def test_a_sampler_with_a_state_is_not_drawn_again() -> None:
     seen = [plain(next(iterator)) for _ in range(3)]
     state = json.loads(json.dumps(made.state_dict()))
     iterator.close()
-    assert state["sampler_state"] == {"at": 12}
+    assert state["sampler_state"] == [{"at": 12}]
     sampler = Remembering()
     again = stoker.DataLoader(Numbers(30), batch_size=4, sampler=sampler)
     again.load_state_dict(state)

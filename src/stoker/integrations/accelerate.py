@@ -28,6 +28,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from stoker.errors import ArgumentError, StateError, StateMismatch
 from stoker.loader import DataLoader
 from stoker.loader.iterator import LoaderIterator
+from stoker.loader.progress import readable
 from stoker.loader.rebuilt import describe_class
 from stoker.plan import Recipe, Tail
 from stoker.trainers import redirect
@@ -374,7 +375,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
             return self.remainder  # Accelerate's, from the dataset's length
         if isinstance(last, StateError) or last["sharing"] != "whole":
             return -1
-        return int(last["place"]["samples"]) % self.total_batch_size
+        return int(readable(last)["place"]["samples"]) % self.total_batch_size
 
     def _note_last(self, remainder: int) -> None:
         self.end_of_dataloader = True

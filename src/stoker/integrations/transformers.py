@@ -25,6 +25,7 @@ from transformers.trainer_utils import has_length
 from stoker.errors import ArgumentError, StateMismatch
 from stoker.integrations.accelerate import PreparedLoader, is_ours
 from stoker.loader import DataLoader
+from stoker.loader.progress import readable
 from stoker.trainers import redirect
 
 _original: dict[str, Callable[..., Any]] = {}
@@ -218,7 +219,7 @@ def _load(trainer: Any, loader: DataLoader[Any], checkpoint: str) -> None:
 
 def _place_of(run: _Run) -> _Place:
     """Return where a loader that has loaded a state goes on."""
-    state, plan, left = run.loader.state_dict(), run.loader.plan, None
+    state, plan, left = readable(run.loader.state_dict()), run.loader.plan, None
     if plan is not None:
         assert run.num_batches is not None
         steps = range(state["step"], plan.first_step(state["epoch"]) + plan.steps_in(state["epoch"]))

@@ -54,7 +54,7 @@ from stoker.loader.mesh import Mesh, check_mesh_state, mesh_state, resolved_mesh
 from stoker.loader.plan_progress import PlanProgress
 from stoker.loader.positions import positions_of
 from stoker.loader.post import MapErrand, StreamErrand, Unfailing
-from stoker.loader.progress import Progress, check_sums, checksums, readable
+from stoker.loader.progress import Progress, check_sums, checksums, enclosed, readable
 from stoker.loader.prometheus import told_to_prometheus
 from stoker.loader.ranks import resolved_ranks, share_of_cores
 from stoker.loader.rebuilt import describe_class, rebuilt
@@ -517,7 +517,6 @@ class DataLoader(TorchDataLoader[T_co]):
         progress = self._progress or self._new_progress(self._course.next_epoch)
         self._progress = progress
         state = progress.state()
-        state["checksums"] = checksums(state)
         state["seed"] = self._course.seed
         state |= self._identity() | mesh_state(self._mesh)
         state["chosen_epoch"] = self._chosen_epoch
@@ -525,7 +524,10 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._mixture is not None:
             assert isinstance(progress, PlanProgress)
             state["mixture"] = self._mixture.state(progress.epoch, progress.ordinal)
-        return state
+        state["checksums"] = checksums(state)
+        state = enclosed(state)
+        own = self._own_entry(state)
+        return state if own is None else state | {own: (state,)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on where `state` was taken.
@@ -534,6 +536,9 @@ class DataLoader(TorchDataLoader[T_co]):
         seed is refused, saying what differs. So is one of another mixture, unless it was made with `changes=True`.
         """
         state = readable(state)
+        own = self._own_entry(state)
+        if own in state:
+            state = readable(state[own][0])
         check_mesh_state(state, self._mesh)
         ours = "plan" if self._is_planned else "stream" if self._is_stream else "sampler"
         differences: dict[str, tuple[Any, Any]] = {}
@@ -582,6 +587,25 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._chosen_epoch is not None:
             self._tell_epoch(self._chosen_epoch)
         self.ledger.num_served, self.ledger.num_skipped = state.get("served", 0), state.get("skipped", 0)
+
+    def _own_entry(self, state: dict[str, Any]) -> str | None:
+        """Return the name under which a state that fits this rank alone is in it a second time, as one entry.
+
+        torch.distributed.checkpoint keeps one value for each name, so that of what only this rank has the name must be
+        its own. None for states that all ranks may load.
+        """
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return None
+        rank, num_ranks = self._course.rank, self._course.num_ranks
+        is_in_order = self.in_order or not self._has_workers
+        if num_ranks > 1 or self._mesh is not None:
+            is_shared = is_in_order and (state["kind"] != "stream" or state["sharing"] == "whole")
+        else:  # each rank may have data, a sampler or a seed of its own
+            is_shared = is_in_order and self._is_planned and self.seed is not None
+            rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if is_shared:
+            return None
+        return f"rank_{rank}_of_{num_ranks}" if num_ranks > 1 else None
 
     # ---------------------------------------------------------------- counters
 

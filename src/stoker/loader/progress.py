@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 from zlib import crc32
 
+import numpy as np
+import torch
+
 from stoker.errors import StateError, StateUnreadable
 from stoker.loader.work import Made
 from stoker.plan import Recipe
@@ -71,6 +74,8 @@ _FIELDS = {
     "is_ended digest",
     "stream": "sharing num_workers num_ranks rank place digest",
 }
+_NESTED = ("mixture", "place", "sampler_state")
+"""Entries whose contents have other names from one state to the next."""
 
 
 def readable(state: Any) -> dict[str, Any]:
@@ -87,7 +92,18 @@ def readable(state: Any) -> dict[str, Any]:
     missing = {*_COMMON.split(), *_FIELDS[state["kind"]].split()} - set(state)
     if missing:
         raise StateUnreadable(f"its kind is {state['kind']!r} and it lacks {', '.join(sorted(missing))}")
-    return state
+    # older states have these entries open, and a sampler's own state may be a list
+    names = _NESTED if "checksums" in state else [name for name in _NESTED if name != "sampler_state"]
+    return state | {name: state[name][0] for name in names if isinstance(state.get(name), tuple | list)}
+
+
+def enclosed(state: dict[str, Any]) -> dict[str, Any]:
+    """Return `state` with its nested entries in tuples of one, which JSON makes lists; `readable` takes them out.
+
+    torch.distributed.checkpoint takes dicts apart, reads only those names that the reader's own state has, and refuses
+    a checkpoint that lacks one of them. Tuples it saves whole.
+    """
+    return state | {name: (state[name],) for name in _NESTED if state.get(name) is not None}
 
 
 def differing(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -99,6 +115,7 @@ def differing(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[A
     }
 
 
+_IDENTITY = "dataset dataset_length mixture"
 _DIGEST = {"digest", "digest_since"}
 _RANK = {"rank", "num_ranks"}
 
@@ -109,20 +126,29 @@ def checksums(state: dict[str, Any]) -> list[int]:
     torch.distributed.checkpoint saves each entry of a dict once, from any rank, and reads only what the dict of the
     reader has entries for. So what comes back may be put together from the states of several ranks.
     """
-    # ranks of a plan are interchangeable, unless their batches have overtaken each other
-    is_shared = state["kind"] == "sampler" or (state["kind"] == "plan" and not state["ahead"])
-    names = {"epoch", "step", *_FIELDS[state["kind"]].split()} - _DIGEST
+    # ranks of a plan or a stream that all read are interchangeable, unless their batches have overtaken each other
+    is_whole = state["kind"] == "stream" and state["sharing"] == "whole"
+    is_shared = state["kind"] == "sampler" or is_whole or (state["kind"] == "plan" and not state["ahead"])
+    names = {*_COMMON.split(), *_IDENTITY.split(), *_FIELDS[state["kind"]].split()} - _DIGEST
     parts = (names - _RANK if is_shared else names, _RANK | _DIGEST)
     return [crc32(json.dumps([_plain(state.get(name)) for name in sorted(part)]).encode()) for part in parts]
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON would have it; of what does not fit JSON, its type."""
+    """Return a value as JSON would have it; of arrays and tensors, a checksum; of what else does not fit, its type."""
     if isinstance(value, dict):
         return sorted((str(name), _plain(entry)) for name, entry in value.items())
     if isinstance(value, list | tuple):
         return list(map(_plain, value))
-    return value if value is None or isinstance(value, str | int | float) else type(value).__name__
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return crc32(value)
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return crc32(value.tobytes())
+    return type(value).__name__
 
 
 def check_sums(progress: Progress, state: dict[str, Any]) -> None:
