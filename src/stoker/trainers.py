@@ -8,6 +8,9 @@ Accelerate, Lightning and Fabric build a new loader from the attributes of the o
 from __future__ import annotations
 
 import sys
+import warnings
+from contextlib import suppress
+from functools import update_wrapper
 from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -31,33 +34,45 @@ INTEGRATIONS = {
 
 def watch() -> None:
     """Install the integrations of the tools that are imported already, and of the others when they will be."""
-    for name in INTEGRATIONS:
-        module = sys.modules.get(name)
-        if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
-            _install(module)
     if not any(isinstance(finder, _ToolFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _ToolFinder())
+    for name in INTEGRATIONS:
+        if name in sys.modules and name not in _installed:
+            if _is_initializing(sys.modules[name]):
+                with suppress(Exception):  # reported where that import is written
+                    import_module(name)  # waits for another thread that imports it
+            module = sys.modules.get(name)
+            if module is not None and name not in _installed and not _is_initializing(module):
+                _install(module)
+
+
+def _is_initializing(module: ModuleType | None) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def redirect(function: Any, to: Callable[..., Any]) -> Callable[..., Any]:
     """Make every call of `function` a call of `to`, and return a function that does what it did before.
 
     The body of the function itself is replaced: scripts hold references to it (`from accelerate import
-    skip_first_batches`) that no assignment to its module would reach.
+    skip_first_batches`) that no assignment to its module would reach. A function that was redirected before, which
+    reloaded modules lead to, is redirected anew. `inspect` follows `__wrapped__` to the signature and the source.
     """
-    import inspect  # 20 ms, which `import stoker` does without
-
     if not isinstance(function, FunctionType) or function.__closure__:
         raise TypeError(f"{function!r} is not a plain function")
+    if "_to" in (function.__kwdefaults__ or ()):
+        function.__kwdefaults__ = {"_to": to}
+        before: Callable[..., Any] = function.__wrapped__  # type: ignore[attr-defined]
+        return before
     original = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     original.__kwdefaults__ = function.__kwdefaults__
-    signature = inspect.signature(function)
+    update_wrapper(original, function)
+    vars(original).pop("__wrapped__")
     function.__code__ = _forwarded.__code__
     function.__defaults__ = None
     function.__kwdefaults__ = {"_to": to}
-    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__wrapped__ = original  # type: ignore[attr-defined]
     return original
 
 
@@ -69,10 +84,19 @@ _installed: set[str] = set()
 
 
 def _install(module: ModuleType) -> None:
-    name = module.__name__
-    if name not in _installed:
-        _installed.add(name)
-        import_module(f"stoker.integrations.{INTEGRATIONS[name]}").install(module)
+    _installed.add(module.__name__)
+    tool = INTEGRATIONS[module.__name__]
+    try:
+        import_module(f"stoker.integrations.{tool}").install(module)
+    except (ImportError, AttributeError) as error:  # of names that other versions of the tool do not have
+        if isinstance(error, ModuleNotFoundError) and "." not in str(error.name):
+            return  # of another package that this tool needs for training, such as the Trainer needs accelerate
+        warnings.warn(
+            f"stoker cannot adapt itself to this version of {module.__name__.partition('.')[0]} ({error}), which may "
+            "replace a stoker.DataLoader by torch's\n"
+            "hint: use a version that is tested (see the guide of the tool), or do not pass it the loader",
+            stacklevel=2,
+        )
 
 
 class _ToolFinder:
@@ -80,7 +104,7 @@ class _ToolFinder:
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return how to import a tool; None for every other module."""
-        if name not in INTEGRATIONS or name in _installed:
+        if name not in INTEGRATIONS:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
@@ -93,10 +117,18 @@ class _ToolFinder:
 
 
 class _ToolLoader:
-    """Imports a tool's module by the loader that would have done it, which then takes its place again."""
+    """Imports a tool's module by the loader that would have done it, which then takes its place again.
+
+    Until then it has everything that loader has, for code that looks a module up without importing it.
+    """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # while this is copied, it is not there yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Return what the module's own loader makes."""

@@ -50,6 +50,19 @@ class Lists(Numbers):
         return torch.tensor([super(Lists, self).__getitem__(one) for one in position])
 
 
+class ByEpoch(SequentialSampler):
+    """Another order in each epoch that it is told, and no generator."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        length = len(self)
+        return iter([(position * 4 + self.epoch) % length for position in range(length)])
+
+
 class Batches(BatchSampler):
     """Batches of a size that is not known."""
 
@@ -99,6 +112,12 @@ LOADERS: dict[str, Make] = {
     "sampler of batches": lambda **o: stoker.DataLoader(
         Lists(LENGTH), batch_size=None, sampler=BatchSampler(SequentialSampler(Numbers(LENGTH)), 4, False), **o
     ),
+    "epoch sampler": lambda **o: stoker.DataLoader(
+        Numbers(LENGTH), batch_size=4, sampler=ByEpoch(Numbers(LENGTH)), **o
+    ),
+    "epoch batches": lambda **o: stoker.DataLoader(
+        Numbers(LENGTH), batch_sampler=BatchSampler(ByEpoch(Numbers(LENGTH)), 4, False), **o
+    ),
     "own batches": lambda **o: stoker.DataLoader(Numbers(10), batch_sampler=Batches(), **o),
     "distributed sampler": lambda **o: stoker.DataLoader(
         Numbers(LENGTH), batch_size=4, sampler=DistributedSampler(Numbers(LENGTH), num_replicas=2, rank=0), **o
@@ -113,7 +132,7 @@ def numbers(batch: Any) -> list[Any]:
     """Return what identifies the samples of a batch."""
     if isinstance(batch, dict):
         batch = batch["tokens"]
-    return np.atleast_1d(np.asarray(batch)).tolist()
+    return list(np.atleast_1d(np.asarray(batch)).tolist())
 
 
 def accelerator(**configuration: Any) -> Accelerator:
@@ -122,7 +141,7 @@ def accelerator(**configuration: Any) -> Accelerator:
 
 def served(loader: Any, num_epochs: int = 1) -> list[Any]:
     """Return the batches of some epochs, each with what marks its padding."""
-    epochs = []
+    epochs: list[Any] = []
     for _ in range(num_epochs):
         epochs.append([])
         for batch in loader:

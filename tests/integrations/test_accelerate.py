@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch._dynamo  # optimizers import it: here once, and not in every rank
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
@@ -174,7 +175,7 @@ def gathered(name: str, configuration: dict[str, Any], options: dict[str, Any]) 
     """Return what gather_for_metrics gives in two epochs."""
     driver = accelerator(**configuration)
     loader = driver.prepare(LOADERS[name](**options))
-    epochs = []
+    epochs: list[Any] = []
     for _ in range(2):
         epochs.append([])
         for batch in loader:
@@ -246,7 +247,7 @@ def optimizer_steps(cases: list[Any], num_epochs: int) -> Any:
     return found
 
 
-OURS_AND_TORCHS = [("torch", {}, 2), ("shuffled", {}, 2), ("workers", {}, 2), ("batch sampler", {}, 2)]
+OURS_AND_TORCHS: list[Any] = [("torch", {}, 2), ("shuffled", {}, 2), ("workers", {}, 2), ("batch sampler", {}, 2)]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

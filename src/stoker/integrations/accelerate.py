@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from accelerate import checkpointing
-from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.data_loader import DataLoaderStateMixin, SeedableRandomSampler
 from accelerate.state import GradientState, PartialState
 from accelerate.utils import DistributedType, broadcast_object_list, send_to_device, synchronize_rng_states
 from torch.utils.data import BatchSampler, RandomSampler
@@ -105,12 +105,14 @@ def _prepare(call: dict[str, Any]) -> Any:
             loader.adapt(seed=seed, **changes)
         if is_drawn:
             loader._course.is_seed_drawn = True
+        generator, rng_types = _stream_generator(loader, rng_types, call) if is_shared_here else (None, rng_types)
     else:
         generator, rng_types = _share_sampler(loader, rank, num_ranks, call)
     device = call["device"] if call["put_on_device"] else None
     if device is not None and device.type == "cuda" and loader.device is None:
         loader.adapt(device=device)
-    loader.__class__ = _prepared_class(type(loader))
+    kind: Any = type(loader)
+    loader.__class__ = _prepared_class(kind)
     loader._drive(
         _Driver(
             device=device,
@@ -212,6 +214,22 @@ def _common_seed(loader: DataLoader[Any], call: dict[str, Any], state: PartialSt
     return broadcast_object_list([seed])[0], is_drawn
 
 
+def _stream_generator(
+    loader: DataLoader[Any], rng_types: list[Any], call: dict[str, Any]
+) -> tuple[torch.Generator | None, list[Any]]:
+    """Return the generator of a stream that processes share, and what they synchronize: all have to read one order."""
+    generator = getattr(loader.dataset, "generator", None) if loader._is_stream else None
+    if not isinstance(generator, torch.Generator):
+        return None, rng_types
+    if "generator" not in (call["rng_types"] or ()):
+        raise ArgumentError(
+            f"{describe_class(loader.dataset)} draws from a generator of its own, which rng_types={rng_types} leaves "
+            "out: processes would share out different orders of it",
+            hint="add 'generator' to the rng_types of the Accelerator, or leave them out",
+        )
+    return generator, [*rng_types, "generator"]
+
+
 def _share_sampler(
     loader: DataLoader[Any], rank: int, num_ranks: int, call: dict[str, Any]
 ) -> tuple[torch.Generator | None, list[Any]]:
@@ -283,7 +301,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
         self._is_accelerate_prepared = True
         if driver.shares and self.batch_sampler is not None:
             # where Accelerate looks for it, and changes it in join_uneven_inputs
-            self.batch_sampler.even_batches = even_batches  # type: ignore[union-attr]
+            self.batch_sampler.even_batches = even_batches  # type: ignore[attr-defined]
 
     def _take_order(self) -> None:
         even_batches = getattr(self.batch_sampler, "even_batches", None)
@@ -305,7 +323,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
         """Samples in a batch of all processes together."""
         if self._is_planned or self._is_stream:
             return self._course.batch_size * self._course.num_ranks
-        own: Any = self.sampler if isinstance(self.sampler, BatchSampler) else self.batch_sampler
+        own = self._own_batches
         is_split = getattr(own, "split_batches", False)
         return int(own.batch_size if is_split else own.batch_size * getattr(own, "num_processes", 1))
 
@@ -314,7 +332,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
         """Samples of the dataset, over all processes."""
         return int(getattr(self.dataset, "total_length", None) or len(self.dataset))  # type: ignore[arg-type]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Any:
         driver = self._driver
         synchronize_rng_states(driver.rng_types, driver.generator)
         even_batches = getattr(self.batch_sampler, "even_batches", None)
@@ -326,7 +344,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
         self.set_epoch(self.next_epoch)
         return self._drive_epoch(super().__iter__())
 
-    def _drive_epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _drive_epoch(self, batches: Any) -> Iterator[Any]:
         """Yield the batches of one epoch on the accelerator's device; before the last one, note that it is the last."""
         number = self._num_iterations
         is_known = self._is_planned and isinstance(batches, LoaderIterator)
@@ -394,34 +412,58 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
             raise self._held[0]
         else:
             state = dict(self._held[0])
-        # a user's own sampler is counted in batches of one process
-        return state | {"num_processes": self._num_sharing_sampler}
+        seedable = self._seedable
+        return state | {
+            # a user's own sampler is counted in batches of one process
+            "num_processes": getattr(self._own_batches, "num_processes", 1),
+            "sampler_seed": None if seedable is None else seedable.initial_seed,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on where `state` was taken."""
+        seedable = self._seedable
         if isinstance(state, dict) and state.get("kind") == "sampler":
-            theirs, ours = state.get("num_processes", 1), self._num_sharing_sampler
+            theirs, ours = state.get("num_processes", 1), getattr(self._own_batches, "num_processes", 1)
             if theirs != ours:
                 raise StateMismatch({"num_processes": (theirs, ours)})
+            if (state.get("sampler_seed") is None) != (seedable is None):
+                raise StateMismatch({"use_seedable_sampler": (seedable is None, seedable is not None)})
         super().load_state_dict(state)
+        if seedable is not None:
+            seedable.initial_seed = state["sampler_seed"]
         self._held = None
 
+    def _tell_epoch(self, epoch: int) -> None:
+        super()._tell_epoch(epoch)
+        inside = getattr(self._own_batches, "batch_sampler", None)  # what Accelerate shares out
+        parts: tuple[Any, ...] = (inside, getattr(inside, "sampler", None))
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
     @property
-    def _num_sharing_sampler(self) -> int:
-        own = self.sampler if isinstance(self.sampler, BatchSampler) else self.batch_sampler
-        return getattr(own, "num_processes", 1)
+    def _own_batches(self) -> Any:
+        """The sampler of batches, the user's or Accelerate's around it."""
+        return self.sampler if isinstance(self.sampler, BatchSampler) else self.batch_sampler
+
+    @property
+    def _seedable(self) -> SeedableRandomSampler | None:
+        """Accelerate's sampler in the place of a random one, whose seed is that of the process."""
+        own = self._own_batches
+        parts = (getattr(part, "sampler", None) for part in (own, getattr(own, "batch_sampler", None)))
+        return next((part for part in parts if isinstance(part, SeedableRandomSampler)), None)
 
     def __reduce__(self) -> Any:
         return _unpickled, (type(self).__bases__[1], self.__getstate__())
 
 
 @lru_cache(maxsize=64)
-def _prepared_class(kind: type[DataLoader[Any]]) -> type[PreparedLoader]:
+def _prepared_class(kind: Any) -> type[PreparedLoader]:
     """Return `kind` as a class of prepared loaders."""
     return type(kind.__name__, (PreparedLoader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
-def _unpickled(kind: type[DataLoader[Any]], state: dict[str, Any]) -> PreparedLoader:
+def _unpickled(kind: Any, state: dict[str, Any]) -> PreparedLoader:
     loader = object.__new__(_prepared_class(kind))
     loader.__setstate__(state)
     return loader
@@ -457,6 +499,19 @@ def _save_state(call: dict[str, Any]) -> Any:
     return result
 
 
+def _check_same_save(first: dict[str, Any], own: dict[str, Any], folder: str | Path) -> None:
+    """Refuse states that processes have saved at different steps, where the processes take their steps together."""
+    is_together = own["kind"] == "plan" or own.get("sharing") == "whole"
+    places = [(state["epoch"], state["step"]) for state in (first, own)]
+    if is_together and places[0] != places[1] and not (first.get("ahead") or own.get("ahead")):
+        (epoch, step), (own_epoch, own_step) = places
+        raise StateError(
+            f"{folder} has states of different saves: one process was at step {step} in epoch {epoch}, this one at "
+            f"step {own_step} in epoch {own_epoch}\n"
+            "hint: a save into this folder was interrupted; load an earlier one, and save each to a folder of its own"
+        )
+
+
 def _load_state(call: dict[str, Any]) -> Any:
     """Load what `_save_state` has saved; a process that was not there yet takes the state of another one."""
     for number, loader in enumerate(call["dataloaders"]):
@@ -464,8 +519,11 @@ def _load_state(call: dict[str, Any]) -> Any:
             continue
         paths = _state_paths(call["input_dir"], number)
         if paths:
-            path = paths.get(call["process_index"], next(iter(paths.values())))
-            loader.load_state_dict(torch.load(path, weights_only=True))
+            state = torch.load(next(iter(paths.values())), weights_only=True)
+            if call["process_index"] in paths:
+                first, state = state, torch.load(paths[call["process_index"]], weights_only=True)
+                _check_same_save(first, state, call["input_dir"])
+            loader.load_state_dict(state)
             continue
         warnings.warn(
             f"{call['input_dir']} has no state of the stoker.DataLoader that was prepared as number {number}, so that "
