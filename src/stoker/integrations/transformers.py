@@ -11,7 +11,8 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -19,11 +20,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from transformers import trainer_pt_utils
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import has_length
 
-from stoker.errors import ArgumentError, StateMismatch
-from stoker.integrations.accelerate import PreparedLoader, is_ours
+from stoker.errors import ArgumentError, StateError, StateMismatch
+from stoker.integrations.accelerate import is_ours
 from stoker.loader import DataLoader
 from stoker.loader.progress import readable
 from stoker.trainers import redirect
@@ -58,26 +60,68 @@ class _Place:
 
     epoch: int
     done: int
-    """Batches of the epoch that are behind us, rounded down to whole optimizer steps."""
+    """Batches of the epoch that are behind us."""
     left: int | None
     """Batches of the epoch that are to come; None if nobody knows."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """One call of `train`: its loader, and where it began."""
+    """One call of `train`: its loader, where it began, and how many optimizer steps are to come."""
 
     loader: DataLoader[Any]
     num_batches: int | None
     """Of a whole epoch; None if nobody knows."""
     accumulation: int
     place: _Place | None = None
+    """Where the loader went on, if not at the beginning."""
+    num_epochs: int = 0
+    num_steps: int = 0
+    """Optimizer steps up to the end of the last epoch."""
+    num_unused: int = 0
+    """Optimizer steps that were planned and will not be taken, because a callback has ended epochs early."""
+    drawn: tuple[int, dict[str, Any] | StateError] | None = None
+    """The global step and the loader's state before the batches were drawn that came last."""
 
     @property
     def per_epoch(self) -> int:
         """Optimizer steps of a whole epoch."""
         assert self.num_batches is not None
         return max(1, ceil(self.num_batches / self.accumulation))
+
+    def count(self, args: Any, global_step: int) -> tuple[int, int]:
+        """Return the number of epochs and that of all optimizer steps, with those that are behind us."""
+        place = self.place or _Place(epoch=0, done=0, left=None)
+        if args.max_steps > 0:
+            max_steps, num_epochs, total = args.max_steps, place.epoch, global_step + self.num_unused
+            while total < max_steps:
+                total += self._steps_in(num_epochs, place)
+                num_epochs += 1
+            self.num_steps = total
+        else:
+            num_epochs = ceil(args.num_train_epochs)
+            self.num_steps = self.steps_until(num_epochs, global_step, place) + self.num_unused
+            left_out = num_epochs * self.per_epoch - ceil(args.num_train_epochs * self.per_epoch)
+            max_steps = self.num_steps - left_out
+        self.num_epochs = num_epochs
+        is_complete = self.place is not None and global_step >= max_steps
+        return place.epoch if is_complete else num_epochs, max_steps
+
+    def steps_until(self, num_epochs: int, global_step: int, place: _Place) -> int:
+        """Return the number of optimizer steps after so many epochs, for a run that is at `place`."""
+        plan, epochs = self.loader.plan, range(place.epoch, num_epochs)
+        if len(epochs) > 1 and (plan is None or not plan.skip):
+            return global_step + self._steps_in(place.epoch, place) + (len(epochs) - 1) * self.per_epoch
+        return global_step + sum(self._steps_in(epoch, place) for epoch in epochs)
+
+    def _steps_in(self, epoch: int, place: _Place) -> int:
+        """Return the number of optimizer steps in what is left of an epoch."""
+        if epoch == place.epoch and place.left is not None:
+            return ceil(place.left / self.accumulation)
+        plan = self.loader.plan
+        if plan is None or not plan.skip:
+            return self.per_epoch
+        return ceil(plan.num_steps(epoch) / self.accumulation)
 
 
 def _train(call: dict[str, Any]) -> Any:
@@ -91,6 +135,12 @@ def _set_initial_training_values(call: dict[str, Any]) -> Any:
     trainer._stoker_run = None
     if not is_ours(loader):
         return _original["set_initial_training_values"](**call)
+    if trainer.get_sp_size() > 1:
+        raise ArgumentError(
+            "sequence parallelism of DeepSpeed cuts the batches of its ranks by a loader of its own, which a "
+            "stoker.DataLoader does not support",
+            hint="use context parallelism, ParallelismConfig(cp_size=...), or torch's DataLoader",
+        )
     _take_over(trainer, loader)
     values = _original["set_initial_training_values"](**call)
     num_batches = len(loader) if has_length(loader) else None
@@ -99,59 +149,86 @@ def _set_initial_training_values(call: dict[str, Any]) -> Any:
     run = trainer._stoker_run = _Run(
         loader=loader, num_batches=num_batches, accumulation=args.gradient_accumulation_steps
     )
-    shift = _begin(trainer, run, getattr(trainer, "_stoker_checkpoint", None))
+    global_step = _begin(trainer, run, getattr(trainer, "_stoker_checkpoint", None))
     if num_batches is None:
         return values
-    num_train_epochs, _, num_examples, num_train_samples, batch_size, _, max_steps = values
-    if args.max_steps > 0:
-        num_train_epochs = ceil((max_steps - shift) / run.per_epoch)
-    else:
-        max_steps = ceil(args.num_train_epochs * run.per_epoch) + shift
+    _, _, num_examples, num_train_samples, batch_size, _, _ = values
+    num_train_epochs, max_steps = run.count(args, global_step)
     return num_train_epochs, run.per_epoch, num_examples, num_train_samples, batch_size, num_batches, max_steps
 
 
 def _init_training_state(call: dict[str, Any]) -> Any:
     trainer, checkpoint = call["self"], call["resume_from_checkpoint"]
     run = trainer._stoker_run
-    if run is not None and not hasattr(trainer, "_stoker_checkpoint") and _begin(trainer, run, checkpoint):
-        raise ArgumentError(
-            "the batch size or number of processes has changed since the checkpoint, and the Trainer has counted its "
-            "steps already, because stoker was imported in the middle of trainer.train()",
-            hint="import stoker at the top of the script",
-        )
+    if run is not None and not hasattr(trainer, "_stoker_checkpoint"):
+        global_step, counted = _begin(trainer, run, checkpoint), (call["num_train_epochs"], call["max_steps"])
+        if run.num_batches is not None and run.count(trainer.args, global_step) != counted:
+            raise ArgumentError(
+                "the batch size or number of processes has changed since the checkpoint, and the Trainer has counted "
+                "its steps already, because stoker was imported in the middle of trainer.train()",
+                hint="import stoker at the top of the script",
+            )
     counted = _original["_init_training_state"](**call)
     return counted if run is None or run.place is None else (run.place.epoch, run.place.done)
 
 
 def _begin(trainer: Any, run: _Run, checkpoint: str | None) -> int:
-    """Load the state of a checkpoint; return how many more optimizer steps were taken until now than now are counted.
-
-    None are, unless the batch size or number of processes has changed.
-    """
-    global_step = 0
+    """Load the state of a checkpoint, if there is one; return the optimizer steps before the place it gives."""
+    global_step, place = 0, None
+    skips = checkpoint is not None and not trainer.args.ignore_data_skip
     if checkpoint is not None:
         global_step = TrainerState.load_from_json(str(Path(checkpoint, "trainer_state.json"))).global_step
-        if global_step and not trainer.args.ignore_data_skip:
-            _load(trainer, run.loader, checkpoint)
-    if run.loader.is_resumed:
-        run.place = _place_of(run)
-    if run.place is None or run.place.left is None:
-        return 0
-    return global_step - (run.place.epoch + 1) * run.per_epoch + ceil(run.place.left / run.accumulation)
+        if global_step and skips:
+            place = _load(trainer, run, checkpoint)
+    if place is None and run.loader.is_resumed:  # by the user
+        place = _place_of(run, run.loader.state_dict())
+    if place is None:
+        return 0  # the Trainer counts, as without us
+    run.place = replace(place, done=place.done // run.accumulation * run.accumulation if skips else 0)
+    return global_step
 
 
 def _run_epoch(call: dict[str, Any]) -> Any:
     """Run an epoch of as many batches as are to come, which decides when its last optimizer step is due."""
-    run, epoch = call["self"]._stoker_run, call["epoch"]
+    trainer, epoch = call["self"], call["epoch"]
+    run = getattr(trainer, "_stoker_run", None)
+    if run is None:
+        return _original["_run_epoch"](**call)
+    plan, place = run.loader.plan, run.place if run.place is not None and run.place.epoch == epoch else None
+    num_batches = None if plan is None else plan.num_steps(epoch)
+    if place is not None:
+        num_batches = None if place.left is None else place.done + place.left
+    if num_batches is not None:
+        call["steps_in_epoch"] = num_batches
+        call["num_update_steps_per_epoch"] = ceil(num_batches / run.accumulation)
+    result = _original["_run_epoch"](**call)
+    control = trainer.control
+    is_left_early = control.should_epoch_stop or control.should_training_stop or (place is not None and not place.left)
+    if run.num_batches is not None and not is_left_early and not run.loader.end_of_dataloader:
+        warnings.warn(
+            f"epoch {epoch} has more batches than the {call['steps_in_epoch']} that the Trainer counted, so the last "
+            "ones were not trained on\n"
+            "hint: the length of an iterable dataset that workers share out by split() is an estimate; pass "
+            "num_workers=1, or no length and max_steps=",
+            stacklevel=2,
+        )
+    return result
+
+
+def _get_batch_samples(call: dict[str, Any]) -> Any:
+    """Note where the loader is before the batches of an optimizer step are drawn."""
+    trainer = call["self"]
+    run = getattr(trainer, "_stoker_run", None)
     if run is not None:
-        place, plan = run.place, run.loader.plan
-        num_batches = None if plan is None else plan.num_steps(epoch)
-        if place is not None and epoch == place.epoch:
-            num_batches = None if place.left is None else place.done + place.left
-        if num_batches is not None:
-            call["steps_in_epoch"] = num_batches
-            call["num_update_steps_per_epoch"] = ceil(num_batches / run.accumulation)
-    return _original["_run_epoch"](**call)
+        state: dict[str, Any] | StateError
+        try:
+            state = run.loader.state_dict()
+        except StateError as error:
+            if trainer.args.save_strategy != "no":
+                raise  # now, and not at the first checkpoint
+            state = error
+        run.drawn = trainer.state.global_step, state
+    return _original["get_batch_samples"](**call)
 
 
 def _save_checkpoint(call: dict[str, Any]) -> Any:
@@ -160,11 +237,33 @@ def _save_checkpoint(call: dict[str, Any]) -> Any:
     if run is not None:
         folder = Path(trainer._get_output_dir(trial=call["trial"]), f"checkpoint-{trainer.state.global_step}")
         folder.mkdir(parents=True, exist_ok=True)
-        path = _path(folder, trainer.args.process_index)
+        path, num_processes = _path(folder, trainer.args.process_index), trainer.args.world_size
         beside = path.with_suffix(".part")
-        torch.save({"num_processes": trainer.args.world_size, "loader": run.loader.state_dict()}, beside)
+        torch.save({"num_processes": num_processes} | _saved(trainer, run), beside)
         os.replace(beside, path)
+        if trainer.args.process_index == 0:
+            for other in folder.glob("stoker_*.pt"):  # of an earlier run, when there were more
+                if int(other.stem.rpartition("_")[2]) >= num_processes:
+                    other.unlink(missing_ok=True)
     return _original["_save_checkpoint"](**call)
+
+
+def _saved(trainer: Any, run: _Run) -> dict[str, Any]:
+    """Return what a checkpoint has of the loader: the place of the weights, which batches may be ahead of."""
+    global_step, ends_epoch = trainer.state.global_step, trainer.control.should_epoch_stop
+    if run.drawn is not None and run.drawn[0] == global_step:
+        state, ends_epoch = run.drawn[1], False  # in the middle of an optimizer step, such as after SIGTERM
+        if isinstance(state, StateError):
+            raise state
+    else:
+        state = run.loader.state_dict()
+    place = _place_of(run, state)
+    ends_epoch = ends_epoch and place.done > 0
+    num_unused = 0
+    if run.num_batches is not None:
+        following = _next_epoch(run, place) if ends_epoch else place
+        num_unused = run.num_steps - run.steps_until(run.num_epochs, global_step, following)
+    return {"loader": state, "ends_epoch": ends_epoch, "num_unused": num_unused}
 
 
 def _evaluation_loop(call: dict[str, Any]) -> Any:
@@ -178,6 +277,7 @@ _HOOKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "set_initial_training_values": _set_initial_training_values,
     "_init_training_state": _init_training_state,
     "_run_epoch": _run_epoch,
+    "get_batch_samples": _get_batch_samples,
     "_save_checkpoint": _save_checkpoint,
     "evaluation_loop": _evaluation_loop,
 }
@@ -185,21 +285,21 @@ _HOOKS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def _take_over(trainer: Any, loader: DataLoader[Any]) -> None:
-    """Prepare a loader for the Trainer's processes, and give it the Trainer's seed if it has none of its own."""
-    args = trainer.args
-    if loader.seed is None and loader.generator is None and loader.plan is not None:
+    """Prepare a loader for the Trainer's processes, and give it the Trainer's seed if it has none."""
+    args, course = trainer.args, loader._course
+    trainer.accelerator.prepare(loader)
+    has_seed = course.drawn_seed is not None and not course.is_seed_drawn
+    if loader._is_planned and loader.generator is None and not has_seed:
         shown = loader.batch_sampler
         loader.adapt(seed=args.seed if args.data_seed is None else args.data_seed)
-        if isinstance(loader, PreparedLoader):
-            loader.__dict__["batch_sampler"] = shown  # Accelerate's own
-    trainer.accelerator.prepare(loader)
+        loader.__dict__["batch_sampler"] = shown  # Accelerate's own
 
 
 def _path(folder: str | Path, process: int) -> Path:
     return Path(folder, f"stoker_{process}.pt")
 
 
-def _load(trainer: Any, loader: DataLoader[Any], checkpoint: str) -> None:
+def _load(trainer: Any, run: _Run, checkpoint: str) -> _Place | None:
     """Load the state of a checkpoint, which may have been saved by another number of processes."""
     own = _path(checkpoint, trainer.args.process_index)
     path = own if own.exists() else _path(checkpoint, 0)
@@ -209,28 +309,51 @@ def _load(trainer: Any, loader: DataLoader[Any], checkpoint: str) -> None:
             "only if they came from this loader, with the same seed, batch size and number of processes",
             stacklevel=2,
         )
-        return
-    saved = torch.load(path, weights_only=True)
+        return None
+    with getattr(trainer_pt_utils, "safe_globals", nullcontext)():  # NumPy's arrays, in the state of a user's dataset
+        saved = torch.load(path, weights_only=True)
     state, num_processes = saved["loader"], trainer.args.world_size
     if state.get("kind") == "sampler" and saved["num_processes"] != num_processes:
         raise StateMismatch({"num_processes": (saved["num_processes"], num_processes)})
-    loader.load_state_dict(state)
+    run.loader.load_state_dict(state)
+    run.num_unused = saved["num_unused"]
+    place = _place_of(run, run.loader.state_dict())
+    if saved["ends_epoch"]:
+        run.loader.set_epoch(place.epoch + 1)
+        return _next_epoch(run, place)
+    return place
 
 
-def _place_of(run: _Run) -> _Place:
-    """Return where a loader that has loaded a state goes on."""
-    state, plan, left = readable(run.loader.state_dict()), run.loader.plan, None
+def _next_epoch(run: _Run, place: _Place) -> _Place:
+    plan, epoch = run.loader.plan, place.epoch + 1
+    return _Place(epoch=epoch, done=0, left=run.num_batches if plan is None else plan.num_steps(epoch))
+
+
+def _place_of(run: _Run, state: dict[str, Any]) -> _Place:
+    """Return where a state is that the loader has, or has loaded."""
+    state, loader, plan = readable(state), run.loader, run.loader.plan
+    epoch = state["epoch"]
     if plan is not None:
-        assert run.num_batches is not None
-        steps = range(state["step"], plan.first_step(state["epoch"]) + plan.steps_in(state["epoch"]))
-        left = sum(not plan.is_skipped(step) for step in steps) - len(state["ahead"])
-        done = run.num_batches - left
-    elif state["kind"] == "sampler":
-        done = state["num_batches"]
+        steps = range(state["step"], plan.first_step(epoch) + plan.steps_in(epoch))
+        left = sum(not plan.is_skipped(step) for step in steps) if plan.skip else len(steps)
+        left -= len(state["ahead"])
+        num_skipped = plan.steps_in(epoch) - plan.num_steps(epoch)
+        return _Place(epoch=epoch, done=plan.steps_in(plan.origin.epoch + 1) - num_skipped - left, left=left)
+    size, drops_last = loader.batch_size, bool(loader.drop_last)
+    num_batches, num_samples, length = 0, 0, None
+    if state["kind"] == "sampler":
+        num_batches, num_samples, length = state["num_batches"], state["num_samples"], state["sampler_length"]
+    elif state["sharing"] == "whole":
+        num_batches, num_samples = state["place"]["steps"], state["place"]["samples"]
+        length = len(loader.dataset) if has_length(loader.dataset) else None  # type: ignore[arg-type]
+        size = None if size is None else size * loader.num_ranks
     else:
-        place = state["place"]
-        parts = [place] if state["sharing"] == "whole" else place["parts"].values()
-        done = sum(part["steps"] for part in parts)
-    if left is None and run.num_batches is not None:
-        left = max(0, run.num_batches - done)
-    return _Place(epoch=state["epoch"], done=done // run.accumulation * run.accumulation, left=left)
+        parts = state["place"]["parts"].values()
+        num_batches, num_samples = sum(part["steps"] for part in parts), sum(part["samples"] for part in parts)
+    if run.num_batches is None:
+        return _Place(epoch=epoch, done=num_batches, left=None)
+    if size is not None and length is not None:  # which may have been cut into batches of another size
+        left = (length - num_samples) // size if drops_last else ceil((length - num_samples) / size)
+        return _Place(epoch=epoch, done=run.num_batches - left, left=left)
+    done = num_batches if size is None else num_samples // size
+    return _Place(epoch=epoch, done=done, left=max(0, run.num_batches - done))
