@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
 import warnings
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -13,8 +15,9 @@ import torch._dynamo  # optimizers import it: here once, and not in every rank
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
+import stoker
 from stoker.errors import ArgumentError
-from tests.integrations.accelerated import LENGTH, LOADERS, accelerator, expected, flat, served, together
+from tests.integrations.accelerated import LENGTH, LOADERS, Stream, accelerator, expected, flat, served, together
 from tests.integrations.launch import launch
 
 # ---------------------------------------------------------------- what two processes get
@@ -158,7 +161,10 @@ def test_without_even_batches_no_sample_is_added_and_ranks_stay_in_step() -> Non
         assert [len(rank[0][-1][0]) for rank in epochs] == ([4, 4] if name == "dropping" else [2, 3]), name
 
 
-@pytest.mark.parametrize("name", sorted(set(LOADERS) - {"copied stream", "distributed sampler"}))
+NOT_AS_PLAIN = {"copied stream", "distributed sampler", "epoch sampler", "epoch batches"}  # Accelerate sets the epoch
+
+
+@pytest.mark.parametrize("name", sorted(set(LOADERS) - NOT_AS_PLAIN))
 def test_one_process_gets_what_the_plain_loop_gets(name: str) -> None:
     options = {"seed": 3} if not name.startswith("torch") else {}
     torch.manual_seed(3)
@@ -166,6 +172,102 @@ def test_one_process_gets_what_the_plain_loop_gets(name: str) -> None:
     torch.manual_seed(3)
     loader = accelerator().prepare(LOADERS[name](**options))
     assert served(loader, 3) == plain
+
+
+OWN_ORDER = [
+    "random sampler",
+    "dropping sampler",
+    "batch sampler",
+    "sampler of batches",
+    "epoch sampler",
+    "epoch batches",
+]
+
+
+def ours_and_torchs(cases: list[Any]) -> list[Any]:
+    """Return the epochs of samplers of the user's, in our loader and in torch's."""
+    found = []
+    for name, configuration in cases:
+        for kind in (stoker.DataLoader, torch.utils.data.DataLoader):
+            with patch.object(stoker, "DataLoader", kind):
+                loader = LOADERS[name]()
+            driver = accelerator(**configuration)
+            set_seed(5, device_specific=True)
+            epochs = served(driver.prepare(loader), 3)
+            found.append([[batch for batch, _ in epoch] for epoch in epochs])
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_samplers_of_the_users_give_what_they_give_in_torchs_loader(num_ranks: int) -> None:
+    configurations: list[dict[str, Any]] = [
+        {},
+        {"even_batches": False},
+        {"use_seedable_sampler": True},
+        {"split_batches": True},
+    ]
+    cases = [
+        (name, configuration)
+        for configuration in configurations
+        for name in OWN_ORDER
+        # which Accelerate cannot prepare in torch's loader
+        if name != "sampler of batches" or (num_ranks == 2 and "split_batches" not in configuration)
+    ]
+    for found in launch(ours_and_torchs, cases, num_ranks=num_ranks):
+        for case, ours, torchs in zip(cases, found[::2], found[1::2], strict=True):
+            assert ours == torchs, case
+            if "epoch" in case[0]:
+                assert ours[0] != ours[1] != ours[2], case
+
+
+class Shuffling(Stream):
+    """Draws its order when it is read, from a generator of its own or from that of the process."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source = source
+        if source == "own":
+            self.generator = torch.Generator()
+            self.generator.manual_seed(torch.initial_seed())
+
+    def __iter__(self) -> Iterator[int]:
+        if self.source == "python":
+            return iter(random.sample(range(LENGTH), LENGTH))
+        return iter(torch.randperm(LENGTH, generator=getattr(self, "generator", None)).tolist())
+
+
+SHUFFLING = [
+    (source, workers) for source in ("own", "torch", "python") for workers in ({}, {"num_workers": 2, "shard": "auto"})
+]
+
+
+def shuffled_streams() -> list[Any]:
+    driver = accelerator()
+    set_seed(3, device_specific=True)
+    loaders = [
+        stoker.DataLoader(Shuffling(source), batch_size=4, **options)  # type: ignore[arg-type]
+        for source, options in SHUFFLING
+    ]
+    return [served(driver.prepare(loader), 2) for loader in loaders]
+
+
+def test_streams_that_shuffle_give_every_process_the_same_order_to_share() -> None:
+    ranks = launch(shuffled_streams)
+    for case, *epochs in zip(SHUFFLING, *ranks, strict=True):
+        for epoch in together(epochs):
+            assert sorted(flat(epoch)) == list(range(LENGTH)), case
+
+
+def unsynchronized() -> str:
+    driver = Accelerator(cpu=True, rng_types=["torch"])
+    with pytest.raises(ArgumentError) as caught:
+        driver.prepare(stoker.DataLoader(Shuffling("own"), batch_size=4))
+    return str(caught.value)
+
+
+def test_a_stream_whose_generator_is_not_synchronized_is_refused() -> None:
+    for message in launch(unsynchronized):
+        assert re.search(r"(?s)Shuffling draws from a generator.*hint: add 'generator' to the rng_types", message)
 
 
 # ---------------------------------------------------------------- metrics and gradients
