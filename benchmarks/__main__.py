@@ -19,6 +19,7 @@ NAMES = {
     "counters": "what the counters cost that are always on",
     "plan_cost": "what it costs to know the order, from a thousand samples to a million million",
     "state_cost": "what it costs to save the state at every step, and to resume",
+    "resume": "samples lost and repeated when a training is killed and resumed, by twelve ways and ours",
     "transport": "batches from worker processes, beside torch, torchdata, SPDL and Grain; into a GPU if there is one",
     "startup": "time to the first batch with worker processes and a large dataset, beside torch",
     "memory": "what a large dataset costs in every worker, beside torch",
@@ -35,6 +36,7 @@ WITH_PEERS = {
     "tokens": ENVIRONMENT,
     "prepare": ENVIRONMENT,
     "packing": ENVIRONMENT,
+    "resume": ENVIRONMENT,
     "images": IMAGE_ENVIRONMENT,
 }
 """These run in an environment of the peers, if `make peers` or `make image-peers` made it."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -26,7 +27,7 @@ from benchmarks.peers import is_installed
 from benchmarks.report import Report, Setting
 from benchmarks.resume.contenders import CONTENDERS, Ending, serving
 from benchmarks.resume.jobs import NUM_EPOCHS, NUM_SAMPLES, SAVE_EVERY, SEED, Job, Shape
-from benchmarks.resume.judging import FAILED, HANGS, Step, Verdict, judge, read_lines, read_run
+from benchmarks.resume.judging import FAILED, HANGS, Step, Verdict, judge, read_firsts, read_lines, read_run
 from benchmarks.resume.scenarios import Part, Run, Scenario, scenarios
 from benchmarks.resume.summary import COLUMNS, figure, limits, shows
 from benchmarks.stand import Stand
@@ -54,6 +55,8 @@ def run(setting: Setting) -> Report:
         if name not in missing:
             console.print(f"[dim]{name}[/dim]")
             records += _tortured(name, chosen)
+    order = [scenario.name for scenario in chosen]
+    records.sort(key=lambda record: order.index(record.case["scenario"]))
     return Report(
         name="resume",
         title="Samples lost and repeated when a training is killed and resumed",
@@ -96,12 +99,28 @@ def _record(name: str, scenario: Scenario, trials: _Trials) -> Record:
         "lost": sum(verdict.lost for verdict in verdicts),
         "repeated": sum(verdict.repeated for verdict in verdicts),
         "kinds": dict(kinds),
+        **_first_batches(verdicts),
         "runs": [
             {"parts": [asdict(part) for part in run], **asdict(verdict)}
             for run, verdict in zip(scenario.runs, verdicts)
         ],
     }
     return record_of(name, Series(seconds, [0.0] * len(seconds)), None, {"scenario": scenario.name}, "run", more)
+
+
+def _first_batches(verdicts: list[Verdict]) -> dict[str, Any]:
+    """Return what the first batch took, in the median, at the start of a run and after a resume."""
+    found: dict[str, Any] = {}
+    for name, firsts in (
+        ("start", [verdict.firsts[0] for verdict in verdicts if verdict.firsts]),
+        ("resume", [first for verdict in verdicts for first in verdict.firsts[1:]]),
+    ):
+        if firsts:
+            found[f"{name}_seconds"] = median(first.seconds for first in firsts)
+        reads = [first.reads for first in firsts if first.reads is not None]
+        if reads:
+            found[f"{name}_reads"] = median(reads)
+    return found
 
 
 class _Trials:
@@ -121,10 +140,11 @@ class _Trials:
         if self._is_one_stream:
             run = tuple(part.as_one_stream() for part in run)
         jobs, ending = self._run(run, is_distributed)
-        if ending.kind != "finished":
+        if ending.kind != "finished":  # before its time is finished too: the rest of the samples is lost
             num_steps = sum("ids" in line for line in read_lines(jobs[-1][0]))
             return Verdict(HANGS if ending.kind == "hang" else FAILED, text=ending.text, steps_before=num_steps)
-        return judge(read_run(jobs), expected, by_epoch=not self._is_one_stream)
+        verdict = judge(read_run(jobs), expected, by_epoch=not self._is_one_stream)
+        return replace(verdict, firsts=read_firsts(jobs))
 
     def _uninterrupted(self, shape: Shape, is_distributed: bool) -> list[Step] | Ending:
         key = (shape, is_distributed)

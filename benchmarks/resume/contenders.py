@@ -26,6 +26,7 @@ from typing import Any
 from benchmarks.peers import without_vision
 from benchmarks.resume import loaders, trainers
 from benchmarks.resume.jobs import Job, Recorder
+from benchmarks.resume.scenarios import FEWER, FROM_NONE, MORE, WORKERS
 from benchmarks.stand import family
 
 LIMIT_SECONDS = 90
@@ -49,6 +50,8 @@ class Contender:
     """Whether there is one iterator over all epochs, without a boundary between them."""
     documented: str = ""
     """What its documentation says about resuming."""
+    outside: tuple[str, ...] = ()
+    """Scenarios that its documentation leaves out: they ask for as many workers or ranks as before."""
 
 
 def _loop(kind: type[loaders.Loop]) -> Train:
@@ -65,6 +68,7 @@ CONTENDERS = {
         _loop(loaders.TorchData),
         ("torchdata.stateful_dataloader",),
         documented="state is not aggregated across ranks",
+        outside=(FEWER, MORE),
     ),
     "litdata": Contender(
         _loop(loaders.LitData),
@@ -83,6 +87,7 @@ CONTENDERS = {
         ("grain",),
         is_one_stream=True,
         documented="worker count and sampler have to be the same",
+        outside=(FROM_NONE, WORKERS, FEWER, MORE),
     ),
     "Grain, ElasticIterator": Contender(
         _loop(loaders.GrainElastic),
@@ -94,18 +99,31 @@ CONTENDERS = {
         _loop(trainers.Accelerated),
         ("accelerate",),
         documented="the same script and training setup",
+        outside=(FEWER, MORE),
     ),
     "Accelerate, seedable sampler": Contender(
         _loop(trainers.AcceleratedSeedable),
         ("accelerate",),
         documented="the same script and training setup",
+        outside=(FEWER, MORE),
     ),
     "Accelerate, stateful loader": Contender(
         _loop(trainers.AcceleratedStateful),
         ("accelerate", "torchdata.stateful_dataloader"),
         documented="the same script and training setup",
+        outside=(FEWER, MORE),
     ),
-    "Trainer": Contender(trainers.train_by_trainer, ("transformers", "accelerate")),
+    "Accelerate, stateful and seedable": Contender(
+        _loop(trainers.AcceleratedBoth),
+        ("accelerate", "torchdata.stateful_dataloader"),
+        documented="the same script and training setup",
+        outside=(FEWER, MORE),
+    ),
+    "Trainer": Contender(
+        trainers.train_by_trainer,
+        ("transformers", "accelerate"),
+        documented="skips seen data, for exact continuation",
+    ),
     OURS: Contender(_loop(loaders.Stoker), ("stoker",), documented="ranks, workers and batch size may change"),
     OURS_ACCELERATED: Contender(
         _loop(trainers.AcceleratedStoker),
@@ -171,7 +189,8 @@ def run_part(name: str, jobs: Sequence[Job]) -> Ending:
     texts = [error.read_text() for error in errors if error.exists()]
     texts = sorted(texts, key=lambda text: "Connection closed by peer" in text or "BrokenBarrier" in text)
     if texts:
-        return Ending("error", texts[0].strip().splitlines()[-1][:300], texts[0][-4000:])
+        first, _, trace = texts[0].partition("\n")
+        return Ending("error", first[:300], trace[-4000:])
     if len(statuses) < len(pids):
         return Ending("hang", f"no end after {LIMIT_SECONDS} s")
     ends = {_last_word(job) for job in jobs}
@@ -210,8 +229,9 @@ def _fork(name: str, job: Job, barrier: Any, port: int, error: Path) -> int:
         recorder.finished()
         recorder.wait_for_ranks()
         status = 0
-    except BaseException:
-        error.write_text(traceback.format_exc())
+    except BaseException as failure:
+        first = " ".join("".join(traceback.format_exception_only(failure)).split())
+        error.write_text(f"{first}\n{traceback.format_exc()}")
         barrier.abort()
     finally:
         sys.stdout.flush()

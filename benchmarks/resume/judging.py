@@ -25,6 +25,16 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class First:
+    """What the first batch of a part took, in all its ranks."""
+
+    seconds: float
+    """From the start of the training script to the batch, on the slowest rank; imports are done before."""
+    reads: int | None
+    """Samples read by then, prefetched ones among them. None if the loader has a format of its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """How a run that was resumed differs from one that was not."""
 
@@ -38,6 +48,8 @@ class Verdict:
     """The error, if there was one."""
     steps_before: int = 0
     """Steps that the resumed process trained for before the error."""
+    firsts: tuple[First, ...] = ()
+    """What the first batch took, in each process of the run that got as far."""
 
 
 def judge(trained: Sequence[Step], expected: Sequence[Step], *, by_epoch: bool) -> Verdict:
@@ -82,6 +94,14 @@ def read_lines(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def first_step(job: Job) -> dict[str, Any]:
-    """Return the record of the first step of a process, which says how long it took; empty if there was none."""
-    return next((line for line in read_lines(job) if "seconds" in line), {})
+def read_firsts(parts: Sequence[Sequence[Job]]) -> tuple[First, ...]:
+    """Return what the first batch took, for each part of a run whose ranks all had one."""
+    found = []
+    for jobs in parts:
+        firsts = [next((line for line in read_lines(job) if "seconds" in line), None) for job in jobs]
+        lines = [line for line in firsts if line is not None]
+        if len(lines) == len(jobs):
+            reads = [line["reads"] for line in lines]
+            total = sum(reads) if all(number is not None for number in reads) else None
+            found.append(First(max(line["seconds"] for line in lines), total))
+    return tuple(found)

@@ -42,6 +42,8 @@ class Loop(Protocol):
 def train(kind: type[Loop], job: Job, recorder: Recorder) -> None:
     """Train from the last checkpoint, or from the beginning, to the end or until the process is killed."""
     resumed = read_place(job)
+    if resumed is not None:
+        resumed = _as_counted(kind, resumed)
     place = Place() if resumed is None else replace(resumed)
     recorder.step = place.step
     loop = kind(job)
@@ -64,6 +66,15 @@ def train(kind: type[Loop], job: Job, recorder: Recorder) -> None:
         if recorder.is_due_after(epoch):
             _save(loop, job, Place(epoch + 1, step=place.step), recorder)
             recorder.stop()
+
+
+def _as_counted(kind: type[Loop], place: Place) -> Place:
+    """Return the place of a checkpoint as the loader counts epochs, so that the loop of its epoch comes first."""
+    if place.samples_in_epoch == NUM_SAMPLES and getattr(kind, "ends_with_last_batch", False):
+        return replace(place, epoch=place.epoch + 1, step_in_epoch=0, samples_in_epoch=0)
+    if place.step > 0 == place.step_in_epoch and getattr(kind, "begins_with_next_loop", False):
+        return replace(place, epoch=place.epoch - 1)
+    return place
 
 
 def _save(loop: Loop, job: Job, place: Place, recorder: Recorder) -> None:
@@ -200,13 +211,15 @@ class TorchData(StateFiles):
 
 
 class LitData(StateFiles):
-    """litdata's dataset and loader."""
+    """litdata's dataset and loader. A state taken behind the last batch is the beginning of the next epoch."""
+
+    ends_with_last_batch = True
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         join_group(job)
         litdata = import_module("litdata")
-        dataset = litdata.StreamingDataset(str(Path(job.data, "litdata")), shuffle=True, seed=SEED, drop_last=True)
+        dataset = litdata.StreamingDataset(str(Path(job.data, "litdata")), shuffle=True, seed=SEED)
         self.loader = litdata.StreamingDataLoader(
             dataset, batch_size=job.shape.share, num_workers=job.shape.num_workers
         )
@@ -217,7 +230,9 @@ class LitData(StateFiles):
 
 
 class Mosaic(StateFiles):
-    """Mosaic's dataset and loader."""
+    """Mosaic's dataset and loader. A state taken after the loop of an epoch gives that epoch's end, an empty loop."""
+
+    begins_with_next_loop = True
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)

@@ -2,9 +2,266 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-COLUMNS: tuple[Any, ...] = ()
-figure: Any = None
-limits: Any = None
-shows: Any = None
+from benchmarks.measure import Record
+from benchmarks.report import Column, only
+from benchmarks.resume.contenders import CONTENDERS
+from benchmarks.resume.jobs import NUM_EPOCHS, NUM_SAMPLES, SAVE_EVERY
+from benchmarks.resume.judging import EXACT, FAILED, HANGS, REORDERED, WRONG
+from benchmarks.resume.scenarios import BETWEEN, LAST, RANDOM
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SEVERITY = (WRONG, HANGS, FAILED, REORDERED, EXACT)
+"""Of a scenario whose runs differ, the worst is shown first. Wrong samples without an error are worse than an error."""
+
+
+# ---------------------------------------------------------------- one contender in one scenario
+
+
+def num_runs(record: Record, *kinds: str) -> int:
+    """Return how many runs of a scenario ended in one of these ways; all, if none is given."""
+    counts: dict[str, int] = record.more["kinds"]
+    return sum(counts.values()) if not kinds else sum(counts.get(kind, 0) for kind in kinds)
+
+
+def worst(record: Record) -> str:
+    """Return the worst way in which a run of the scenario ended."""
+    return next(kind for kind in SEVERITY if num_runs(record, kind))
+
+
+def verdict_lines(record: Record) -> list[str]:
+    """Return what happened in a scenario, in a few short lines."""
+    kind = worst(record)
+    if kind == EXACT:
+        return ["exact"]
+    plain = {REORDERED: "other order", FAILED: "error", HANGS: "hangs"}
+    lines = _wrong_lines(record) if kind == WRONG else [plain[kind]]
+    total = num_runs(record)
+    for other in SEVERITY[SEVERITY.index(kind) + 1 :]:
+        if number := num_runs(record, other):
+            lines.append(f"{number} of {total} {plain.get(other, other)}")
+    return lines
+
+
+def _wrong_lines(record: Record) -> list[str]:
+    counts = {"lost": record.more["lost"], "repeated": record.more["repeated"]}
+    return [f"{word} {number:,}" for word, number in counts.items() if number]
+
+
+def is_outside(record: Record) -> bool:
+    """Whether the contender's documentation leaves this scenario out."""
+    return record.case["scenario"] in CONTENDERS[record.contender].outside
+
+
+# ---------------------------------------------------------------- sentences
+
+
+def shows(records: Sequence[Record], missing: Sequence[str]) -> list[str]:
+    """Return the findings."""
+    names = list(dict.fromkeys(record.contender for record in records))
+    exact = [name for name in names if all(worst(record) == EXACT for record in only(records, name))]
+    runs = sum(num_runs(record) for record in only(records, names[0]))
+    sentences = [f"Exact in each of {runs} runs: {'; '.join(exact) or 'none'}."]
+    sentences += [_format_contender(only(records, name)) for name in names if name not in exact]
+    sentences.append(_format_reads(records))
+    if missing:
+        sentences.append(f"Left out, because not installed: {'; '.join(missing)}.")
+    return [sentence for sentence in sentences if sentence]
+
+
+def _format_contender(records: Sequence[Record]) -> str:
+    """Say in which scenarios a contender is exact, and what happens in the others."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        text = ", ".join(verdict_lines(record))
+        if messages := sorted({run["text"] for run in record.more["runs"] if run["text"]}):
+            text += f" ({'; '.join(_shortened(message) for message in messages)})"
+        scenario = record.case["scenario"] + (" †" if is_outside(record) else "")
+        found.setdefault(text, []).append(scenario)
+    parts = [f"{text}: {', '.join(scenarios)}" for text, scenarios in found.items()]
+    return f"{records[0].contender}. {'; '.join(parts)}."
+
+
+def _shortened(text: str) -> str:
+    """Return a message as it stands in a table in Markdown."""
+    text = text.replace("|", "/").replace("`", "'")
+    return f"`{text}`" if len(text) <= 120 else f"`{text[:119]}…`"
+
+
+def _format_reads(records: Sequence[Record]) -> str:
+    """Compare the samples that a resume reads before its first batch with those of a start."""
+    found = [record for record in only(records, scenario=RANDOM) if "resume_reads" in record.more]
+    if not found:
+        return ""
+    steps = [run["parts"][0]["saved_at"] for run in found[0].more["runs"]]
+    place = median(step * 10 % NUM_SAMPLES for step in steps)
+    parts = [
+        f"{record.contender} {record.more['resume_reads']:,.0f} ({record.more['start_reads']:,.0f})"
+        for record in sorted(found, key=lambda record: record.more["resume_reads"])
+    ]
+    return (
+        f"Samples read before the first batch after a resume, with {place:,.0f} of the epoch trained on in the median "
+        f"(in brackets: at a start; both with prefetching): {'; '.join(parts)}."
+    )
+
+
+def limits() -> list[str]:
+    """Return what must not be read from the numbers."""
+    return [
+        "what is exact beyond the step: a run is exact if every step has the samples of the run that nobody stopped. "
+        "Which rank or worker had which of them does not count, nor do random numbers of transforms, the model or the "
+        "optimizer.",
+        f"other data: there are {NUM_SAMPLES:,} map-style samples and {NUM_EPOCHS} epochs, and batches, ranks and "
+        "workers divide them. Streams, packed rows, mixtures, short last batches and several nodes are not tried.",
+        "other scripts: each contender is used as its documentation says, with a checkpoint every "
+        f"{SAVE_EVERY} steps. Loaders differ in the epoch to which a checkpoint behind the last batch belongs, and "
+        "each script here counts as its loader does. One that counts otherwise is off by a whole epoch at the "
+        "boundary. With a state from behind the last batch, litdata and a stoker.DataLoader prepared by Accelerate "
+        "go on with the next epoch, and StatefulDataLoader, Mosaic and stoker alone give an empty loop first; Mosaic "
+        "also gives one if its state was taken after the loop.",
+        "broken promises, where there is a †: the documentation asks for as many workers or ranks as before, or says "
+        "that states are not made for others. An error is then the best answer; what is lost or repeated there, is "
+        "lost or repeated without one.",
+        "other versions. The documentation of Accelerate's development version describes a `save_state` that saves the "
+        "order of the standard sampler too; version 1.15 does not have it.",
+        "the time of a resume: reading a number costs next to nothing here, so the cost of skipping shows in samples "
+        "read, not in seconds; seconds were taken once, beside other work, and without imports. litdata and Mosaic "
+        "read files of their own, in which reads were not counted. Reads include what workers prefetch, and Grain's "
+        "prefetch the most.",
+        "that a sample lost costs accuracy. It costs the knowledge of what the model was trained on, and any "
+        "comparison of runs.",
+        "Lightning and Fabric, which are in the tests and not here.",
+    ]
+
+
+# ---------------------------------------------------------------- table
+
+
+def _count(*kinds: str) -> Callable[[Record], str]:
+    return lambda record: f"{number} of {num_runs(record)}" if (number := num_runs(record, *kinds)) else ""
+
+
+def _of(key: str, format_value: Callable[[Any], str]) -> Callable[[Record], str]:
+    return lambda record: "" if record.more.get(key) is None else format_value(record.more[key])
+
+
+def _message(record: Record) -> str:
+    return "; ".join(sorted({_shortened(run["text"]) for run in record.more["runs"] if run["text"]}))
+
+
+COLUMNS = (
+    Column("exact", _count(EXACT)),
+    Column("other order", _count(REORDERED)),
+    Column("wrong", _count(WRONG)),
+    Column("lost", _of("lost", lambda number: f"{number:,}" if number else "")),
+    Column("repeated", _of("repeated", lambda number: f"{number:,}" if number else "")),
+    Column("error", _count(FAILED)),
+    Column("hangs", _count(HANGS)),
+    Column("read before the first batch, start", _of("start_reads", lambda number: f"{number:,.0f}")),
+    Column("after a resume", _of("resume_reads", lambda number: f"{number:,.0f}")),
+    Column("s to the first batch, start", _of("start_seconds", lambda value: f"{value:.2f}")),
+    Column("after a resume, s", _of("resume_seconds", lambda value: f"{value:.2f}")),
+    Column("outside its documentation", lambda record: "†" if is_outside(record) else ""),
+    Column("message", _message),
+)
+
+
+# ---------------------------------------------------------------- drawing
+
+_INKS = {EXACT: "#d3e6f5", REORDERED: "#fdf1c4", WRONG: "#f3a66e", FAILED: "#e3e3e3", HANGS: "#b9b9b9"}
+_LEGEND = {
+    EXACT: "exact: every step as in a run that was not stopped",
+    REORDERED: "other order: every sample once an epoch, in other steps",
+    WRONG: "wrong, without an error: samples lost and repeated",
+    FAILED: "error",
+    HANGS: "hangs",
+}
+
+
+def figure(records: Sequence[Record]) -> Figure:
+    """Draw contenders by scenarios, and what was read before the first batch."""
+    from matplotlib import pyplot as plt
+    from matplotlib.patches import Patch
+
+    names = list(dict.fromkeys(record.contender for record in records))
+    scenarios = list(dict.fromkeys(record.case["scenario"] for record in records))
+    drawn, axis = plt.subplots(figsize=(4.6 + 1.18 * len(scenarios), 1.9 + 0.56 * len(names)), layout="constrained")
+    for row, name in enumerate(names):
+        for place, scenario in enumerate(scenarios):
+            for record in only(records, name, scenario=scenario):
+                _draw_cell(axis, record, row, place)
+        _draw_reads(axis, only(records, name, scenario=RANDOM), row, len(scenarios))
+    runs = {record.case["scenario"]: num_runs(record) for record in records}
+    titles = [f"{_broken(scenario)}\n{runs[scenario]} run{'s' * (runs[scenario] > 1)}" for scenario in scenarios]
+    axis.set_xticks(range(len(scenarios) + 1), [*titles, "samples read before\nthe first batch:\nstart → resume"])
+    axis.set_yticks(range(len(names)), names)
+    for label, name in zip(axis.get_yticklabels(), names):
+        label.set_fontweight("bold" if name.startswith("stoker") else "normal")
+    axis.tick_params(length=0, labelsize=11, top=True, labeltop=True, bottom=False, labelbottom=False)
+    axis.set_xlim(-0.5, len(scenarios) + 0.7)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.spines[:].set_visible(False)
+    shown = [kind for kind in _LEGEND if any(num_runs(record, kind) for record in records)]
+    patches = [Patch(facecolor=_INKS[kind], hatch=_hatch(kind), edgecolor="#999999") for kind in shown]
+    texts = [_LEGEND[kind] for kind in shown]
+    if any(is_outside(record) for record in records):
+        patches.append(Patch(facecolor="none", edgecolor="none"))
+        texts.append("† outside what its documentation promises")
+    drawn.legend(patches, texts, loc="outside lower center", ncols=2, fontsize=11)
+    return drawn
+
+
+def _draw_cell(axis: Axes, record: Record, row: int, place: int) -> None:
+    from matplotlib.patches import Rectangle
+
+    kind = worst(record)
+    axis.add_patch(
+        Rectangle(
+            (place - 0.48, row - 0.47), 0.96, 0.94, facecolor=_INKS[kind], hatch=_hatch(kind), edgecolor="#bbbbbb"
+        )
+    )
+    lines = verdict_lines(record)
+    mark = " †" if is_outside(record) and kind != EXACT else ""
+    text = "\n".join([lines[0] + mark, *lines[1:]])
+    back = {"facecolor": _INKS[kind], "edgecolor": "none", "pad": 1.2}
+    axis.text(
+        place,
+        row,
+        text,
+        ha="center",
+        va="center",
+        fontsize=8 if len(lines) > 3 else 9 if max(map(len, lines)) > 15 else 10,
+        linespacing=1.05,
+        bbox=back if _hatch(kind) else None,
+    )
+
+
+def _draw_reads(axis: Axes, records: Sequence[Record], row: int, place: int) -> None:
+    """Write the reads of random steps beside the cells."""
+    for record in records:
+        text = "not counted"
+        if "resume_reads" in record.more:
+            text = f"{record.more['start_reads']:,.0f} → {record.more['resume_reads']:,.0f}"
+        axis.text(place + 0.08, row, text, ha="center", va="center", fontsize=10.5)
+
+
+def _broken(scenario: str) -> str:
+    """Return the name of a scenario in two lines."""
+    breaks = {LAST: "epoch's\nlast step", BETWEEN: "between\nepochs", RANDOM: "random\nstep"}
+    if scenario in breaks:
+        return breaks[scenario]
+    head, found, tail = scenario.partition(" to ")
+    if not found:
+        return f"\n{scenario}"
+    return f"{head}\nto {tail}" if " " in head else "{} to {}\n{}".format(head, *tail.split())
+
+
+def _hatch(kind: str) -> str | None:
+    """Return a pattern for cells that end without a verdict on samples, so that they do not rest on color alone."""
+    return {FAILED: "//", HANGS: "xx"}.get(kind)

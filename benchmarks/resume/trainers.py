@@ -16,8 +16,12 @@ from benchmarks.resume.loaders import steps_to_skip
 
 
 class Accelerated:
-    """Accelerate's `save_state`, `load_state` and `skip_first_batches`, as in its examples."""
+    """Accelerate's `save_state`, `load_state` and `skip_first_batches`, as in its examples.
 
+    They find the epoch by dividing the step by the batches of an epoch: behind the last batch, that is the next one.
+    """
+
+    ends_with_last_batch = True
     configuration: dict[str, Any] = {}
 
     def __init__(self, job: Job) -> None:
@@ -69,6 +73,16 @@ class AcceleratedStateful(Accelerated):
 
     def active(self, epoch: int, place: Place | None) -> Any:  # noqa: ARG002
         return self.loader
+
+
+class AcceleratedBoth(AcceleratedStateful):
+    """Both: a stateful loader with the seedable sampler, which the script tells its epoch."""
+
+    configuration = {"use_stateful_dataloader": True, "use_seedable_sampler": True}
+
+    def active(self, epoch: int, place: Place | None) -> Any:
+        self.loader.set_epoch(epoch)
+        return super().active(epoch, place)
 
 
 class AcceleratedStoker(Accelerated):
