@@ -1,0 +1,265 @@
+"""Accelerate resumes our loader: after a kill, at a boundary, twice, with other ranks and workers."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # optimizers import it: here once, and not in every rank
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration, set_seed
+
+from stoker.errors import StateError, StateMismatch
+from tests.integrations.accelerated import LENGTH, LOADERS, accelerator, expected, flat, numbers, real, served, together
+from tests.integrations.launch import kill_this_process, launch
+
+SEED = {"seed": 3}
+PLANNED = ["shuffled", "sequential", "dropping", "padded", "threads", "workers", "pack", "mixture", "wrapped pack"]
+OWN_ORDER = ["random sampler", "batch sampler", "sampler of batches", "own batches", "epoch sampler", "epoch batches"]
+
+
+# ---------------------------------------------------------------- a run that is killed, and goes on
+
+
+def run(names: list[str], folder: str, how: dict[str, Any]) -> Any:
+    """Prepare loaders, go on from `how["resume"]`, draw some batches of each, save, and go on or die.
+
+    Batches are noted on disk at the save, so that those of a killed run are known.
+    """
+    configuration = how.get("configuration", {})
+    driver = accelerator(**configuration)
+    set_seed(how.get("seed", 3), device_specific=how.get("device_specific", False))
+    prepared = driver.prepare(*[LOADERS[name](**how.get("options", {})) for name in names])
+    loaders = list(prepared) if len(names) > 1 else [prepared]
+    if how.get("resume"):
+        driver.load_state(f"{folder}/{how['resume']}")
+    iterators = [served_one_by_one(loader) for loader in loaders]
+    seen: list[list[Any]] = [[] for _ in loaders]
+    if "save" in how:
+        for batches, iterator, loader in zip(seen, iterators, loaders, strict=True):
+            num_steps = {"all": len(loader), "over": len(loader) + 1}.get(how["steps"], how["steps"])
+            batches.extend(batch for _, batch in zip(range(num_steps), iterator, strict=False))
+        driver.save_state(f"{folder}/{how['save']}")
+        noted = Path(folder, f"{how['save']}_{driver.process_index}.json")
+        noted.write_text(json.dumps(seen))
+        driver.wait_for_everyone()
+    if how.get("kill"):
+        for iterator in iterators:
+            next(iterator, None)  # work that is lost
+        kill_this_process()
+    rest: list[Any] = [list(iterator) for iterator in iterators]
+    following = [served(loader, how.get("more", 1)) for loader in loaders]
+    return [seen, rest, following]
+
+
+def served_one_by_one(loader: Any) -> Any:
+    for batch in loader:
+        recipe = loader.recipe
+        padding = None if recipe is None or recipe.padding is None else recipe.padding.tolist()
+        yield [numbers(batch), padding]
+
+
+def noted(folder: Path, save: str, num_ranks: int) -> list[Any]:
+    """Return what each rank had before a save."""
+    return [json.loads(Path(folder, f"{save}_{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def steps(parts: list[Any]) -> list[list[Any]]:
+    """Return the global batches of what each rank had, one after the other."""
+    assert len({len(part) for part in parts}) == 1, "ranks have different numbers of steps"
+    return [sum(map(real, step), []) for step in zip(*parts, strict=True)]
+
+
+def steps_of(number: int, saves: list[list[Any]], ranks: list[Any]) -> list[list[Any]]:
+    """Return the global batches of one loader: those before each save, and those behind the last one."""
+    before = [steps([rank[number] for rank in save]) for save in saves]
+    behind = [rank[1][number] + sum(rank[2][number], []) for rank in ranks]
+    return sum(before, []) + steps(behind)
+
+
+def planned_steps(name: str, num_ranks: int, num_epochs: int = 3) -> list[list[Any]]:
+    size = 2 if "pack" in name else 4
+    return sum(expected(name, num_epochs, size * num_ranks, seed=3), [])
+
+
+def assert_same_steps(got: list[Any], want: list[Any], at_least: int, name: str) -> None:
+    assert len(got) >= at_least, name
+    assert got == want[: len(got)], name
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_run_that_is_killed_twice_goes_on_exactly(tmp_path: Path, num_ranks: int) -> None:
+    how, folder = {"options": SEED}, str(tmp_path)
+    first = how | {"save": "a", "steps": 1, "kill": True}
+    launch(run, PLANNED, folder, first, num_ranks=num_ranks, killed=True)
+    second = how | {"resume": "a", "save": "b", "steps": 1, "kill": True, "seed": 8, "device_specific": True}
+    launch(run, PLANNED, folder, second, num_ranks=num_ranks, killed=True)
+    ranks = launch(run, PLANNED, folder, how | {"resume": "b", "seed": 9}, num_ranks=num_ranks)
+    saves = [noted(tmp_path, save, num_ranks) for save in "ab"]
+    for number, name in enumerate(PLANNED):
+        want = planned_steps(name, num_ranks)
+        assert_same_steps(steps_of(number, saves, ranks), want, 2 * len(want) // 3, name)
+
+
+SEEDABLE = {"use_seedable_sampler": True}
+
+
+@pytest.mark.parametrize("configuration", [{}, SEEDABLE, {"even_batches": False}], ids=["", "seedable", "uneven"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_streams_and_samplers_of_the_users_go_on_exactly(
+    tmp_path: Path, num_ranks: int, configuration: dict[str, Any]
+) -> None:
+    names, folder = ["stream", "shared stream", *OWN_ORDER], str(tmp_path)
+    how = {"configuration": configuration, "more": 2}
+    whole = launch(run, names, folder, how, num_ranks=num_ranks)
+    launch(run, names, folder, how | {"save": "a", "steps": 1, "kill": True}, num_ranks=num_ranks, killed=True)
+    # what the process draws by itself is another: the state says it all
+    ranks = launch(run, names, folder, how | {"resume": "a", "seed": 77, "device_specific": True}, num_ranks=num_ranks)
+    saves = [noted(tmp_path, "a", num_ranks)]
+    for number, name in enumerate(names):
+        for rank in range(num_ranks):
+            want = whole[rank][1][number] + sum(whole[rank][2][number], [])
+            got = saves[0][rank][number] + ranks[rank][1][number] + sum(ranks[rank][2][number], [])
+            if name == "random sampler" and num_ranks == 1 and configuration != SEEDABLE:
+                # without a generator of its own, the sampler draws later epochs from the process's
+                size = len(whole[rank][1][number])
+                got, want = got[:size], want[:size]
+            assert got == want, (name, rank)
+
+
+def test_two_processes_made_one_and_two_again_go_on_exactly(tmp_path: Path) -> None:
+    names, folder, how = [*PLANNED, "stream", "shared stream"], str(tmp_path), {"options": SEED}
+    launch(run, names, folder, how | {"save": "a", "steps": 1, "kill": True}, killed=True)
+    one = how | {"resume": "a", "save": "b", "steps": 1, "kill": True}
+    launch(run, names, folder, one, num_ranks=1, killed=True)
+    ranks = launch(run, names, folder, how | {"resume": "b"})
+    for number, name in enumerate(names):
+        before = [steps([rank[number] for rank in noted(tmp_path, *save)]) for save in (("a", 2), ("b", 1))]
+        got = flat(sum(before, []) + steps([rank[1][number] for rank in ranks]))
+        epochs = [flat(epoch) for epoch in expected(name, 2, seed=3)]
+        if name == "dropping":  # what is left over at the end depends on the number of processes
+            assert got == epochs[0][: len(got)], name
+            assert len(got) >= len(epochs[0]) - 4, name
+        else:
+            assert got == epochs[0], name
+        following = flat(steps([rank[2][number][0] for rank in ranks]))
+        assert following == epochs[1][: len(following)], name
+
+
+def test_another_number_of_workers_goes_on_exactly(tmp_path: Path) -> None:
+    names, folder = ["shuffled", "pack", "mixture", "stream", "random sampler"], str(tmp_path)
+    whole = launch(run, names, folder, {"options": SEED})
+    how = {"options": SEED | {"num_workers": 0}, "save": "a", "steps": 1, "kill": True}
+    launch(run, names, folder, how, killed=True)
+    ranks = launch(run, names, folder, {"options": SEED | {"num_workers": 1, "prefetch_factor": 4}, "resume": "a"})
+    saves = [noted(tmp_path, "a", 2)]
+    for number, name in enumerate(names):
+        assert steps_of(number, saves, ranks) == steps_of(number, [], whole), name
+
+
+@pytest.mark.parametrize("when", ["all", "over"])
+def test_a_state_saved_at_the_end_of_an_epoch_goes_on_with_the_next_one(tmp_path: Path, when: str) -> None:
+    names, folder = [*PLANNED, "stream", *OWN_ORDER], str(tmp_path)
+    names.remove("own batches")  # whose length Accelerate rounds
+    # behind the last batch inside the loop's body, or behind the loop
+    whole = launch(run, names, folder, {"configuration": SEEDABLE, "options": SEED, "save": when, "steps": when})
+    how = {"configuration": SEEDABLE, "options": SEED, "resume": when, "seed": 44}
+    ranks = launch(run, names, folder, how)
+    for number, name in enumerate(names):
+        assert [rank[1][number] for rank in whole] == [[], []], name
+        before = steps([rank[0][number] for rank in whole])
+        if name in PLANNED:
+            assert before == planned_steps(name, 2)[: len(before)], name
+        got, want = ([rank[1][number] for rank in ranks], [rank[2][number][0] for rank in whole])
+        assert got == want, name
+
+
+# ---------------------------------------------------------------- skipping
+
+
+def skipped(cases: list[Any]) -> list[Any]:
+    """Return the batches of an epoch whose first ones were left out, and of the next epoch."""
+    found = []
+    for name, options, num_batches, seed in cases:
+        driver = accelerator()
+        set_seed(seed, device_specific=True)
+        loader = driver.prepare(LOADERS[name](**options))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a seed that was drawn
+            first = served(driver.skip_first_batches(loader, num_batches), 1)
+        found.append(first + served(loader, 1))
+    return found
+
+
+SKIPPED_NAMES = [*PLANNED, "stream", *OWN_ORDER]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_first_batches_are_left_out_once(num_ranks: int) -> None:
+    cases = [(name, SEED, skip, 5) for name in SKIPPED_NAMES for skip in (0, 1, 2, 50, 2)]
+    for found in launch(skipped, cases, num_ranks=num_ranks):
+        for name, start in zip(SKIPPED_NAMES, range(0, len(found), 5), strict=True):
+            (whole, following), *others = found[start : start + 5]
+            for skip, (first, second) in zip((1, 2, 50, 2), others, strict=True):
+                assert first == whole[skip:], (name, skip)
+                # torch's sampler without a generator draws from the process's, which goes on
+                assert second == following or (name == "random sampler" and num_ranks == 1), (name, skip)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_without_a_seed_of_the_loaders_set_seed_governs_what_is_left_out(num_ranks: int) -> None:
+    cases = [("shuffled", {}, 0, 5), ("shuffled", {}, 1, 5), ("shuffled", {}, 1, 6)]
+    for whole, same, other in launch(skipped, cases, num_ranks=num_ranks):
+        assert same == [whole[0][1:], whole[1]]
+        assert other != same
+
+
+def resumed_by_counting(folder: str, how: dict[str, Any]) -> list[Any]:
+    """Train as Accelerate's examples do: epochs and steps are counted from the name of the checkpoint."""
+    driver = accelerator()
+    set_seed(how["seed"])
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer, loader = driver.prepare(model, optimizer, LOADERS[how["name"]](**SEED))
+    starting_epoch, resume_step, overall_step = 0, 0, 0
+    if how["resume"]:
+        driver.load_state(f"{folder}/step_{how['resume']}")
+        starting_epoch, resume_step = divmod(how["resume"], len(loader))
+        overall_step = how["resume"]
+    seen = []
+    for epoch in range(starting_epoch, 3):
+        if how["sets_epoch"]:
+            loader.set_epoch(epoch)
+        is_resumed = bool(how["resume"]) and epoch == starting_epoch
+        active = driver.skip_first_batches(loader, resume_step) if is_resumed else loader
+        for batch in active:
+            optimizer.zero_grad()
+            driver.backward(model(batch.float()[:, None]).square().mean())
+            optimizer.step()
+            overall_step += 1
+            seen.append(numbers(batch))
+            if overall_step == how["stop"]:
+                driver.save_state(f"{folder}/step_{overall_step}")
+                return [seen, model.state_dict()[[*model.state_dict()][0]].tolist()]
+    return [seen, model.state_dict()[[*model.state_dict()][0]].tolist()]
+
+
+@pytest.mark.parametrize("sets_epoch", [True, False])
+@pytest.mark.parametrize("name", ["shuffled", "stream"])
+def test_scripts_that_count_steps_and_leave_them_out_go_on_exactly(tmp_path: Path, name: str, sets_epoch: bool) -> None:
+    how = {"name": name, "sets_epoch": sets_epoch}
+    whole = launch(resumed_by_counting, str(tmp_path), how | {"seed": 1, "resume": 0, "stop": 9})
+    resumes = [(0, 2), (2, 3), (3, 7), (7, 9)]  # inside an epoch, at its end, inside another one
+    parts = [
+        launch(resumed_by_counting, str(tmp_path), how | {"seed": 1 + first, "resume": first, "stop": stop})
+        if first
+        else launch(resumed_by_counting, str(tmp_path), how | {"seed": 1, "resume": 0, "stop": stop})
+        for first, stop in resumes
+    ]
+    for rank in range(2):
+        assert sum((part[rank][0] for part in parts), []) == whole[rank][0]
+        assert parts[-1][rank][1] == whole[rank][1]
