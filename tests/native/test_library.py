@@ -54,7 +54,7 @@ def checkout(tmp_path: Path) -> Path:
     package = tmp_path / "src" / "stoker"
     package.mkdir(parents=True)
     source = ROOT / "src" / "stoker"
-    for name in ("__init__.py", "_version.py", "errors.py"):
+    for name in ("__init__.py", "_version.py", "errors.py", "trainers.py"):
         shutil.copy(source / name, package)
     shutil.copytree(source / "native", package / "native", ignore=shutil.ignore_patterns("*.so*", "__pycache__"))
     return package.parent
