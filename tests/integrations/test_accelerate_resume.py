@@ -263,3 +263,215 @@ def test_scripts_that_count_steps_and_leave_them_out_go_on_exactly(tmp_path: Pat
     for rank in range(2):
         assert sum((part[rank][0] for part in parts), []) == whole[rank][0]
         assert parts[-1][rank][1] == whole[rank][1]
+
+
+# ---------------------------------------------------------------- other ways to save and load
+
+
+def by_hand(names: list[str], folder: str, way: str) -> list[Any]:
+    """Save and load in one of the ways there are; return what is left of the epoch and the next one, and what should be."""
+    configuration = {"use_stateful_dataloader": True} if way == "use_stateful_dataloader" else {}
+    results: list[Any] = []
+    for is_resumed in (False, True):
+        # as in a new process: Accelerate keeps nothing of the first run
+        driver = accelerator(**configuration)
+        if way == "automatic naming":
+            driver = Accelerator(
+                cpu=True,
+                project_config=ProjectConfiguration(folder, automatic_checkpoint_naming=True, total_limit=2),
+            )
+        loaders = [LOADERS[name](**SEED) for name in names]
+        states = Path(folder, f"states_{driver.process_index}.pt")
+        if way == "registered":
+            driver.register_for_checkpointing(*loaders)
+        if way == "loaded before" and is_resumed:
+            for loader, state in zip(loaders, torch.load(states), strict=True):
+                loader.load_state_dict(state)
+        prepared = list(driver.prepare(*loaders))
+        if is_resumed:
+            if way == "automatic naming":
+                driver.load_state()
+            elif way in ("use_stateful_dataloader", "registered"):
+                driver.load_state(folder)
+            elif way == "loaded behind":
+                for loader, state in zip(prepared, torch.load(states), strict=True):
+                    loader.load_state_dict(state)
+            results.append([served(loader, 2) for loader in prepared])
+            continue
+        iterators = [iter(loader) for loader in prepared]
+        for _ in range(2):
+            for iterator in iterators:
+                next(iterator)
+            driver.save_state(None if way == "automatic naming" else folder)
+        torch.save([loader.state_dict() for loader in prepared], states)
+        rest = [[list(served_behind(loader, iterator))] for loader, iterator in zip(prepared, iterators, strict=True)]
+        results.append([epoch + served(loader, 1) for epoch, loader in zip(rest, prepared, strict=True)])
+        driver.wait_for_everyone()
+    return results
+
+
+def served_behind(loader: Any, iterator: Any) -> Any:
+    for batch in iterator:
+        recipe = loader.recipe
+        yield [numbers(batch), None if recipe is None or recipe.padding is None else recipe.padding.tolist()]
+
+
+WAYS = ["use_stateful_dataloader", "registered", "automatic naming", "loaded before", "loaded behind"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_every_way_to_save_and_load_goes_on_exactly(tmp_path: Path, way: str, num_ranks: int) -> None:
+    names = ["shuffled", "sequential", "padded", "pack", "mixture", "wrapped pack", "stream"]
+    if way != "loaded before" or num_ranks == 1:  # Accelerate's sampler around the user's is there only when prepared
+        names += ["epoch sampler", "epoch batches"]
+    for rank, (going_on, resumed) in enumerate(launch(by_hand, names, str(tmp_path), way, num_ranks=num_ranks)):
+        for name, want, got in zip(names, going_on, resumed, strict=True):
+            assert got == want, (name, rank)
+
+
+def loaded_before(names: list[str]) -> list[str]:
+    """Return how loaders of a user's own sampler refuse states that do not fit what Accelerate has made of them."""
+    driver, found = accelerator(), []
+    for name in names:
+        state = driver.prepare(LOADERS[name]()).state_dict()
+        loader = LOADERS[name]()
+        try:
+            loader.load_state_dict(state)
+            driver.prepare(loader)
+            found.append("")
+        except StateError as error:
+            found.append(str(error))
+    return found
+
+
+def test_a_state_of_shared_samplers_is_refused_before_they_are_shared() -> None:
+    for messages in launch(loaded_before, ["epoch sampler", "epoch batches", "random sampler"]):
+        for message in messages:
+            assert "sampler: the state has 'BatchSamplerShard', this loader" in message
+
+
+def saved(names: list[str], folder: str, configuration: dict[str, Any]) -> None:
+    driver = accelerator(**configuration)
+    loaders = list(driver.prepare(*[LOADERS[name]() for name in names]))
+    for loader in loaders:
+        next(iter(loader))
+    driver.save_state(folder)
+
+
+def refused(names: list[str], folder: str, configuration: dict[str, Any]) -> list[str]:
+    """Load each state by itself; return the errors."""
+    found = []
+    for number, name in enumerate(names):
+        driver = accelerator(**configuration)
+        loader = driver.prepare(LOADERS[name]())
+        state = torch.load(f"{folder}/stoker_loader_{number}_0.bin")
+        with pytest.raises(StateMismatch) as caught:
+            loader.load_state_dict(state)
+        found.append(str(caught.value))
+    return found
+
+
+def test_samplers_of_the_users_resume_with_as_many_processes_and_the_same_kind_of_shuffling_only(
+    tmp_path: Path,
+) -> None:
+    names = ["epoch sampler", "epoch batches", "random sampler"]
+    launch(saved, names, str(tmp_path), {})
+    for message in launch(refused, names, str(tmp_path), {}, num_ranks=1)[0]:
+        assert "num_processes: the state has 2, this loader 1" in message
+    launch(saved, ["random sampler", "random sampler"], str(tmp_path), {"use_seedable_sampler": True})
+    for message in launch(refused, ["random sampler"], str(tmp_path), {})[0]:
+        assert "use_seedable_sampler: the state has True, this loader False" in message
+
+
+def of_two_saves(folder: str) -> list[str]:
+    driver = accelerator()
+    loader = driver.prepare(LOADERS["shuffled"](**SEED))
+    iterator = iter(loader)
+    next(iterator)
+    driver.save_state(folder)
+    next(iterator)
+    if driver.is_main_process:  # the other one was killed before it could save a second time
+        torch.save(loader.state_dict(), f"{folder}/stoker_loader_0_0.bin")
+    driver.wait_for_everyone()
+    try:
+        driver.load_state(folder)
+    except StateError as error:
+        return [str(error)]
+    return []
+
+
+def test_states_of_two_saves_in_one_folder_are_refused(tmp_path: Path) -> None:
+    first, [message] = launch(of_two_saves, str(tmp_path))
+    assert first == []
+    assert "has states of different saves: one process was at step 2 in epoch 0, this one at step 1" in message
+    assert "hint: a save into this folder was interrupted" in message
+
+
+def test_a_checkpoint_without_our_state_is_a_warning(tmp_path: Path) -> None:
+    driver = accelerator()
+    driver.prepare(torch.utils.data.DataLoader(list(range(4))))
+    driver.save_state(str(tmp_path))
+    driver.free_memory()
+    loader = driver.prepare(LOADERS["shuffled"](**SEED))
+    with pytest.warns(UserWarning, match=r"(?s)has no state of the stoker.DataLoader .* number 0.*skip_first_batches"):
+        driver.load_state(str(tmp_path))
+    assert served(loader, 1) == served(LOADERS["shuffled"](**SEED), 1)
+
+
+def test_loaders_of_torch_and_ours_are_saved_side_by_side(tmp_path: Path) -> None:
+    def prepared() -> tuple[Accelerator, list[Any]]:
+        driver = accelerator()
+        return driver, list(driver.prepare(LOADERS["torch"](), LOADERS["shuffled"](**SEED), LOADERS["pack"](**SEED)))
+
+    driver, loaders = prepared()
+    iterators = [iter(loader) for loader in loaders]
+    for iterator in iterators:
+        next(iterator)
+    driver.save_state(str(tmp_path))
+    again, others = prepared()
+    again.load_state(str(tmp_path))
+    for iterator, other in list(zip(iterators, others, strict=True))[1:]:
+        assert [numbers(batch) for batch in iterator] == [numbers(batch) for batch in other]
+    assert len(list(others[0])) == 6  # torch's starts over, as always
+
+
+# ---------------------------------------------------------------- gradients and metrics behind a resume
+
+
+def accumulated(folder: str, name: str, stop: int, is_resumed: bool) -> list[Any]:
+    """Train with accumulated gradients; return after which batches the optimizer stepped, metrics, and the weights."""
+    driver = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    torch.manual_seed(1)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    model, optimizer, loader = driver.prepare(model, optimizer, LOADERS[name](**SEED))
+    if is_resumed:
+        driver.load_state(folder)
+    found = []
+    while len(found) < stop:
+        for batch in loader:
+            with driver.accumulate(model):
+                driver.backward(model(batch.float()[:, None]).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append([driver.sync_gradients, driver.gather_for_metrics(batch).tolist()])
+            if len(found) == stop:
+                driver.save_state(folder)
+                break
+    return [found, [parameter.tolist() for parameter in model.parameters()]]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_accumulated_gradients_and_metrics_go_on_as_if_nothing_had_been(tmp_path: Path, num_ranks: int) -> None:
+    for name in ("shuffled", "stream"):
+        folder = str(tmp_path / name)
+        total, first = (5, 2) if num_ranks == 2 else (10, 4)
+        whole = launch(accumulated, folder, name, total, False, num_ranks=num_ranks)
+        before = launch(accumulated, folder, name, first, False, num_ranks=num_ranks)
+        behind = launch(accumulated, folder, name, total - first, True, num_ranks=num_ranks)
+        for rank in range(num_ranks):
+            assert before[rank][0] + behind[rank][0] == whole[rank][0], name
+            assert behind[rank][1] == whole[rank][1], name
+        epoch = flat([metrics for _, metrics in whole[0][0][: 6 // num_ranks]])
+        assert sorted(epoch) == list(range(LENGTH)), name
