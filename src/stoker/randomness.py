@@ -1,7 +1,8 @@
 """Random numbers that belong to a sample, not to whoever happens to compute it.
 
 `rng()` inside `__getitem__` or a transform gives a generator keyed by (seed, epoch, position): the same numbers in the
-trainer's process, in any thread and in any worker. `epoch()` says which epoch the sample is read for.
+trainer's process, in any thread and in any worker. Where a sampler may draw a position several times in an epoch, each
+draw has a generator of its own, keyed by its number as well. `epoch()` says which epoch the sample is read for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -42,13 +44,17 @@ class SampleContext:
     """Which samples this thread is reading, and the generator of the one it is at.
 
     `walk` is the iterator that hands out `positions`: how much of it is left tells where the reader is, so that keeping
-    track costs nothing per sample.
+    track costs nothing per sample. `draws` are the numbers of the draws in the epoch, if a position may come there
+    several times.
     """
 
-    __slots__ = ("_at", "_generator", "_philox", "_state", "epoch", "positions", "seed", "walk")
+    __slots__ = ("_at", "_generator", "_philox", "_rows", "_state", "draws", "epoch", "positions", "seed", "walk")
 
-    def __init__(self, seed: int, epoch: int, positions: Sequence[Any], walk: Any) -> None:
-        self.seed, self.epoch, self.positions, self.walk = seed, epoch, positions, walk
+    def __init__(
+        self, seed: int, epoch: int, positions: Sequence[Any], walk: Any, draws: Sequence[int] | None = None
+    ) -> None:
+        self.seed, self.epoch, self.positions, self.walk, self.draws = seed, epoch, positions, walk, draws
+        self._rows: dict[int, Iterator[int]] | None = None
         self._generator: Generator | None = None
         self._state: Any = None
         self._at: int = -1
@@ -69,11 +75,34 @@ class SampleContext:
         if at != self._at:
             self._at = at
             counter = self._state["state"]["counter"]
-            counter[0] = counter[1] = 0
+            counter[0] = 0
+            counter[1] = 0 if self.draws is None else _salted(0, self.draws[max(at, 0)])
             counter[2] = self.epoch & _MASK
             counter[3] = key_of(self.positions[max(at, 0)])
             self._philox.state = self._state
         return self._generator
+
+    def salted(self, strand: int, key: int) -> int:
+        """Return `strand`, made another number for each draw of the sample that `key` stands for.
+
+        Where many are read in one call, a key that occurs several times in `positions` is counted: each call is about
+        the next of them. One that does not occur is that of a dataset inside, with positions of its own.
+        """
+        if self.draws is None:
+            return strand
+        row = self.index
+        if row < 0:
+            if self._rows is None:
+                rows: dict[int, list[int]] = {}
+                for at, position in enumerate(self.positions):
+                    rows.setdefault(key_of(position), []).append(at)
+                self._rows = {known: cycle(listed) for known, listed in rows.items()}
+            row = next(self._rows.setdefault(key, cycle(range(len(self.positions)))))
+        return _salted(strand, self.draws[row])
+
+
+def _salted(strand: int, draw: int) -> int:
+    return (strand + (int(draw) + 1) * _ODD) & _MASK
 
 
 def entered(context: SampleContext | None) -> SampleContext | None:
@@ -120,7 +149,7 @@ class strand(reading_in_epoch):  # noqa: N801
 
 
 @contextmanager
-def sample_context(position: Any, *, epoch: int = 0, seed: int = 0) -> Iterator[Generator]:
+def sample_context(position: Any, *, epoch: int = 0, seed: int = 0, draw: int | None = None) -> Iterator[Generator]:
     """Read one sample as a loader would: inside, `stoker.rng()` gives that sample's generator, and packs and mixtures
     their rows of that epoch.
 
@@ -128,10 +157,13 @@ def sample_context(position: Any, *, epoch: int = 0, seed: int = 0) -> Iterator[
 
         with stoker.sample_context(7, epoch=3, seed=1):
             sample = dataset[7]
+
+    With a sampler that may draw a position several times in an epoch, say which draw it was: one of
+    `loader.recipe.draws`, which is None for other orders.
     """
     walk = iter([position])
     next(walk)
-    context = SampleContext(seed, epoch, [position], walk)
+    context = SampleContext(seed, epoch, [position], walk, None if draw is None else [draw])
     previous = entered(context)
     try:
         yield context.generator()
@@ -168,8 +200,9 @@ def rng(position: Any = None) -> Generator:
 
     It is keyed by (seed, epoch, position), so that augmentation drawn from it is the same in every engine, for any
     number of threads, workers and ranks, and after a resume. Calls for the same sample return the same generator,
-    going on. Inside `__getitems__`, which reads many samples in one call, say which one: `rng(position)`. In a
-    mixture, that one is keyed by the source and its epoch as well.
+    going on. With a sampler that may draw a position several times in an epoch, it is also keyed by the number of the
+    draw. Inside `__getitems__`, which reads many samples in one call, say which one: `rng(position)`, once for each
+    sample. In a mixture, that one is keyed by the source and its epoch as well.
 
     Outside a loader it is a fresh generator, seeded by the operating system.
     """
@@ -178,5 +211,6 @@ def rng(position: Any = None) -> Generator:
         return np.random.default_rng()
     if position is None:
         return context.generator()
-    counter = np.array([0, _local.strand, context.epoch & _MASK, key_of(position)], dtype=np.uint64)
+    key = key_of(position)
+    counter = np.array([0, context.salted(_local.strand, key), context.epoch & _MASK, key], dtype=np.uint64)
     return Generator(Philox(key=context.seed & _MASK, counter=counter))

@@ -320,7 +320,7 @@ class Helper:
         self.error = error
         self.asked: list[Any] = []
 
-    def read(self, result: Any, position: Any) -> tuple[Any, Any]:
+    def read(self, result: Any, position: Any, row: int) -> tuple[Any, Any]:
         self.asked.append(position)
         if self.error is not None:
             raise self.error

@@ -351,7 +351,7 @@ def test_what_is_no_jpeg_is_read_by_the_helper_and_the_next_batch_is_right() -> 
     encoded.data[start:stop] = 7
     helper = Helper()
 
-    def read(result: Any, position: Any) -> Any:
+    def read(result: Any, position: Any, row: int) -> Any:
         helper.asked.append(position)
         one = torch.full((1, 3, SIZE, SIZE), 200, dtype=torch.uint8)
         return Picture(one, torch.tensor([-position])), position

@@ -190,5 +190,5 @@ class KeyedWhole(Numbers):
         return np.int64(position), np.float64(stoker.rng(position).normal())
 
     def __getbatch__(self, positions: Any, empty: Any) -> list[Any]:
-        drawn = [stoker.rng(position).normal() for position in positions.tolist()]
+        drawn = [stoker.rng(position).normal() for position in np.asarray(positions).tolist()]
         return [np.array(positions), np.array(drawn)]

@@ -39,10 +39,10 @@ EXIT_SECONDS = 5.0
 class Rescue(Protocol[T]):
     """Reads a sample whose file the device refuses, on the host."""
 
-    def read(self, result: T, position: Any, /) -> tuple[Any, Any]:
+    def read(self, result: T, position: Any, row: int, /) -> tuple[Any, Any]:
         """Return a batch of that sample alone, and a note. Called in the thread that decodes; may raise.
 
-        `result` is the one that the file came with, without its batch.
+        `result` is the one that the file came with, without its batch; `row` is where it belongs there.
         """
         ...
 
@@ -186,8 +186,9 @@ class Bench:
         position = encoded.positions[number]
         if self._rescue is None:
             raise BadImage(f"the picture at position {position}", reason=reason)
-        one, note = self._rescue.read(job.result, position)
-        job.rescued.append((int(encoded.rows[number]), one))
+        row = int(encoded.rows[number])
+        one, note = self._rescue.read(job.result, position, row)
+        job.rescued.append((row, one))
         job.notes.append(note)
 
 

@@ -15,10 +15,10 @@ class Rescue:
     def __init__(self, maker: MapMaker) -> None:
         self._maker = maker
 
-    def read(self, made: Made, position: Any) -> tuple[Any, list[Skipped]]:
+    def read(self, made: Made, position: Any, row: int) -> tuple[Any, list[Skipped]]:
         """Return a batch of the sample at `position` alone, and what is to go into the ledger."""
         skipped: list[Skipped] = []
-        samples = self._maker.read(made.recipe, [position], skipped)
+        samples = self._maker.read(made.recipe, [position], skipped, row)
         return self._maker.finish(made.recipe, samples), skipped
 
     @staticmethod

@@ -13,6 +13,7 @@ import torch
 
 from stoker.errors import StateError, StateMismatch
 from stoker.loader.progress import VERSION, differing
+from stoker.loader.repeats import Draws
 from stoker.loader.running import RunningDigest
 from stoker.loader.work import Made
 from stoker.plan import Recipe
@@ -112,16 +113,18 @@ class SamplerProgress:
         num_batches, ordinal = self.num_batches, self.num_samples
         skipped = frozenset(self.ahead)
         size = self.batch_size or getattr(self.sampler, "batch_size", None) or 0
+        draws = Draws.of(self.sampler, is_of_batches=self.is_batched and self.batch_size is None)
         for positions in self._batches(self._items() if items is None else items):
-            ordinals = np.arange(ordinal, ordinal + len(positions), dtype=np.int64)
-            ordinal += len(positions)
+            begin, ordinal = ordinal, ordinal + len(positions)
+            ordinals = np.arange(begin, ordinal, dtype=np.int64)
             if self._teller is not None:
                 # after a short batch the sampler has ended, and tells of its next epoch
                 self._told[num_batches] = copy.deepcopy(self._teller.state_dict()), len(positions) < size
             step = self.first_step + num_batches
             num_batches += 1
             if num_batches - 1 not in skipped:
-                yield Recipe(step, self.epoch, 0, ordinals, positions, None, 0)  # type: ignore[arg-type]
+                numbers = None if draws is None else draws.between(begin, ordinal)
+                yield Recipe(step, self.epoch, 0, ordinals, positions, None, 0, numbers)  # type: ignore[arg-type]
 
     def _started(self) -> tuple[Iterator[Any], bool]:
         """Return the sampler's iterator, and whether it is where we are already, by its own state."""

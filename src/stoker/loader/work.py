@@ -51,9 +51,9 @@ class Ended(NamedTuple):
 Reading = tuple[float, float, float]
 """When reading began; how long samples were read and transformed, in seconds."""
 
-Sent = tuple[int, int, int, bytes | list[Any], Any]
-"""What a worker is told of a recipe: step, epoch, rank, positions, the plan's as the bytes of 64-bit integers, and what
-the dataset tells.
+Sent = tuple[int, int, int, range | None, bytes | list[Any], Any]
+"""What a worker is told of a recipe: step, epoch, rank, draws, positions, the plan's as the bytes of 64-bit integers,
+and what the dataset tells.
 
 Pickling all of a recipe would take longer than all else about a small batch.
 """
@@ -63,14 +63,14 @@ def sent(recipe: Recipe, told: Any = None) -> Sent:
     """Return what is to be sent of a recipe."""
     positions: Any = recipe.positions
     listed = positions if isinstance(positions, list) else positions.tobytes()
-    return recipe.step, recipe.epoch, recipe.rank, listed, told
+    return recipe.step, recipe.epoch, recipe.rank, recipe.draws, listed, told
 
 
 def received(content: Sent) -> Recipe:
     """Return the recipe, as far as a worker needs it."""
-    step, epoch, rank, positions, _ = content
+    step, epoch, rank, draws, positions, _ = content
     listed: Any = np.frombuffer(positions, np.int64) if isinstance(positions, bytes) else positions
-    return Recipe(step, epoch, rank, (), listed, None, 0)  # type: ignore[arg-type]
+    return Recipe(step, epoch, rank, (), listed, None, 0, draws)  # type: ignore[arg-type]
 
 
 def teller(dataset: Any) -> Callable[[], Any]:
@@ -249,7 +249,7 @@ class MapMaker:
         previous = None
         if not self.is_pure:
             positions = positions_of(recipe)
-            previous = entered(SampleContext(self.seed, recipe.epoch, positions, iter(positions)))
+            previous = entered(self._context(recipe, positions, iter(positions)))
         try:
             numbers = recipe.positions
             dataset = self.dataset_in(recipe.epoch) if self._has_epochs else self.dataset
@@ -310,7 +310,7 @@ class MapMaker:
     def fill(self, recipe: Recipe, tray: Tray, positions: list[Any], row: int, skipped: list[Skipped]) -> None:
         """Put the samples at `positions` into the rows from `row` on; bad ones are replaced, if the policy says so."""
         walk = iter(positions)
-        previous = entered(SampleContext(self.seed, recipe.epoch, positions, walk))
+        previous = entered(self._context(recipe, positions, walk, row))
         put = tray.put
         try:
             for position in walk:
@@ -324,7 +324,7 @@ class MapMaker:
                     if self.policy.action == "raise":
                         self._blame(fault, recipe, position)
                         raise fault  # noqa: B904  # the error itself, or it has one for its cause
-                    self._replaced(fault, recipe, position, skipped, partial(put, row))
+                    self._replaced(fault, recipe, position, row, skipped, partial(put, row))
                 row += 1
         finally:
             entered(previous)
@@ -360,10 +360,13 @@ class MapMaker:
         """Return the work of `recipe`, to be shared out among threads."""
         return MapTask(self, recipe, self.opened(recipe, self.tell()) if self.fills else None)
 
-    def read(self, recipe: Recipe, positions: list[Any], skipped: list[Skipped]) -> list[Any]:
-        """Return the samples at `positions`; bad ones are replaced and noted in `skipped`, if the policy says so."""
+    def read(self, recipe: Recipe, positions: list[Any], skipped: list[Skipped], row: int = 0) -> list[Any]:
+        """Return the samples at `positions`, which are those of the recipe's rows from `row` on.
+
+        Bad ones are replaced and noted in `skipped`, if the policy says so.
+        """
         walk = iter(positions)
-        previous = entered(SampleContext(self.seed, recipe.epoch, positions, walk))
+        previous = entered(self._context(recipe, positions, walk, row))
         samples: list[Any] = []
         try:
             dataset = self.dataset_in(recipe.epoch)
@@ -389,7 +392,7 @@ class MapMaker:
                     if self.policy.action == "raise":
                         self._blame(error, recipe, position)
                         raise
-                    samples.append(self._replaced(error, recipe, position, skipped))
+                    samples.append(self._replaced(error, recipe, position, row + len(samples), skipped))
         finally:
             entered(previous)
 
@@ -398,6 +401,7 @@ class MapMaker:
         error: Exception,
         recipe: Recipe,
         position: Any,
+        row: int,
         skipped: list[Skipped],
         read: Callable[[Any], Any] | None = None,
     ) -> Any:
@@ -414,7 +418,7 @@ class MapMaker:
         for attempt in range(MAX_REPLACEMENTS if others else 0):
             other = others[derived_key(self.seed, recipe.epoch, key_of(position), attempt) % len(others)]
             walk = iter([other])
-            previous = entered(SampleContext(self.seed, recipe.epoch, [other], walk))
+            previous = entered(self._context(recipe, [other], walk, row))
             try:
                 sample = instead(position, next(walk)) if callable(instead) else read(next(walk))
             except Exception:
@@ -428,6 +432,11 @@ class MapMaker:
         tried = f"{MAX_REPLACEMENTS} other samples, tried in its place, could not be read either"
         error.add_note(tried if others else "there is no other sample in this batch to take its place")
         raise error
+
+    def _context(self, recipe: Recipe, positions: Sequence[Any], walk: Any, row: int = 0) -> SampleContext:
+        """Return the context in which the samples of the recipe's rows from `row` on are read."""
+        draws = None if recipe.draws is None else recipe.draws[row:]
+        return SampleContext(self.seed, recipe.epoch, positions, walk, draws)
 
     def _blame(self, error: Exception, recipe: Recipe, position: Any) -> None:
         where = described(self.dataset_in(recipe.epoch), position)
@@ -502,7 +511,7 @@ class MapTask:
         elif self.maker.reads_many:
             self.samples = self.maker.read(self.recipe, self.positions, skipped)
         else:
-            self.samples[start:stop] = self.maker.read(self.recipe, self.positions[start:stop], skipped)
+            self.samples[start:stop] = self.maker.read(self.recipe, self.positions[start:stop], skipped, start)
         if skipped:
             self.skipped.append((start, skipped))
         transform = watch.seconds - before

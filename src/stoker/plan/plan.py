@@ -39,6 +39,9 @@ class Recipe(NamedTuple):
     """True where a sample only fills up the batch. None when there is no padding."""
     digest: int
     """What this share adds to the running digest of what was served."""
+    draws: range | None = None
+    """Where a position may come several times in an epoch: which draws of it these are, counted over all ranks. Random
+    numbers depend on them."""
 
 
 class Place(NamedTuple):
@@ -300,6 +303,7 @@ class Plan:
             positions.reshape(ordinals.shape),
             repeat(None),
             sums.tolist(),
+            repeat(None),
         )
         return map(Recipe._make, rows)
 
