@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import PIL.features
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,7 +88,6 @@ def test_sub_folders_are_classes_in_natural_order(tmp_path: Path) -> None:
         "c9/deep/er/y.webp",
         "c10/a1.txt",
         ".hidden/a.jpg",
-        "e/.b.jpg",
     )
     pictures = open_pictures(tmp_path)
     assert isinstance(pictures, Pictures)
@@ -122,8 +122,78 @@ def test_classes_can_be_given_so_that_two_folders_have_the_same_numbers(tmp_path
         open_pictures(tmp_path, classes=["cat", "cat", "owl"])
 
 
+def test_a_class_without_pictures_does_not_shift_the_others(tmp_path: Path) -> None:
+    make(tmp_path, "ant/1.jpg", "bee/notes.txt", "bee/.a.jpg", "cow/deep/1.jpg", "dog/deep/er/2.txt")
+    for _ in range(2):  # the second time from the listing that was kept
+        with pytest.raises(ArgumentError, match="sub-folders without pictures: bee, dog; .*\nhint: allow_empty=True"):
+            open_pictures(tmp_path)
+    kept = open_pictures(tmp_path, allow_empty=True)
+    assert kept.labels is not None
+    assert kept.classes == ["ant", "bee", "cow", "dog"] and kept.labels.tolist() == [0, 2]
+    chosen = open_pictures(tmp_path, classes=["cow", "bee", "ant"])
+    assert chosen.labels is not None
+    assert chosen.classes == ["cow", "bee", "ant"] and chosen.labels.tolist() == [2, 0]
+    assert open_pictures(tmp_path, labels=False).labels is None
+    assert open_pictures(tmp_path, labels=[5, 6]).classes is None
+    os.unlink(tmp_path / "ant" / "1.jpg")
+    with pytest.raises(ArgumentError, match="without pictures: ant, bee, dog"):
+        open_pictures(tmp_path)
+
+
+def test_sub_folders_without_pictures_matter_only_where_sub_folders_are_classes(tmp_path: Path) -> None:
+    assert open_pictures(make(tmp_path, "1.jpg", "annotations/1.json")).classes is None
+
+
+def test_other_classes_than_those_of_the_training_data_are_noticed(tmp_path: Path) -> None:
+    make(tmp_path, "train/ant/1.jpg", "train/bee/1.jpg", "train/cow/1.jpg", "val/ant/1.jpg", "val/cow/1.jpg")
+    train = open_pictures(tmp_path / "train")
+    with pytest.warns(UserWarning, match=r"number 1 is 'cow' here and 'bee' there\nhint: pass classes=train\.classes"):
+        open_pictures(tmp_path / "val")
+    val = open_pictures(tmp_path / "val", classes=train.classes)
+    assert val.labels is not None and val.labels.tolist() == [0, 2]
+    make(tmp_path, "val/bee/1.jpg", "test/ant/1.jpg", "test/bee/1.jpg", "valid/a.jpg")
+    for name in ("val", "test", "valid", "train"):  # the same, the first of them, or none: all numbers mean the same
+        open_pictures(tmp_path / name)
+    make(tmp_path, "val/dog/1.jpg")
+    with pytest.warns(UserWarning, match="number 3 is 'dog' here and None there"):
+        open_pictures(tmp_path / "val")
+
+
+def readable(monkeypatch: pytest.MonkeyPatch, *, avif: bool, heif: bool) -> None:
+    monkeypatch.setattr(PIL.features, "check", lambda name: avif if name == "avif" else None)
+    monkeypatch.setattr(listing, "find_spec", lambda _: object() if heif else None)
+
+
+def test_pictures_that_cannot_be_read_here_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readable(monkeypatch, avif=False, heif=False)
+    make(tmp_path, "a/1.jpg", "a/2.HEIC", "b/1.jpg", "b/3.avif", "b/4.avif")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"2 \.avif files, such as b/3\.avif; 1 \.heic file, such as a/2\.HEIC\n"):
+            assert len(open_pictures(tmp_path)) == 2
+    assert len(open_pictures(tmp_path, extensions=["jpg"])) == 2  # that is what was asked for
+    assert len(open_pictures(tmp_path, extensions=["jpg", "avif"])) == 4
+    for name in ("a/1.jpg", "b/1.jpg"):
+        os.unlink(tmp_path / name)
+    with pytest.raises(ArgumentError, match=r"holds no pictures: .*passed over: 2 \.avif files.*\nhint: .*pillow-heif"):
+        open_pictures(tmp_path)
+    make(tmp_path, "b/1.jpg")
+    with (
+        pytest.warns(UserWarning, match="passed over"),
+        pytest.raises(ArgumentError, match=r"without pictures: a; .*passed over: .* 1 \.heic file"),
+    ):
+        open_pictures(tmp_path)
+
+
+def test_pictures_are_taken_where_pillow_can_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readable(monkeypatch, avif=True, heif=True)
+    make(tmp_path, "a/1.jpg", "a/2.HEIC", "b/3.avif", "b/4.heif")
+    assert within(open_pictures(tmp_path), tmp_path) == ["a/1.jpg", "a/2.HEIC", "b/3.avif", "b/4.heif"]
+
+
 def test_an_empty_folder_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"holds no pictures: no file in it or below ends in bmp, gif, .*\nhint: "):
+    with pytest.raises(
+        ArgumentError, match=r"holds no pictures: no file in it or below ends in (avif, )?bmp, gif, .*\nhint: "
+    ):
         open_pictures(make(tmp_path, "a.txt"))
     assert len(open_pictures(tmp_path, extensions=".TXT")) == 1
     with pytest.raises(FileNotFoundError, match="there is nothing at .*missing"):

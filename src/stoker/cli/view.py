@@ -70,7 +70,7 @@ def images(
         [RandomResizedCrop(size), RandomHorizontalFlip()] if augment else [Resize(size), CenterCrop(size)]
     )
     options = opening(labels=labels, column=column, label=label, split=split)
-    dataset: Any = stoker.images(path, transform=transform, **options)
+    dataset: Any = stoker.images(path, transform=transform, allow_empty=True, **options)
     batch_size = min(batch_size, len(dataset))
     loader: DataLoader[Any] = DataLoader(dataset, batch_size, shuffle=True, seed=seed, skip=((0, step),) * bool(step))
     _check_step(loader, step)

@@ -13,7 +13,7 @@ from stoker.errors import ArgumentError
 from stoker.source import arrow_file, megatron, npy_header, parquet
 from stoker.source.array_file import ArrayFile, is_array_file
 from stoker.source.arrow_folder import ArrowFolder, is_saved_dataset
-from stoker.source.images.listing import EXTENSIONS
+from stoker.source.images.listing import EXTENSIONS, OTHERS
 from stoker.source.known_file import Paths, files_within, has_pattern
 from stoker.source.lines import Lines
 from stoker.source.megatron import Megatron
@@ -45,7 +45,7 @@ _CAN_BE_OPENED = """what can be opened:
   .jsonl, .json, .csv, .tsv, .txt, also .gz and .zst
   a pattern such as "data/*.parquet", or a list, of files of one of these kinds
 pictures (folders of JPEG, PNG and others, tar archives) are opened by stoker.images"""
-_PICTURES = tuple(f".{extension}" for extension in (*EXTENSIONS, "tar"))
+_PICTURES = tuple(f".{extension}" for extension in (*EXTENSIONS, *OTHERS, "tar"))
 
 
 def open(path: Paths, *, expect: Mapping[str, Any] | None = None, **options: Any) -> Any:  # noqa: A001

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +27,9 @@ from stoker.source.images.names import Names, natural_keys, natural_order, print
 
 EXTENSIONS = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
 """What a picture's name ends in, in small or capital letters."""
+
+OTHERS = ("avif", "heic", "heif", "hif", "jxl", "jp2")
+"""The same of pictures that cannot be read everywhere."""
 
 # Local disks answer at once, and Python lists one folder at a time; a network answers late, and many at a time.
 _NUM_THREADS = 8
@@ -44,6 +49,10 @@ class Listing:
     folder_of: NDArray[np.int32]
     """For each picture the number of its folder."""
     names: Names
+    empty: tuple[bytes, ...] = ()
+    """Sub-folders of the root that have no pictures, nor have those in them."""
+    passed_over: tuple[tuple[str, int, str], ...] = ()
+    """Endings of `OTHERS` that were not asked for: each with how many files there are, and the first of them."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -64,6 +73,8 @@ class _Folder(NamedTuple):
     status: tuple[int, int, int]
     """Inode, and when its content and the folder itself last changed."""
     names: list[bytes]
+    others: list[bytes]
+    """Files that end in one of `OTHERS`, which was not asked for."""
 
 
 def listed(root: str, extensions: Sequence[str], keeper: Keeper) -> Listing:
@@ -74,7 +85,7 @@ def listed(root: str, extensions: Sequence[str], keeper: Keeper) -> Listing:
     each of them in natural order. What cannot be looked into is an `OSError` that names it.
     """
     place = os.fsencode(os.path.abspath(root))
-    key = (b"listing", os.path.realpath(place), place, ",".join(extensions))
+    key = (b"listing 2", os.path.realpath(place), place, ",".join(extensions))
     found = keeper.load(*key)
     if found is not None and _is_fresh(place, found):
         return _unpacked(place, found)
@@ -89,9 +100,10 @@ def listed(root: str, extensions: Sequence[str], keeper: Keeper) -> Listing:
         "name_ends": listing.names.ends,
     }
     looked_into = Names.of(folder.within for folder in folders)
+    about = {"begin_ns": int(begin * 1e9), "passed_over": listing.passed_over}
     arrays |= {"looked_into": looked_into.blob, "looked_into_ends": looked_into.ends}
     arrays["status"] = np.array([folder.status for folder in folders], np.int64).reshape(-1, 3)
-    keeper.save(*key, about={"begin_ns": int(begin * 1e9)}, arrays=arrays)
+    keeper.save(*key, about=about, arrays=arrays)
     return listing
 
 
@@ -105,7 +117,28 @@ def _ordered(root: bytes, folders: Sequence[_Folder]) -> Listing:
     holding = [holding[number] for number in order]
     names = [folder.names[number] for folder in holding for number in natural_order(folder.names)]
     folder_of = np.repeat(np.arange(len(holding), dtype=np.int32), [len(folder.names) for folder in holding])
-    return Listing(root, Names.of(folder.within for folder in holding), folder_of, Names.of(names))
+    return Listing(
+        root,
+        Names.of(folder.within for folder in holding),
+        folder_of,
+        Names.of(names),
+        _empty((folder.within for folder in folders), (folder.within for folder in holding)),
+        _passed_over(folders),
+    )
+
+
+def _empty(looked_into: Iterable[bytes], holding: Iterable[bytes]) -> tuple[bytes, ...]:
+    found = {within.partition(b"/")[0] for within in looked_into} - {within.partition(b"/")[0] for within in holding}
+    return tuple(sorted(found - {b""}))
+
+
+def _passed_over(folders: Iterable[_Folder]) -> tuple[tuple[str, int, str], ...]:
+    by_ending: dict[str, list[bytes]] = {}
+    for folder in folders:
+        for name in folder.others:
+            ending = os.fsdecode(name.lower().rpartition(b".")[2])
+            by_ending.setdefault(ending, []).append(folder.within + name)
+    return tuple((ending, len(names), printable(min(names))) for ending, names in sorted(by_ending.items()))
 
 
 def _is_fresh(root: bytes, found: Found) -> bool:
@@ -128,11 +161,14 @@ def _is_fresh(root: bytes, found: Found) -> bool:
 
 def _unpacked(root: bytes, found: Found) -> Listing:
     arrays = found.arrays
+    folders = Names(arrays["folders"], arrays["folder_ends"])
     return Listing(
         root,
-        Names(arrays["folders"], arrays["folder_ends"]),
+        folders,
         arrays["folder_of"],
         Names(arrays["names"], arrays["name_ends"]),
+        _empty(Names(arrays["looked_into"], arrays["looked_into_ends"]), folders),
+        tuple((ending, number, first) for ending, number, first in found.about["passed_over"]),
     )
 
 
@@ -147,6 +183,7 @@ class _Walk:
     def __init__(self, root: bytes, extensions: Sequence[str]) -> None:
         self._root = root
         self._endings = tuple(f".{extension.lower().lstrip('.')}".encode() for extension in extensions)
+        self._others = tuple(f".{extension}".encode() for extension in OTHERS)
         self._waiting: deque[tuple[bytes, tuple[Any, ...]]] = deque([(b"", ())])
         self._num_open = 1
         """Folders that wait or are being looked into."""
@@ -195,6 +232,7 @@ class _Walk:
         """Look into one folder; `above` are the identities of those that lead to it."""
         path = os.path.join(self._root, within)
         names: list[bytes] = []
+        others: list[bytes] = []
         inner: list[bytes] = []
         try:
             status = os.stat(path)
@@ -210,13 +248,15 @@ class _Walk:
                         # a link to nothing, or to itself, is taken, too: reading it tells what is missing
                         elif name.lower().endswith(self._endings) and (entry.is_symlink() or entry.is_file()):
                             names.append(name)
+                        elif name.lower().endswith(self._others):
+                            others.append(name)
         except OSError as error:
             where = error.filename if isinstance(error.filename, bytes) else path
             told = OSError(error.errno, f"{error.strerror}, while pictures were listed", printable(where))
             told.add_note("hint: give leave to read it, or move it away; a listing without it would be incomplete")
             raise told from error
         with self._change:
-            self._found.append(_Folder(within, _status(status), names))
+            self._found.append(_Folder(within, _status(status), names, others))
             self._waiting.extend((one, (*above, identity)) for one in inner)
             self._num_open += len(inner) - 1
             if inner or not self._num_open:
@@ -230,6 +270,31 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
         if error.errno == errno.ELOOP:  # a link that leads to itself leads to no folder
             return False
         raise
+
+
+def readable_extensions() -> tuple[str, ...]:
+    """Return the endings of pictures that can be read here: some are of formats that not every Pillow has."""
+    try:
+        import PIL.features
+        import PIL.Image
+    except ImportError:
+        return EXTENSIONS
+    opens = PIL.Image.OPEN
+    found = list(EXTENSIONS)
+    if "pillow_avif" in sys.modules or PIL.features.check("avif"):
+        found.append("avif")
+    if "HEIF" in opens or find_spec("pillow_heif") is not None:
+        found += ("heic", "heif", "hif")
+    return tuple(found)
+
+
+def how_to_read(ending: str) -> str:
+    """Return what makes a picture of `OTHERS` one that can be read."""
+    if ending == "avif":
+        return "Pillow reads .avif from version 11.3 on (pip install -U pillow)"
+    if ending in ("heic", "heif", "hif"):
+        return f"Pillow reads .{ending} with pillow-heif (pip install pillow-heif)"
+    return f"convert .{ending} to another format"
 
 
 def checked_extensions(extensions: Sequence[str]) -> tuple[str, ...]:

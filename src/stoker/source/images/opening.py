@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import reprlib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from stoker.source.images import columns as tables
 from stoker.source.images.files import PictureFiles, listing_of
 from stoker.source.images.kept import Cache, Keeper
 from stoker.source.images.labels import Labels, checked_classes, columns_of_no_table, given_labels, labels_of, numbered
-from stoker.source.images.listing import EXTENSIONS, Listing, checked_extensions, listed
+from stoker.source.images.listing import Listing, checked_extensions, how_to_read, listed, readable_extensions
 from stoker.source.images.names import printable
 from stoker.source.images.protocols import Pictures
 from stoker.source.images.stored import of_store
@@ -27,6 +30,11 @@ from stoker.store.build import UNFINISHED
 from stoker.store.manifest import FILE, FORMAT
 
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+
+_NUM_NAMED = 5
+
+_TRAINING = (b"train", b"training")
+_HELD_OUT = (b"val", b"valid", b"validation", b"dev", b"test", b"testing")
 
 _CAN_BE_OPENED = """pictures can be
   a folder, with a sub-folder for each class or without
@@ -45,7 +53,8 @@ def open_pictures(
     column: str | None = None,
     label: str | None = None,
     split: str | None = None,
-    extensions: Sequence[str] = EXTENSIONS,
+    extensions: Sequence[str] | None = None,
+    allow_empty: bool = False,
     cache: Cache = True,
 ) -> Pictures:
     """Return the pictures at `path`, encoded as they lie there, addressed by position.
@@ -53,12 +62,15 @@ def open_pictures(
     `path` is a folder, a list of files or of (file, label) pairs, WebDataset's tar archives, Parquet, a folder of
     Hugging Face's, or a store. A folder is read in natural order (`img2` before `img10`, and so are its classes), a
     list in its own. In a folder, files are pictures if they end in one of `extensions` and are not hidden; what they
-    are in truth shows when they are decoded.
+    are in truth shows when they are decoded. By default these are the endings of what can be read here, and others of
+    pictures (AVIF, HEIC) are warned of.
 
     `labels=None` takes those that are there: the sub-folders of a folder as classes, `.cls` or the field "label" of
     `.json` in archives, the column of labels in tables. False takes none, True insists. Others are given by a table
     (.csv, .tsv, .parquet; `columns` names those of files and labels), a mapping from file to label, or a list in the
     order of the pictures. Names become classes, in natural order or as `classes` lists them; numbers stay numbers.
+    A sub-folder without pictures is an error, for without it all classes after it would have other numbers. It is a
+    class with `allow_empty=True`, or if `classes` lists it, and none if `classes` does not.
 
     `column` is where the pictures of a table are, or their extension in archives, where it is not plain; `label` the
     same of labels. `split` chooses one of Hugging Face's. Listings and indexes are kept for the next start in the
@@ -70,7 +82,8 @@ def open_pictures(
         raise columns_of_no_table()
     opening = _Opening(
         labels=labels, classes=classes, columns=columns, column=column, label=label, split=split,
-        extensions=checked_extensions(extensions), keeper=Keeper(cache),
+        extensions=checked_extensions(readable_extensions() if extensions is None else extensions),
+        tells_of_others=extensions is None, allow_empty=allow_empty, keeper=Keeper(cache),
     )  # fmt: skip
     return opening.opened(path)
 
@@ -80,8 +93,10 @@ class _Opening:
 
     def __init__(
         self, *, labels: Any, classes: Sequence[str] | None, columns: Sequence[str] | None, column: str | None,
-        label: str | None, split: str | None, extensions: tuple[str, ...], keeper: Keeper,
+        label: str | None, split: str | None, extensions: tuple[str, ...], tells_of_others: bool, allow_empty: bool,
+        keeper: Keeper,
     ) -> None:  # fmt: skip
+        self._tells_of_others, self._allow_empty = tells_of_others, allow_empty
         self._labels, self._classes, self._columns, self._column = labels, classes, columns, column
         self._label, self._split, self._extensions, self._keeper = label, split, extensions, keeper
         self._has_own = labels is None or labels is True
@@ -133,6 +148,8 @@ class _Opening:
             return self._of_table(tables.of_arrow, folder, split=self._split)
         listing = listed(os.fspath(folder), self._extensions, self._keeper)
         if len(listing):
+            if self._tells_of_others and listing.passed_over:
+                self._warn_of_others(listing, printable(listing.root))
             self._check_is_for_files(f"{folder} is a folder of files")
             return self._of_listing(listing, printable(listing.root))
         for suffixes, open_them in (((".tar",), self._of_archives), ((".parquet", ".pq"), self._of_parquet)):
@@ -140,8 +157,10 @@ class _Opening:
             if files:
                 return open_them(files)
         raise ArgumentError(
-            f"{folder} holds no pictures: no file in it or below ends in {', '.join(self._extensions)}",
-            hint="check the path; extensions=... takes files with other endings",
+            f"{folder} holds no pictures: no file in it or below ends in {', '.join(self._extensions)}"
+            + "".join(f"; passed over: {told}" for told in _others_told(listing)),
+            hint="; ".join(how_to_read(ending) for ending, _, _ in listing.passed_over)
+            or "check the path; extensions=... takes files with other endings",
         )
 
     def _of_parquet(self, files: Sequence[Path]) -> Pictures:
@@ -165,6 +184,27 @@ class _Opening:
                     hint=f"leave {name}= out; labels of files are given by labels=",
                 )
 
+    def _warn_of_others(self, listing: Listing, owner: str) -> None:
+        hints = dict.fromkeys(how_to_read(ending) for ending, _, _ in listing.passed_over)
+        warnings.warn(
+            f"in {owner}, pictures are passed over: {'; '.join(_others_told(listing))}\n"
+            f"hint: {'; '.join(hints)}; extensions=[...] says which files are wanted",
+            stacklevel=2,
+        )
+
+    def _check_empty(self, listing: Listing, owner: str) -> None:
+        """Raise if a sub-folder has no pictures, and nobody has said what it is."""
+        if not listing.empty or self._allow_empty or self._classes is not None:
+            return
+        names = ", ".join(map(printable, listing.empty[:_NUM_NAMED]))
+        more = ", ..." if len(listing.empty) > _NUM_NAMED else ""
+        raise ArgumentError(
+            f"{owner} has sub-folders without pictures: {names}{more}; if they are classes, leaving them out would "
+            "give others other numbers" + "".join(f"; passed over: {told}" for told in _others_told(listing)),
+            hint="allow_empty=True makes classes of them; classes=[...] says which sub-folders are classes, such as "
+            "those of the training data",
+        )
+
     def _sub_folders(self, listing: Listing, owner: str) -> Labels:
         """Return the sub-folders as classes, if there are any."""
         firsts = [folder.partition(b"/")[0] for folder in listing.folders]
@@ -183,9 +223,13 @@ class _Opening:
                 f"sub-folders ({len(listing) - num_loose:,}), so it is not clear what their classes are",
                 hint="pass labels=False for all pictures without labels, or move the ones that have no class",
             )
-        by_folder = numbered([os.fsdecode(first) for first in firsts], self._classes)
+        self._check_empty(listing, owner)
+        known = [] if self._classes is not None else [os.fsdecode(name) for name in listing.empty]
+        by_folder = numbered([os.fsdecode(first) for first in firsts] + known, self._classes)
         assert by_folder.values is not None
-        return Labels(by_folder.values[listing.folder_of], by_folder.classes)
+        if self._classes is None and by_folder.classes is not None:
+            _check_against_training(listing.root, by_folder.classes)
+        return Labels(by_folder.values[: len(firsts)][listing.folder_of], by_folder.classes)
 
     def _of_list(self, given: list[Any]) -> Pictures:
         if not given:
@@ -259,6 +303,34 @@ class _Opening:
         return given_labels(
             self._labels, num_pictures, within, columns=self._columns, classes=self._classes, owner=owner
         )
+
+
+def _others_told(listing: Listing) -> list[str]:
+    """Return in words which pictures were passed over."""
+    return [
+        f"{number:,} .{ending} file{'' if number == 1 else 's'}, such as {first}"
+        for ending, number, first in listing.passed_over
+    ]
+
+
+def _check_against_training(root: bytes, classes: list[str]) -> None:
+    """Warn if a folder of validation has other classes than that of training beside it."""
+    if os.path.basename(root).lower() not in _HELD_OUT:
+        return
+    with suppress(OSError):
+        for training in os.scandir(os.path.dirname(root)):
+            if training.name.lower() not in _TRAINING or not training.is_dir():
+                continue
+            names = [one.name for one in os.scandir(training) if one.is_dir() and not one.name.startswith(b".")]
+            theirs = numbered([os.fsdecode(name) for name in names]).classes or []
+            if theirs and theirs[: len(classes)] != classes:
+                first = next(pair for pair in zip_longest(classes, theirs) if pair[0] != pair[1])
+                warnings.warn(
+                    f"the classes of {printable(root)} are not those of {printable(training.path)}, and have other "
+                    f"numbers: number {classes.index(str(first[0]))} is {first[0]!r} here and {first[1]!r} there\n"
+                    "hint: pass classes=train.classes, where train is what stoker.images made of the training data",
+                    stacklevel=2,
+                )
 
 
 def _is_store(folder: Path) -> bool:
