@@ -50,6 +50,13 @@ def images(
     column: Column = None,
     label: Label = None,
     split: Split = None,
+    apply_exif_orientation: Annotated[
+        bool | None,
+        typer.Option(help="Put pictures upright that say how they were taken, as is done by default, or never."),
+    ] = None,
+    allow_empty: Annotated[
+        bool, typer.Option("--allow-empty", help="A sub-folder without pictures is a class too, and no error.")
+    ] = False,
     on_error: Annotated[
         OnErrorOption, typer.Option(help="Stop at a picture that cannot be used, or leave it out and list it.")
     ] = OnErrorOption.stop,
@@ -71,7 +78,7 @@ def images(
     from stoker.cli.prepare import _Display, _escaped
 
     errors = Console(stderr=True, highlight=False)
-    options = opening(labels=labels, column=column, label=label, split=split)
+    options = opening(labels=labels, column=column, label=label, split=split, allow_empty=allow_empty or None)
     if columns is not None:
         options["columns"] = [name.strip() for name in columns.split(",")]
     try:
@@ -82,6 +89,7 @@ def images(
                 max_side=max_side,
                 short_side=short_side,
                 quality=quality,
+                apply_exif_orientation=apply_exif_orientation,
                 on_error=on_error.value,
                 workers=workers,
                 piece_bytes=None if piece_mib is None else piece_mib << 20,

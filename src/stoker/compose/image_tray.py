@@ -13,7 +13,6 @@ from stoker.batch import plain_collate
 from stoker.batch.encoded import Encoded
 from stoker.batch.tray import Empty
 from stoker.errors import BatchError
-from stoker.transform.image.decoding import MODES
 from stoker.transform.image.jpeg_decoding import is_plain_jpeg
 from stoker.transform.image.orientation import UPRIGHT
 from stoker.transform.image.view import View
@@ -42,12 +41,12 @@ class PictureTray:
         self._images, self._empty = images, empty
         self._num_samples, self._num_files = num_samples, num_files
         assert images.pipeline.size is not None
-        size, channels = images.pipeline.size, MODES[images.mode]
+        size, (channels, dtype) = images.pipeline.size, images.pixels
         if images.layout == "nchw":
-            self._pixels = empty((num_samples, channels, *size), np.uint8)
+            self._pixels = empty((num_samples, channels, *size), dtype)
             self._rows = self._pixels.transpose(0, 2, 3, 1)
         else:
-            self._rows = empty((num_samples, *size, channels), np.uint8)
+            self._rows = empty((num_samples, *size, channels), dtype)
             self._pixels = self._rows.transpose(0, 3, 1, 2)
         self._labels = Labels(images.labels, num_samples, empty)
         self._files: list[File | None] = [None] * num_samples if num_files else []
@@ -80,7 +79,7 @@ class PictureTray:
         if (
             header is not None
             and is_plain_jpeg(header)
-            and header.orientation == UPRIGHT
+            and (header.orientation == UPRIGHT or not images.decoding["apply_exif_orientation"])
             and header.adobe_transform != 0  # RGB as it is, which nvJPEG takes for YCbCr
             and header.has_end
             and header.width * header.height <= images.decoding["max_pixels"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
 from difflib import get_close_matches
+from functools import partial
 from inspect import signature
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -20,11 +22,13 @@ from stoker.source.images import Pictures, open_pictures
 from stoker.stages import transforming
 from stoker.transform.image.decoding import MAX_PIXELS, MODES, Data
 from stoker.transform.image.forms import as_array, is_image, is_picture
+from stoker.transform.image.geometry import Geometric, Transform
 from stoker.transform.image.pipeline import Drawing, Pipeline
 from stoker.transform.image.uniforms import uniforms
 
 Layout = Literal["nchw", "nhwc", "channels_last"]
 Decode = Literal["cpu", "device", "auto"]
+Mode = Literal["RGB", "L", "I;16", "I", "F"]
 
 
 class Picture(NamedTuple):
@@ -41,7 +45,8 @@ def images(
     labels: Any = None,
     decode: Decode = "cpu",
     layout: Layout = "nchw",
-    mode: Literal["RGB", "L"] = "RGB",
+    mode: Mode = "RGB",
+    apply_exif_orientation: bool | None = None,
     exact: bool = False,
     max_pixels: int = MAX_PIXELS,
     in_trainer: bool = False,
@@ -49,8 +54,8 @@ def images(
 ) -> Images:
     """Return the pictures at `path` as a dataset.
 
-    A sample is `Picture(image, label)`, or the image alone where there are no labels. The image is uint8; widening and
-    normalising are the loader's (`to=`, `normalize=`), after it was copied to the device.
+    A sample is `Picture(image, label)`, or the image alone where there are no labels. The image is uint8, unless `mode`
+    says otherwise; widening and normalising are the loader's (`to=`, `normalize=`), after it was copied to the device.
 
     Args:
         path: a folder, with a sub-folder for each class or without; a list of files or (file, label) pairs; WebDataset
@@ -64,7 +69,11 @@ def images(
             out so that neither waits.
         layout: of a batch: "nchw" is [B, C, H, W], "nhwc" is [B, H, W, C], "channels_last" has the shape of the first
             and the memory of the second, which convolutions on GPUs like best.
-        mode: "RGB", or "L" for grey.
+        mode: "RGB", or "L" for grey, with 8 bits; a picture that has more is scaled, with a warning. "I;16" (uint16),
+            "I" (int32) and "F" (float32) are for pictures of one channel, such as depth maps and scans: the numbers
+            that are in the file, not scaled.
+        apply_exif_orientation: False leaves pictures as they are stored, for boxes and masks that were made so. By
+            default they are put upright, or as `stoker prepare images` was asked to.
         exact: Pillow's pixels, bit for bit; slower. See `stoker.transform.image.decoding.decode`.
         max_pixels: larger pictures are refused, as bombs. All but plain JPEG have to keep to Pillow's own limit, too.
         in_trainer: let `num_threads` of a loader without workers be threads of the trainer's own process. Otherwise
@@ -75,7 +84,9 @@ def images(
             column, that of the pictures in Parquet, or their extension in archives;
             label, that of the labels: a column, an extension or a field of JSON;
             split, of a Hugging Face dataset;
-            extensions, of the files in a folder that are pictures;
+            extensions, of the files in a folder that are pictures; by default those that can be read here, with AVIF
+            and HEIC where Pillow has them;
+            allow_empty, True for a class of each sub-folder, also if there are no pictures in it;
             cache, the folder where lists of files are kept, False for none.
     """
     if unknown := sorted(opening.keys() - signature(open_pictures).parameters.keys()):
@@ -90,6 +101,7 @@ def images(
         decode=decode,
         layout=layout,
         mode=mode,
+        apply_exif_orientation=apply_exif_orientation,
         exact=exact,
         max_pixels=max_pixels,
         in_trainer=in_trainer,
@@ -110,7 +122,8 @@ class Images:
         transform: Any = None,
         decode: Decode = "cpu",
         layout: Layout = "nchw",
-        mode: Literal["RGB", "L"] = "RGB",
+        mode: Mode = "RGB",
+        apply_exif_orientation: bool | None = None,
         exact: bool = False,
         max_pixels: int = MAX_PIXELS,
         in_trainer: bool = False,
@@ -125,8 +138,29 @@ class Images:
         self.decode, self.layout, self.mode = decode, layout, mode
         self.prefers_process = not in_trainer
         """Threads that read it are to be in a process of their own, unless a loader has workers anyway."""
-        self.decoding: dict[str, Any] = {"mode": mode, "exact": exact, "max_pixels": max_pixels}
+        prepared: bool = getattr(pictures, "apply_exif_orientation", True)
+        if apply_exif_orientation not in (None, prepared) and getattr(pictures, "is_reencoded", False):
+            raise ArgumentError(
+                f"apply_exif_orientation={apply_exif_orientation}, but pictures of this store were made smaller with "
+                f"apply_exif_orientation={prepared}, and no longer say how they were taken",
+                hint=f"leave it out, or prepare the store with apply_exif_orientation={apply_exif_orientation}",
+            )
+        self.decoding: dict[str, Any] = {
+            "mode": mode,
+            "exact": exact,
+            "max_pixels": max_pixels,
+            "apply_exif_orientation": prepared if apply_exif_orientation is None else apply_exif_orientation,
+            "on_narrowed": partial(_warn_of_bits, mode),
+        }
         """Options of `decode`."""
+        self.pixels = MODES[mode]
+        """How many channels a picture has, and of which type its numbers are."""
+        for step in self.pipeline.tail if self.pixels.is_deep else ():
+            if isinstance(step, Transform) and not isinstance(step, Geometric):
+                raise ArgumentError(
+                    f"{type(step).__name__} changes colours of 8 bits, and mode={mode!r} has other numbers",
+                    hint="leave it out, or pass a function of your own: it gets a PIL image of that mode",
+                )
         self.leaves_files = decode != "cpu" and self._reason_against_files() is None
         """Some rows of a batch may stay files, for the device to decode."""
         if decode == "device" and (reason := self._reason_against_files()) is not None:
@@ -202,14 +236,14 @@ class Images:
         """Return what draws the view of the sample that is being read."""
         return self.pipeline.drawing(uniforms(rng_of(position)), exact=self.decoding["exact"])
 
-    def found(self, position: int, out: NDArray[np.uint8] | None = None) -> Any:
+    def found(self, position: int, out: NDArray[Any] | None = None) -> Any:
         """Return pixels [H, W, C] of the picture at `position`, or whatever the last transform has made of them.
 
         Pixels are written to `out`, if there is one.
         """
         return self.decoded(self.pictures.read(position), position, self.drawing(position), out)
 
-    def decoded(self, data: Data, position: int, drawing: Drawing, out: NDArray[np.uint8] | None = None) -> Any:
+    def decoded(self, data: Data, position: int, drawing: Drawing, out: NDArray[Any] | None = None) -> Any:
         """Return the same of a picture that was read, and whose view may have been drawn."""
         pictures = self.pictures
         with transforming():
@@ -261,11 +295,19 @@ class Images:
         pipeline = self.pipeline
         if self.decoding["exact"]:
             return "exact=True asks for the pixels of Pillow, which is not there"
+        if self.pixels.is_deep:
+            return f"mode={self.mode!r} asks for numbers of {self.pixels.dtype}, and the device decodes 8 bits"
         if pipeline.tail:
             return f"{pipeline.tail[0]!r} changes pixels, which are not there before the device has decoded them"
         if pipeline.size is None:
             return "pictures have the sizes they have, and a batch on the device has to be of one"
         return None
+
+
+def _warn_of_bits(mode: str, bits: str) -> None:
+    # the same words for each picture of a kind: then Python shows them once in each process
+    hint = "mode='I;16' keeps all of them, as uint16" if bits == "16 bits" else "Pillow reads no more than 8 of colours"
+    warnings.warn(f"there are pictures with {bits}, of which mode={mode!r} keeps 8\nhint: {hint}", stacklevel=2)
 
 
 def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:

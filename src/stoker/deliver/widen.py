@@ -81,7 +81,9 @@ class Widening:
         self._check_together()
         self._constants: dict[tuple[torch.device, bool], tuple[Tensor, Tensor]] = {}
         self._seen: set[str | None] = set()
-        self._has_normalized = self._has_seen_floats = False
+        self._has_normalized = False
+        self._passed_by: torch.dtype | None = None
+        """The dtype of what looks like images and is not normalised, because it has no bytes."""
 
     @classmethod
     def of(cls, to: To | None, normalize: Normalize | Iterable[Any] | None) -> Widening | None:
@@ -107,8 +109,8 @@ class Widening:
                     return self._normalized(tensor, field, target or torch.float32)
             elif tensor.dtype is torch.uint8 and tensor.ndim >= 3:
                 return self._normalized(tensor, field, target or torch.float32)
-            elif tensor.dtype.is_floating_point and tensor.ndim >= 4:
-                self._has_seen_floats = True
+            elif tensor.dtype not in BYTES and tensor.ndim >= 4:
+                self._passed_by = tensor.dtype
         return tensor if target is None else tensor.to(target)
 
     def unseen(self) -> list[str]:
@@ -123,11 +125,11 @@ class Widening:
         doubts = []
         if names := self.unseen():
             doubts.append(f"`to` or `normalize` names fields that the first batch does not have: {', '.join(names)}")
-        if self._has_seen_floats and not self._has_normalized:
+        if self._passed_by is not None and not self._has_normalized:
             doubts.append(
-                "`normalize` is for uint8 images, and the first batch has floating ones, which stay as they are\n"
-                "hint: leave ToTensor and the like out of the transforms; or name the fields and the largest value: "
-                "Normalize(mean, std, scale=1, fields=...)"
+                f"`normalize` is for uint8 images, and the first batch has {self._passed_by} ones, which stay as they "
+                "are\nhint: leave ToTensor and the like out of the transforms; or name the fields and the largest "
+                "value: Normalize(mean, std, scale=1, fields=...)"
             )
         return doubts
 

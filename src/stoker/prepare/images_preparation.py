@@ -36,6 +36,7 @@ def images(
     max_side: int | None = None,
     short_side: int | None = None,
     quality: int | None = None,
+    apply_exif_orientation: bool | None = None,
     on_error: OnError = "raise",
     workers: int | None = None,
     piece_bytes: int | None = None,
@@ -52,6 +53,8 @@ def images(
     Those that are larger are then made smaller (antialiased) and become JPEG files of `quality` (90 by default), with
     colours at half the resolution (4:2:0); so do those that are no JPEG, or are not upright. Grey stays grey, and
     nothing is enlarged.
+
+    With `apply_exif_orientation=False` nothing is put upright, here or by `stoker.images` of the store.
 
     What cannot be read or decoded stops the preparation or, with `on_error="skip"`, is left out and listed in
     `skipped.jsonl`. Where pictures stay as they are, their headers alone are looked at. `workers` are processes, by
@@ -82,9 +85,13 @@ def images(
         quality=(QUALITY if quality is None else quality) if is_smaller else None,
         encoder=encoder() if is_smaller else None,
         on_error=on_error,
+        apply_exif_orientation=apply_exif_orientation is not False,
         piece_bytes=asked or 1,
     )
     stock = Stock(open_pictures(source, **options), source)
+    if apply_exif_orientation is None:  # a store is made into another as it is
+        prepared = getattr(stock.pictures, "apply_exif_orientation", True)
+        settings = replace(settings, apply_exif_orientation=prepared)
     if asked is None:
         # one that was chosen stays, or a picture more could change it, and all pieces with it
         settings = replace(settings, piece_bytes=target.known_piece_bytes() or fitting_piece_bytes(stock.num_bytes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -24,6 +25,7 @@ from stoker.transform.image.decoding import decode
 from stoker.transform.image.forms import pillow
 from stoker.transform.image.jpeg_decoding import is_plain_jpeg
 from stoker.transform.image.orientation import UPRIGHT, is_turned
+from stoker.transform.image.pillow_decoding import size_of
 from stoker.transform.image.view import View
 
 WIDTH, HEIGHT = "width", "height"
@@ -38,7 +40,6 @@ _SHRINK = 2.0
 
 EMPTY, GONE, BAD = "empty", "cannot be read", "cannot be decoded"
 
-_ORIENTATION = 0x0112
 _GREY = ("1", "L", "LA", "La", "I", "F")
 
 
@@ -55,6 +56,8 @@ class ImageSettings:
     encoder: str | None = None
     """Who makes JPEG; None where pictures stay as they are."""
     on_error: OnError = "raise"
+    apply_exif_orientation: bool = True
+    """Pictures are put upright when they are made smaller, and when they are read."""
     piece_bytes: int
 
     def __post_init__(self) -> None:
@@ -83,12 +86,16 @@ class ImageSettings:
         return max(1, round(width * share)), max(1, round(height * share))
 
     def to_meta(self) -> dict[str, Any]:
-        """Return what a manifest keeps of it."""
-        return asdict(self)
+        """Return what a manifest keeps of it. Older ones do not tell of turning, for it was always done."""
+        kept = asdict(self)
+        if self.apply_exif_orientation:
+            del kept["apply_exif_orientation"]
+        return kept
 
     def to_key(self) -> list[Any]:
         """Return what decides about the bytes of a picture."""
-        return [self.max_side, self.short_side, self.quality, self.encoder]
+        turned = [] if self.apply_exif_orientation else ["as stored"]
+        return [self.max_side, self.short_side, self.quality, self.encoder, *turned]
 
 
 class Made(NamedTuple):
@@ -159,14 +166,17 @@ def made_of(data: Any, settings: ImageSettings, name: str) -> Made:
 
     As they are, pictures are not decoded, but for a JPEG file without an end: that one is likely cut short.
     """
+    applies = settings.apply_exif_orientation
     header = native.jpeg_header(data)
+    if header is not None and not applies:
+        header = header._replace(orientation=UPRIGHT)
     is_plain = header is not None and is_plain_jpeg(header)
     if header is not None:
         width, height, mode = header.width, header.height, "L" if header.num_components == 1 else "RGB"
         if is_turned(header.orientation):
             width, height = height, width
     else:
-        width, height, mode = _looked_at(data, name)
+        width, height, mode = _looked_at(data, name, applies)
     size = settings.size(width, height)
     if header is not None and not header.has_end:
         decode(data, name=name)
@@ -184,7 +194,15 @@ def made_of(data: Any, settings: ImageSettings, name: str) -> Made:
             name,
             reason=f"it would have {max(size):,} pixels in a row, and JPEG has {MAX_SIDE:,} at most: limit max_side",
         )
-    pixels = decode(data, view_of, mode=mode, name=name, shrink=_SHRINK)
+    pixels = decode(
+        data,
+        view_of,
+        mode=mode,
+        name=name,
+        shrink=_SHRINK,
+        apply_exif_orientation=applies,
+        on_narrowed=_warn_of_bits,
+    )
     assert settings.quality is not None
     return Made(encoded(pixels, settings.quality), pixels.shape[1], pixels.shape[0], True)
 
@@ -219,17 +237,24 @@ def encoder() -> Literal["simplejpeg", "pillow"]:
     return "simplejpeg"
 
 
-def _looked_at(data: Any, name: str) -> tuple[int, int, str]:
-    """Return width, height and mode of a picture that is no JPEG, upright, without decoding it."""
+def _warn_of_bits(bits: str) -> None:
+    warnings.warn(
+        f"there are pictures with {bits}, and those that are made smaller become JPEG files, which have 8\n"
+        "hint: prepare them without max_side and short_side: then files stay as they are",
+        stacklevel=2,
+    )
+
+
+def _looked_at(data: Any, name: str, apply_exif_orientation: bool) -> tuple[int, int, str]:
+    """Return width, height and mode of a picture that is no JPEG, as it will be read, without decoding it."""
     try:
         with pillow().open(io.BytesIO(data)) as image:
-            width, height = image.size
+            width, height = size_of(image, apply_exif_orientation=apply_exif_orientation)
             mode = "L" if image.mode in _GREY or image.mode.startswith("I;16") else "RGB"
-            if is_turned(image.getexif().get(_ORIENTATION, UPRIGHT)):
-                width, height = height, width
             return width, height, mode
     except (OSError, ValueError, SyntaxError, pillow().DecompressionBombError):
-        height, width, _ = decode(data, name=name).shape  # tells what is wrong with it
+        # tells what is wrong with it
+        height, width, _ = decode(data, name=name, apply_exif_orientation=apply_exif_orientation).shape
         return width, height, "RGB"
 
 

@@ -22,8 +22,18 @@ IMAGE, LABEL, NAME = "image", "label", "name"
 class StoredPictures:
     """Pictures in a store, memory-mapped, each block checked when it is first read. Threads, pickling: as the store."""
 
-    def __init__(self, store: Store, column: str, labels: Labels) -> None:
+    def __init__(
+        self,
+        store: Store,
+        column: str,
+        labels: Labels,
+        *,
+        apply_exif_orientation: bool = True,
+        is_reencoded: bool = False,
+    ) -> None:
         self._store, self.column = store, column
+        self.apply_exif_orientation, self.is_reencoded = apply_exif_orientation, is_reencoded
+        """Whether pictures are to be put upright, and whether those that were made smaller have been."""
         self._stretch = store.stretch(column)
         self.labels, self.classes = labels.values, labels.classes
 
@@ -82,7 +92,15 @@ def of_store(store: Store, *, column: str | None, label: str | None, has_labels:
     labels = Labels()
     if has_labels and label in store.columns and not store.columns[label].is_ragged:
         labels = Labels(store.read(label, np.arange(len(store))), _classes(store.meta))
-    return StoredPictures(store, column, labels)
+    settings = store.meta.get("settings")
+    settings = settings if isinstance(settings, dict) else {}
+    return StoredPictures(
+        store,
+        column,
+        labels,
+        apply_exif_orientation=settings.get("apply_exif_orientation") is not False,
+        is_reencoded=settings.get("encoder") is not None,
+    )
 
 
 def _classes(meta: dict[str, Any]) -> list[str] | None:

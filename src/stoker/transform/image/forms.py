@@ -45,8 +45,8 @@ def is_picture(value: Any) -> bool:
     return isinstance(value, np.ndarray) and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in CHANNELS))
 
 
-def as_image(value: Any) -> Image:
-    """Return a picture in any of the forms as a PIL image."""
+def as_image(value: Any, dtype: Any = np.uint8) -> Image:
+    """Return a picture in any of the forms as a PIL image. Arrays and tensors have to be of the dtype."""
     if is_image(value):
         return value  # type: ignore[no-any-return]
     if is_tensor(value):
@@ -54,18 +54,18 @@ def as_image(value: Any) -> Image:
             value = value.permute(1, 2, 0)
         value = value.numpy()
     array = np.asarray(value)
-    if array.dtype != np.uint8 or not is_picture(array):
+    if array.dtype != dtype or not is_picture(array):
         raise ArgumentError(
             f"{type(value).__name__} of {array.dtype} and shape {array.shape} is no picture that can be changed",
-            hint="uint8 arrays [H, W, C] and tensors [C, H, W] are, of 1, 3 or 4 channels; put what makes other "
-            "numbers of them (ToTensor, Normalize) last",
+            hint=f"{np.dtype(dtype)} arrays [H, W, C] and tensors [C, H, W] are, of 1, 3 or 4 channels; put what makes "
+            "other numbers of them (ToTensor, Normalize) last",
         )
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     return pillow().fromarray(np.ascontiguousarray(array))  # type: ignore[no-any-return]
 
 
-def as_array(image: Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def as_array(image: Image) -> np.ndarray[Any, np.dtype[Any]]:
     """Return a PIL image as an array [H, W, C]."""
     array = np.asarray(image)
     return array if array.ndim == 3 else array[:, :, None]

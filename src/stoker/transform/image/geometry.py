@@ -94,7 +94,7 @@ class Resize(Geometric):
             return view
         if not is_plain(view):
             return None
-        return View(view.region, view.box, size, view.flip)
+        return view._replace(size=size)
 
     def resulting_size(self, size: tuple[int, int] | None, /) -> tuple[int, int] | None:
         """Return height and width, if they are given, or those of what comes in are known."""
@@ -216,7 +216,7 @@ class RandomResizedCrop(Geometric):
         rows, columns = view.size
         left, top, width, height = self._drawn(columns, rows, uniform)
         part = cut(view, left, top, width, height)
-        return View(part.region, part.box, self.size, part.flip)
+        return part._replace(size=self.size)
 
     def resulting_size(self, _: tuple[int, int] | None, /) -> tuple[int, int] | None:
         """Return height and width."""
@@ -251,8 +251,7 @@ class RandomHorizontalFlip(Geometric):
         """Return the view, mirrored or not."""
         if uniform() >= self.p:
             return view
-        region, box, size, flip = view
-        return View(region, box, size, not flip)
+        return view._replace(flip=not view.flip)
 
 
 def seen(image: Image, view: View) -> Image:

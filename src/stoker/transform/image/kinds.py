@@ -25,12 +25,20 @@ _PICTURES = (
 )
 
 
+_AVIF = (b"avif", b"avis")
+_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
+
+
 def appearance(data: bytes | memoryview) -> str:
     """Return what bytes that are no picture look like, in words."""
     head = bytes(data[:512])
     for start, kind in _PICTURES:
         if head.startswith(start):
             return f"it begins as {kind} does, but its header cannot be read"
+    if head[4:8] == b"ftyp" and any(brand in head[8:64] for brand in _AVIF):
+        return "it is AVIF, which this Pillow cannot read; version 11.3 can (pip install -U pillow)"
+    if head[4:8] == b"ftyp" and head[8:12] in _HEIC:
+        return "it is HEIC, which Pillow reads with pillow-heif alone (pip install pillow-heif)"
     if not head.strip(b"\0"):
         return "it begins with zero bytes: was it written completely?"
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()

@@ -6,17 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stoker.errors import ArgumentError
-from stoker.transform.image.decoding import Data, decode
+from stoker.transform.image.decoding import MODES, Data, Pixels, decode
 from stoker.transform.image.forms import as_array, as_image
 from stoker.transform.image.geometry import Geometric, RandomHorizontalFlip, Transform
 from stoker.transform.image.uniforms import Uniform
 from stoker.transform.image.view import View, is_plain, whole
-
-Pixels = NDArray[np.uint8]
 
 
 class Pipeline:
@@ -70,13 +65,13 @@ class Pipeline:
         if not drawing.left:
             return pixels
         found: Any = pixels
-        uniform = drawing.uniform
+        uniform, dtype = drawing.uniform, MODES[mode].dtype
         for step in drawing.left:
-            image = as_image(found)
+            image = as_image(found, dtype)
             found = step.apply(image, uniform) if isinstance(step, Transform) else step.run(image, uniform)
         if not self.is_ours:
             return found
-        image = as_image(found)
+        image = as_image(found, dtype)
         pixels = as_array(image if image.mode == mode else image.convert(mode))
         if out is None:
             return pixels

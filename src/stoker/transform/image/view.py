@@ -14,6 +14,8 @@ Box = tuple[float, float, float, float]
 class View(NamedTuple):
     """A part of a picture, resized. Drawn from the picture's size alone, before anything is decoded.
 
+    One is made of another by `_replace`, so that what is not changed stays.
+
     Cutting and then resizing has `box` equal to `region`: what lies outside is not looked at. Resizing and then
     cutting has `region` as the whole picture and `box` as the part that is kept: the pixels along its border are
     blended with those outside, as they would be in the whole picture resized.
@@ -50,18 +52,15 @@ def inside(region: Region, box: Box) -> Box:
 
 def cut(view: View, left: int, top: int, width: int, height: int) -> View:
     """Return the part of a view that begins at (left, top) of what comes of it."""
-    (view_height, view_width), flip = view.size, view.flip
-    if flip:  # what is mirrored last is cut on the other side
+    view_height, view_width = view.size
+    if view.flip:  # what is mirrored last is cut on the other side
         left = view_width - left - width
     first, upper, last, lower = view.box
     if is_plain(view):
         x, y = int(first) + left, int(upper) + top
-        return View(
-            (x, y, x + width, y + height),
-            (float(x), float(y), float(x + width), float(y + height)),
-            (height, width),
-            flip,
-        )
+        right, lower = x + width, y + height
+        box = float(x), float(y), float(right), float(lower)
+        return view._replace(region=(x, y, right, lower), box=box, size=(height, width))
     # It was resized: the same pixels come of a part of the box, if all of the region may still be looked at.
     across, down = (last - first) / view_width, (lower - upper) / view_height
     right, bottom = left + width, top + height
@@ -71,4 +70,4 @@ def cut(view: View, left: int, top: int, width: int, height: int) -> View:
         last if right == view_width else first + right * across,
         lower if bottom == view_height else upper + bottom * down,
     )
-    return View(view.region, box, (height, width), flip)
+    return view._replace(box=box, size=(height, width))
