@@ -36,7 +36,7 @@ def collate(samples: Sequence[Any]) -> Batch:
         return {key: collate([sample[key] for sample in samples]) for key in first}
     if kind is tuple or kind is list:
         return [collate(column) for column in _columns(samples)]
-    if _is_registered(first):
+    if is_registered(first):
         return torch_collate(list(samples))
     if dataclasses.is_dataclass(first):
         return _dataclass(first, samples)
@@ -177,7 +177,7 @@ def _dataclass(first: Any, samples: Sequence[Any]) -> Batch:
     return clone
 
 
-def _is_registered(sample: Any) -> bool:
+def is_registered(sample: Any) -> bool:
     """Whether torch's table has an entry for the sample's type: a subclass of a tensor, or a type a user added."""
     return any(isinstance(sample, kind) for kind in default_collate_fn_map)
 

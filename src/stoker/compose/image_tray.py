@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from stoker import native
-from stoker.batch import plain_collate
+from stoker.batch import explain, plain_collate
 from stoker.batch.encoded import Encoded
 from stoker.batch.tray import Empty
 from stoker.errors import BatchError
@@ -125,11 +125,13 @@ class LooseTray:
         self._images = images
         self._labels = Labels(images.labels, num_samples, empty)
         self._pictures: list[Any] = [None] * num_samples
+        self._positions = [0] * num_samples
 
     def put(self, row: int, position: int) -> None:
         """Read the picture at `position`."""
         position = self._images.checked(position)
         self._labels.put(row, position)
+        self._positions[row] = position
         self._pictures[row] = self._images.arranged(self._images.found(position))
 
     def batch(self) -> Any:
@@ -142,7 +144,11 @@ class LooseTray:
                 "hint: let the transforms end in one size: stoker.transform.RandomResizedCrop(224), or Resize(256) and "
                 "CenterCrop(224), or Resize((height, width)); otherwise load with batch_size=None, or pass a collate_fn"
             )
-        image = plain_collate()(self._pictures)
+        try:
+            image = plain_collate()(self._pictures)
+        except Exception as error:
+            explain(error, self._pictures, lambda row: self._images.describe(self._positions[row]))
+            raise
         if self._images.layout == "channels_last" and isinstance(self._pictures[0], np.ndarray) and image.dim() == 4:
             image = image.contiguous(memory_format=torch.channels_last)
         return self._labels.beside(image)

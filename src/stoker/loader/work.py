@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Subset
 
-from stoker.batch import Gathering, Tray, Trays, placed, plain_collate, stack_plainly
+from stoker.batch import Gathering, Tray, Trays, explain, placed, plain_collate, stack_plainly
 from stoker.engine.desk import Desk
 from stoker.engine.lap import HERE, Times, Trip
 from stoker.engine.ledger import Policy, Skipped
@@ -146,6 +146,9 @@ class Finisher:
         except StopIteration as error:
             raise _noted(EarlyStop("the collate function"), f"while collating {listed(recipe)}") from error
         except Exception as error:
+            if self.collate_fn is None and self.is_batched:
+                positions = positions_of(recipe)
+                explain(error, samples, lambda row: f"position {positions[row]}")
             _noted(error, f"while collating {listed(recipe)}")
             raise
         if batch is None and self.collate_fn is not None:
