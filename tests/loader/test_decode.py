@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import types
 from pathlib import Path
@@ -195,6 +196,39 @@ def test_a_file_that_only_the_device_refuses_comes_all_the_same(
         assert torch.equal(label, its_label)
         assert (image.float() - cpu_image.float()).abs().mean() < 6
     assert not list(loader.ledger)
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@pytest.mark.usefixtures("on_the_host")
+def test_a_picture_that_is_drawn_again_is_cut_anew_whoever_decodes(
+    folder: Path, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataloader, "NvJpeg", Refusing)
+
+    def drawn_again(decode: str, **options: Any) -> list[Any]:
+        made: Any = stoker.DataLoader(
+            pictures(folder, decode), 6, sampler=[7, 7, 5] * 4, seed=3, device="cpu", **options
+        )
+        return [batch.image.clone() for batch in made]
+
+    found, expected = drawn_again("device", **engine), drawn_again("cpu")
+    assert len({image.numpy().tobytes() for batch in found for image in batch}) == 12
+    for images, theirs in zip(found, expected, strict=True):
+        assert (images.float() - theirs.float()).abs().mean() < 6
+
+
+@pytest.mark.usefixtures("on_the_host")
+def test_turned_files_left_as_they_are_stored_are_the_same_whoever_decodes(tmp_path: Path) -> None:
+    for number in range(2, 9):
+        exif = Image.Exif()
+        exif[0x0112] = number
+        Image.open(io.BytesIO(drawn(number, width=60, height=50))).save(tmp_path / f"{number}.jpg", exif=exif)
+    numbers = [0] * 7
+    expected, _ = loaded(pictures(tmp_path, "cpu", labels=numbers, apply_exif_orientation=False))
+    for decode in ("device", "auto"):
+        found, _ = loaded(pictures(tmp_path, decode, labels=numbers, apply_exif_orientation=False))
+        for (image, _), (its_image, _) in zip(found, expected, strict=True):
+            assert (image.float() - its_image.float()).abs().mean() < 6
 
 
 def damaged(folder: Path) -> Path:

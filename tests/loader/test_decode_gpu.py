@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-pytest.importorskip("PIL.Image")
+Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("torchvision")
 
 from tests.deliver.test_decoding_gpu import photograph  # noqa: E402
@@ -76,6 +76,30 @@ def test_the_same_pictures_come_whoever_decodes(folder: Path, decode: str, engin
             num_batches += 1
         assert num_batches == 6
     assert (ours.split is not None) == (decode == "auto")
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_a_picture_that_is_drawn_again_is_cut_anew_whoever_decodes(folder: Path, engine: dict[str, Any]) -> None:
+    ours, theirs = (
+        stoker.DataLoader(pictures(folder, decode), 8, sampler=[7, 7, 5, 9] * 4, seed=3, device="cuda", **options)
+        for decode, options in (("device", engine), ("cpu", {}))
+    )
+    crops: set[bytes] = set()
+    for found, wanted in zip(ours, theirs, strict=True):
+        assert (found.image.float() - wanted.image.float()).abs().mean() < 4
+        crops.update(image.cpu().numpy().tobytes() for image in found.image)
+    assert len(crops) == 16
+
+
+def test_turned_files_left_as_they_are_stored_are_the_same_whoever_decodes(tmp_path: Path) -> None:
+    for number in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = number
+        (tmp_path / f"{number}.jpg").write_bytes(photograph(number, exif=exif))
+    options: dict[str, Any] = {"labels": [0] * 8, "apply_exif_orientation": False}
+    (found,), (wanted,) = (list(loader(pictures(tmp_path, decode, **options))) for decode in ("device", "cpu"))
+    for image, its_image in zip(found.image, wanted.image):
+        assert (image.float() - its_image.float()).abs().mean() < 4
 
 
 def test_batches_may_be_kept(folder: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -262,6 +265,28 @@ def test_what_takes_the_place_of_a_bad_sample_has_the_numbers_of_the_draw_it_tak
         found[name] = crops(images, Own([0, 1, 1, 0, 0, 1, 1, 0]), on_error="skip", **ENGINES[name])
         assert len(set(found[name])) == 8, name
     assert len(set(map(tuple, found.values()))) == 1
+
+
+class Killing(KeyedOnly):
+    """Kills the worker that reads it, once."""
+
+    def __init__(self, length: int, flag: Path) -> None:
+        super().__init__(length)
+        self.flag = flag
+
+    def __getitem__(self, position: int) -> Any:
+        if position == 2 and self.flag.exists():
+            self.flag.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(position)
+
+
+def test_a_draw_that_killed_its_worker_has_the_same_numbers_when_it_is_made_again(tmp_path: Path) -> None:
+    positions = [0, 1, 0, 1, 1, 0, 2, 0, 1, 2, 2, 2]
+    (tmp_path / "flag").touch()
+    found = draws(Killing(3, tmp_path / "flag"), Own(positions), num_workers=2)
+    assert not (tmp_path / "flag").exists()
+    assert found == draws(KeyedOnly(3), Own(positions))
 
 
 def test_files_left_to_the_device_are_cut_anew_in_each_draw() -> None:

@@ -108,6 +108,7 @@ def test_odd_pictures_are_told_and_good(tmp_path: Path) -> None:
     photo().save(tmp_path / "turned.jpg", exif=turned)
     (tmp_path / "named.jpg").write_bytes(encoded(photo(), "PNG"))
     Image.fromarray(np.full((9, 9), 40_000, np.uint16)).save(tmp_path / "deep.png")
+    Image.fromarray(np.linspace(-1, 9, 81, dtype=np.float32).reshape(9, 9)).save(tmp_path / "floats.tif")
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     frames[0].save(tmp_path / "pages.tif", save_all=True, append_images=frames[1:])
     Image.new("L", (8000, 6500)).save(tmp_path / "wide.png")
@@ -120,11 +121,12 @@ def test_odd_pictures_are_told_and_good(tmp_path: Path) -> None:
         "turned by EXIF": ["turned.jpg"],
         "PNG named .jpg": ["named.jpg"],
         "16-bit": ["deep.png"],
+        "32-bit": ["floats.tif"],
         "animated": ["moving.gif"],
         "several pages": ["pages.tif"],
         "huge": ["wide.png"],
     }
-    assert found.formats == {"JPEG": 3, "PNG": 3, "GIF": 1, "TIFF": 1}
+    assert found.formats == {"JPEG": 3, "PNG": 3, "GIF": 1, "TIFF": 2}
     assert found.num_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
 
 

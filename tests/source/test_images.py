@@ -141,7 +141,8 @@ def test_a_class_without_pictures_does_not_shift_the_others(tmp_path: Path) -> N
 
 
 def test_sub_folders_without_pictures_matter_only_where_sub_folders_are_classes(tmp_path: Path) -> None:
-    assert open_pictures(make(tmp_path, "1.jpg", "annotations/1.json")).classes is None
+    assert open_pictures(make(tmp_path / "a", "1.jpg", "annotations/1.json")).classes is None
+    assert open_pictures(make(tmp_path / "b", "ant/1.jpg", "__MACOSX/ant/._1.jpg")).classes == ["ant"]
 
 
 def test_other_classes_than_those_of_the_training_data_are_noticed(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class Draws(NamedTuple):
         """Return how the draws of a sampler are numbered; None if it gives each position once."""
         if not may_repeat(sampler, is_of_batches=is_of_batches):
             return None
-        for part in _parts(sampler):
+        for part in _parts(sampler, set()):
             for names in _RANKS:
                 rank, num_ranks = (getattr(part, name, None) for name in names)
                 if isinstance(rank, int) and isinstance(num_ranks, int) and 0 <= rank < num_ranks:
@@ -60,17 +60,21 @@ def may_repeat(sampler: Any, *, is_of_batches: bool = False) -> bool:
 
 
 def _inner(sampler: Any) -> Iterator[tuple[str, Any]]:
-    for owner in (sampler, getattr(sampler, "dataset", None)):  # Lightning's have another sampler as their dataset
-        for name in _INNER:
-            part = getattr(owner, name, None)
-            if part is not None:
-                yield name, part
+    for name in _INNER:
+        part = getattr(sampler, name, None)
+        if part is not None:
+            yield name, part
+    wrapped = getattr(getattr(sampler, "dataset", None), "_sampler", None)  # by Lightning, to share it among ranks
+    if wrapped is not None:
+        yield "sampler", wrapped
 
 
-def _parts(sampler: Any) -> Iterator[Any]:
-    yield sampler
-    for _, part in _inner(sampler):
-        yield from _parts(part)
+def _parts(sampler: Any, seen: set[int]) -> Iterator[Any]:
+    if id(sampler) not in seen:
+        seen.add(id(sampler))
+        yield sampler
+        for _, part in _inner(sampler):
+            yield from _parts(part, seen)
 
 
 def _is_distinct(positions: Iterable[Any], *, is_of_batches: bool = False) -> bool:

@@ -16,6 +16,7 @@ from stoker import machine, native
 from stoker.errors import ArgumentError, BadImage, DataError
 from stoker.prepare.crew import Cell, Crew
 from stoker.transform.image.decoding import MAX_PIXELS, decode
+from stoker.transform.image.pillow_decoding import png_depth
 from stoker.transform.image.view import View
 
 if TYPE_CHECKING:
@@ -158,12 +159,28 @@ class _Check:
             return _Seen(0, None, BadPicture(name, UNREADABLE, reason), [])
         header = native.jpeg_header(data)
         try:
-            decode(data, _eighth if header is not None else _one_pixel, name=name, max_pixels=self._max_pixels)
+            if header is None:
+                self._decode_numbers(data, name)
+            else:
+                decode(data, _eighth, name=name, max_pixels=self._max_pixels)
             kind, odd = _told(data, header, name)
         except BadImage as error:
             kind = _kind(error, data, header, self._max_pixels)
             return _Seen(len(data), None, BadPicture(name, kind, error.reason), [])
         return _Seen(len(data), kind, None, odd)
+
+    def _decode_numbers(self, data: Any, name: str) -> None:
+        """Decode a picture, in the mode that keeps its numbers if they have no range that others know."""
+        try:
+            decode(data, _one_pixel, name=name, max_pixels=self._max_pixels)
+        except BadImage:
+            try:
+                decode(data, _one_pixel, mode="F", name=name, max_pixels=self._max_pixels)
+            except BadImage:
+                pass
+            else:
+                return
+            raise
 
 
 def _eighth(width: int, height: int) -> View:
@@ -208,7 +225,9 @@ def _told(data: Any, header: native.JpegHeader | None, name: str) -> tuple[str, 
             orientation = image.getexif().get(0x0112, 1)
             if image.mode == "CMYK":
                 odd.append("CMYK")
-            if image.mode.startswith("I") or _is_deep_png(kind, data):
+            if image.mode in ("I", "F") and kind not in ("PNG", "PPM"):
+                odd.append("32-bit")
+            elif image.mode.startswith("I") or (kind == "PNG" and png_depth(data) == 16):
                 odd.append("16-bit")
             if getattr(image, "n_frames", 1) > 1:
                 odd.append("several pages" if kind == "TIFF" else "animated")
@@ -220,11 +239,6 @@ def _told(data: Any, header: native.JpegHeader | None, name: str) -> tuple[str, 
     if ending and kind in ENDINGS and ending not in ENDINGS[kind] and _is_known(ending):
         odd.append(f"{kind} named .{ending}")
     return kind, odd
-
-
-def _is_deep_png(kind: str, data: Any) -> bool:
-    depth_at = 24  # signature, length and name of the first chunk, width, height
-    return kind == "PNG" and len(data) > depth_at and int(bytes(data[depth_at : depth_at + 1])[0]) == 16
 
 
 def _is_known(ending: str) -> bool:

@@ -129,7 +129,7 @@ def _ordered(root: bytes, folders: Sequence[_Folder]) -> Listing:
 
 def _empty(looked_into: Iterable[bytes], holding: Iterable[bytes]) -> tuple[bytes, ...]:
     found = {within.partition(b"/")[0] for within in looked_into} - {within.partition(b"/")[0] for within in holding}
-    return tuple(sorted(found - {b""}))
+    return tuple(sorted(found - {b"", b"__MACOSX"}))  # what unpacking a zip file from a Mac leaves behind
 
 
 def _passed_over(folders: Iterable[_Folder]) -> tuple[tuple[str, int, str], ...]:

@@ -113,7 +113,9 @@ def numbers(image: Image, mode: str, region: tuple[int, int, int, int]) -> Image
     """Return a part of an image of one channel, with the numbers that are stored: as I for "I;16" and "I", or as F."""
     kind = image.mode
     if kind not in _ONE_CHANNEL and not kind.startswith("I;16"):
-        raise Undecodable(f"it is of mode {kind}, and mode={mode!r} is for one channel of numbers; try mode='RGB'")
+        raise Undecodable(
+            f"it is of mode {kind}, and mode={mode!r} is for one channel of numbers; 'RGB' and 'L' are for all"
+        )
     if region != (0, 0, *image.size):
         image = image.crop(region)
     values = np.asarray(image)
