@@ -185,18 +185,23 @@ def test_deep_pictures_are_put_upright_too(orientation: int) -> None:
 def test_functions_get_deep_pictures_as_pillow_has_them() -> None:
     seen = []
 
-    def doubled(image: Any) -> Any:
+    def halved(image: Any) -> Any:
         seen.append(image.mode)
-        return Image.fromarray(np.asarray(image) * 2)
+        return Image.fromarray(np.asarray(image) // 2)
 
-    steps = [CenterCrop(20), doubled, Resize((10, 10)), RandomCrop(8, padding=2)]
+    steps = [CenterCrop(20), halved, Resize((10, 10)), RandomCrop(8, padding=2)]
     for mode, wanted in (("I;16", "I;16"), ("I", "I"), ("F", "F")):
         images = Images(Files(of(DEPTH)), mode=mode, transform=steps)  # type: ignore[arg-type]
         assert images[0].shape == (1, 8, 8)
         assert seen.pop() == wanted
         assert images[0].dtype == images.pixels.dtype
+        plain = Image.fromarray((DEPTH[5:25, 10:30] // 2).astype(np.float32)).resize(
+            (10, 10), Image.Resampling.BILINEAR
+        )
+        resized = Images(Files(of(DEPTH)), mode=mode, transform=steps[:3])[0][0]  # type: ignore[arg-type]
+        assert np.abs(resized - np.asarray(plain)).max() <= (0 if mode == "F" else 1)
         alone = Images(Files(of(DEPTH)), mode=mode, transform=steps[:2])[0]  # type: ignore[arg-type]
-        assert (alone[0] == DEPTH[5:25, 10:30].astype(alone.dtype) * 2).all()
+        assert (alone[0] == DEPTH[5:25, 10:30] // 2).all()
 
 
 @pytest.mark.parametrize(
@@ -256,6 +261,14 @@ def test_bits_are_not_lost_without_a_word(mode: Any, data: bytes, words: str) ->
         for position in range(3):
             images[position]
     assert len(said) == 1  # and not one for each picture
+
+
+def test_a_warning_that_is_an_error_stays_one() -> None:
+    images = Images(Files(of(DEPTH)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="pictures with 16 bits"):
+            images[0]
 
 
 def test_pictures_of_eight_bits_are_nothing_to_warn_of() -> None:

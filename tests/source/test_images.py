@@ -161,7 +161,7 @@ def test_other_classes_than_those_of_the_training_data_are_noticed(tmp_path: Pat
 
 
 def readable(monkeypatch: pytest.MonkeyPatch, *, avif: bool, heif: bool) -> None:
-    monkeypatch.setattr(PIL.features, "check", lambda name: avif if name == "avif" else None)
+    monkeypatch.setattr(PIL.features, "check_module", {"avif": avif}.__getitem__)
     monkeypatch.setattr(listing, "find_spec", lambda _: object() if heif else None)
 
 

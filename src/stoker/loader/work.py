@@ -17,7 +17,7 @@ from stoker.engine.desk import Desk
 from stoker.engine.lap import HERE, Times, Trip
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
-from stoker.errors import EarlyStop, NothingCollated
+from stoker.errors import EarlyStop, NothingCollated, StokerError
 from stoker.loader.context_parallel import SequencePart
 from stoker.plan import Recipe, derived_key
 from stoker.plan.mixing import GOLDEN, MASK
@@ -146,7 +146,7 @@ class Finisher:
         except StopIteration as error:
             raise _noted(EarlyStop("the collate function"), f"while collating {listed(recipe)}") from error
         except Exception as error:
-            if self.collate_fn is None and self.is_batched:
+            if self.collate_fn is None and self.is_batched and not isinstance(error, StokerError):
                 positions = positions_of(recipe)
                 explain(error, samples, lambda row: f"position {positions[row]}")
             _noted(error, f"while collating {listed(recipe)}")

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -279,11 +280,13 @@ def readable_extensions() -> tuple[str, ...]:
         import PIL.Image
     except ImportError:
         return EXTENSIONS
-    opens = PIL.Image.OPEN
     found = list(EXTENSIONS)
-    if "pillow_avif" in sys.modules or PIL.features.check("avif"):
+    has_avif = "pillow_avif" in sys.modules  # the plugin for older ones
+    with suppress(ValueError):  # they do not know the word
+        has_avif = has_avif or PIL.features.check_module("avif")
+    if has_avif:
         found.append("avif")
-    if "HEIF" in opens or find_spec("pillow_heif") is not None:
+    if "HEIF" in PIL.Image.OPEN or find_spec("pillow_heif") is not None:
         found += ("heic", "heif", "hif")
     return tuple(found)
 

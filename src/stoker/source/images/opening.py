@@ -318,15 +318,15 @@ def _check_against_training(root: bytes, classes: list[str]) -> None:
     if os.path.basename(root).lower() not in _HELD_OUT:
         return
     with suppress(OSError):
-        for training in os.scandir(os.path.dirname(root)):
-            if training.name.lower() not in _TRAINING or not training.is_dir():
-                continue
-            names = [one.name for one in os.scandir(training) if one.is_dir() and not one.name.startswith(b".")]
+        beside = os.path.dirname(root)
+        for training in (os.path.join(beside, name) for name in os.listdir(beside) if name.lower() in _TRAINING):
+            names = [name for name in os.listdir(training) if not name.startswith(b".")]
+            names = [name for name in names if os.path.isdir(os.path.join(training, name))]
             theirs = numbered([os.fsdecode(name) for name in names]).classes or []
             if theirs and theirs[: len(classes)] != classes:
                 first = next(pair for pair in zip_longest(classes, theirs) if pair[0] != pair[1])
                 warnings.warn(
-                    f"the classes of {printable(root)} are not those of {printable(training.path)}, and have other "
+                    f"the classes of {printable(root)} are not those of {printable(training)}, and have other "
                     f"numbers: number {classes.index(str(first[0]))} is {first[0]!r} here and {first[1]!r} there\n"
                     "hint: pass classes=train.classes, where train is what stoker.images made of the training data",
                     stacklevel=2,

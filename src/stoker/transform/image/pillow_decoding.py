@@ -68,12 +68,13 @@ def decode_by_pillow(
             if orientation != told:  # Pillow itself has turned it (TIFF)
                 image = _upright(image, _TURNED_BACK.get(told, told))
             orientation = UPRIGHT
-        if on_narrowed is not None and mode in ("RGB", "L") and (bits := _more_bits(image, data)) is not None:
-            on_narrowed(bits)
+        bits = None if on_narrowed is None or mode not in ("RGB", "L") else _more_bits(image, data)
         width, height = image.size
         turned = is_turned(orientation)
     except Exception as error:
         raise _undecodable(error) from error
+    if on_narrowed is not None and bits is not None:
+        on_narrowed(bits)
     view = view_of(height, width) if turned else view_of(width, height)
     try:
         region = stored_box(orientation, view.region, width, height)
