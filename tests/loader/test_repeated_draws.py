@@ -113,8 +113,8 @@ def test_each_draw_has_numbers_of_its_own_however_samples_are_read(kind: Any) ->
     wanted = draws(KeyedOnly(3), Own(positions))
     assert [position for position, _ in wanted] == positions
     assert len({number for _, number in wanted}) == 10
-    for engine in ENGINES.values():
-        assert draws(kind(3), Own(positions), **engine) == wanted
+    for name in ("inline", "threads", "workers"):
+        assert draws(kind(3), Own(positions), **ENGINES[name]) == wanted
     batches = BatchSampler(Own(positions), 3, drop_last=False)
     own_batches = draws(kind(3), None, batch_size=1, batch_sampler=batches)
     assert own_batches == draws(kind(3), None, batch_size=1, batch_sampler=[*batches]) == wanted

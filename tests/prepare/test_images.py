@@ -331,6 +331,22 @@ def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
 # ------------------------------------------------------------ the command
 
 
+def test_the_command_keeps_pictures_as_stored_and_classes_without_pictures(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    for name in ("ant", "bee"):
+        (folder / name).mkdir(parents=True)
+    (folder / "bee" / "a.jpg").write_bytes(turned(80, 48, 6))
+    run = ["prepare", "images", str(folder), "--out", str(tmp_path / "out"), "--max-side", "40", "--workers", "0"]
+    refused = CliRunner().invoke(app, run)
+    assert refused.exit_code == 1
+    assert "without pictures: ant" in " ".join(refused.output.split()) and "(--allow-empty)" in refused.output
+    result = CliRunner().invoke(app, [*run, "--allow-empty", "--no-apply-exif-orientation"])
+    assert result.exit_code == 0, result.output
+    store = stoker.images(tmp_path / "out")
+    assert store.classes == ["ant", "bee"] and store.targets == [1]
+    assert store[0].image.shape == (3, 24, 40)
+
+
 def test_the_command_tells_size_and_cost_before_and_after(tmp_path: Path) -> None:
     folder = spoiled(tmp_path / "photos")
     out = str(tmp_path / "out")

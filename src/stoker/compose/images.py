@@ -112,7 +112,8 @@ class Images:
     """Pictures addressed by position, changed by transforms. `images()` makes one.
 
     Reading is safe from any thread and process. Which part of a picture is taken and what is done to it depends on
-    (seed, epoch, position) alone, whatever the engine, the decoder, the layout or `exact`.
+    (seed, epoch, position) alone, and on which draw it is where a sampler may give a position several times, whatever
+    the engine, the decoder, the layout or `exact`.
     """
 
     def __init__(

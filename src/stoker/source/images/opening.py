@@ -201,8 +201,8 @@ class _Opening:
         raise ArgumentError(
             f"{owner} has sub-folders without pictures: {names}{more}; if they are classes, leaving them out would "
             "give others other numbers" + "".join(f"; passed over: {told}" for told in _others_told(listing)),
-            hint="allow_empty=True makes classes of them; classes=[...] says which sub-folders are classes, such as "
-            "those of the training data",
+            hint="allow_empty=True (--allow-empty) makes classes of them; classes=[...] says which sub-folders are "
+            "classes, such as those of the training data",
         )
 
     def _sub_folders(self, listing: Listing, owner: str) -> Labels:
