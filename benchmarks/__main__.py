@@ -18,6 +18,7 @@ NAMES = {
     "overhead": "what the loader itself costs per batch, beside torch and torchdata",
     "counters": "what the counters cost that are always on",
     "plan_cost": "what it costs to know the order, from a thousand samples to a million million",
+    "doctor": "faults built on purpose, on a quiet and on a busy machine, and whether the doctor names them",
     "state_cost": "what it costs to save the state at every step, and to resume",
     "resume": "samples lost and repeated when a training is killed and resumed, by twelve ways and ours",
     "transport": "batches from worker processes, beside torch, torchdata, SPDL and Grain; into a GPU if there is one",

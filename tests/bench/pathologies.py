@@ -6,9 +6,11 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
@@ -134,3 +136,48 @@ def slow_collate(samples: list[Any]) -> Any:
 def slow_start(worker: int) -> None:
     """Take time for starting."""
     time.sleep(0.15)
+
+
+class Pooled(Counting):
+    """Computes in a pool of threads of its own, all in Python."""
+
+    def __init__(self, length: int = 4096, num_rounds: int = 30_000) -> None:
+        super().__init__(length, num_rounds)
+        self.pool: ThreadPoolExecutor | None = None
+
+    def __getitem__(self, position: int) -> torch.Tensor:
+        if self.pool is None:
+            self.pool = ThreadPoolExecutor(4)
+        return next(iter(list(self.pool.map(super().__getitem__, [position] * 4))))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"pool": None}
+
+
+class Copying(Quick):
+    """Copies an array of 12 MB three times, and returns a few numbers of it."""
+
+    def __init__(self, length: int = 4096) -> None:
+        super().__init__(length)
+        self.content = np.zeros(12_000_000, np.uint8)
+
+    def __getitem__(self, position: int) -> torch.Tensor:
+        copies = [self.content.copy() for _ in range(3)]
+        return torch.from_numpy(copies[-1][:16])
+
+
+def item_by_item(batch: torch.Tensor) -> float:
+    """Train by reading each number of a batch by itself."""
+    total = 0.0
+    for _ in range(8):
+        for value in batch.flatten():
+            total += value.item()
+    return total
+
+
+def computing_step(seconds: float, batch: Any) -> None:
+    """Be on a core for so long, in native code."""
+    until = time.thread_time() + seconds
+    content = bytes(1 << 20)
+    while time.thread_time() < until:
+        hashlib.sha256(content).digest()

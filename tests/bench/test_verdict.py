@@ -580,3 +580,74 @@ def test_workers_that_stay_start_once_and_that_is_no_part_of_an_epoch() -> None:
     assert diagnose(run(replace(told, config=config))).is_healthy
     each = replace(told, first_batch_seconds=[0.9] * 12)
     assert diagnose(run(each)).verdict == "start-up-bound"
+
+
+# -------------------------------------------------------------------- what hides behind something else
+
+
+def test_a_dataset_that_waits_for_a_pool_of_python_threads_is_python_bound() -> None:
+    """Its own thread is blocked nearly all the time, and the GIL is held by the pool."""
+    sampled = Sampled(num=100, places={"data.py:9 __getitem__ `list(pool.map(f, parts))`": 0.9}, gil_share=0.99)
+    trainer = ProcessStats(pid=1, role="trainer", cpu_seconds=2.9, delay_seconds=0.1)
+    pooled = stats(wait=0.03, step=0.002, num_workers=0, read=0.03, sampled=sampled, trainer=trainer)
+    pooled = replace(pooled, engine="inline", wait_cpu_seconds=0.05, wait_delay_seconds=0.0, workers=[])
+    assert diagnose(run(pooled)).verdict == "python-bound"
+    idle = replace(pooled, trainer=replace(trainer, cpu_seconds=0.2))  # nobody computes: a disk, after all
+    assert diagnose(run(idle)).verdict == "storage-bound"
+
+
+def crowded_out(**more: Any) -> Stats:
+    """Two workers that compute for 40 ms of a batch, and wait for a core for 120 ms."""
+    delayed = ProcessStats(pid=1, role="trainer", delay_seconds=1.0)
+    return stats(wait=0.07, step=0.01, read=0.16, cpu=0.04, delay=0.12, trainer=delayed, **more)
+
+
+def test_behind_noisy_neighbors_is_the_loaders_own_cause_with_its_line() -> None:
+    sampled = Sampled(num=100, places={"data.py:9 __getitem__ `total += x * x`": 0.9}, gil_share=0.95)
+    diagnosis = diagnose(run(crowded_out(sampled=sampled), moments=crowd(workers=1.0, others=6.0)))
+    assert (diagnosis.verdict, diagnosis.own_cause) == ("noisy-neighbour", "python-bound")
+    assert "without other programs the loader would be python-bound" in str(diagnosis)
+    assert "data.py:9 __getitem__ `total += x * x`" in str(diagnosis)
+    assert "for the loader itself: `DataLoader(..., num_workers=" in str(diagnosis)
+    quick = stats(wait=0.07, step=0.06, read=0.16, cpu=0.01, delay=0.15, sampled=sampled)
+    assert diagnose(run(quick, moments=crowd(workers=1.0, others=6.0))).own_cause is None
+
+
+def test_cores_that_were_not_measured_are_not_said_to_be_unused() -> None:
+    diagnosis = diagnose(run(crowded_out()))
+    assert diagnosis.verdict == "noisy-neighbour"
+    assert "it was not measured which programs had the cores" in diagnosis.says
+    assert "0.0 cores" not in str(diagnosis)
+
+
+def test_many_more_workers_than_cores_are_too_many_even_where_fewer_are_no_faster() -> None:
+    delayed = ProcessStats(pid=1, role="trainer", delay_seconds=0.4)
+    moments = [Moment(at=float(at), workers_cores=1.8, others_cores=0.0, trainer_cores=0.2) for at in range(10)]
+    many = stats(wait=0.07, step=0.01, num_workers=12, cpu=0.15, delay=0.7, trainer=delayed)
+    diagnosis = diagnose(run(many, moments=moments, cores=2))
+    assert "`DataLoader(..., num_workers=2)`" in diagnosis.advice[0]
+
+
+def test_a_training_loop_that_reads_values_one_by_one_is_named() -> None:
+    steps = Sampled(num=50, places={"train.py:41 train `total += loss.item()`": 0.8, "train.py:30 train": 0.2})
+    diagnosis = diagnose(run(stats(wait=0.0005, steps_sampled=steps)))
+    assert diagnosis.verdict == "compute-bound"
+    assert "train.py:41 train `total += loss.item()` 80 %" in "\n".join(diagnosis.evidence)
+    (finding,) = diagnosis.findings
+    assert (finding.about, "train.py:41" in finding.what) == ("item", True)
+    once = replace(steps, places={"train.py:41 train `total += loss.item()`": 0.05, "train.py:30 train": 0.95})
+    assert diagnose(run(stats(wait=0.0005, steps_sampled=once))).findings == []
+
+
+def test_a_line_that_copies_is_named_as_one() -> None:
+    sampled = Sampled(num=100, places={"data.py:9 __getitem__ `x = self.x.copy()`": 0.9}, gil_share=0.3)
+    diagnosis = diagnose(run(stats(wait=0.03, step=0.001, cpu=0.055, sampled=sampled)))
+    assert diagnosis.verdict == "decode-bound"
+    assert any("that line copies" in line for line in diagnosis.advice)
+
+
+def test_memory_that_grows_over_the_first_few_batches_is_no_alarm() -> None:
+    growing = memory(*(1 + at / 10 for at in range(40)))
+    few = replace(stats(wait=0.03), num_batches=12, batch_seconds=times(0.05, 12))
+    assert diagnose(run(few, moments=growing)).verdict != "memory-growth"
+    assert diagnose(run(stats(wait=0.03), moments=growing)).verdict == "memory-growth"

@@ -330,6 +330,24 @@ def test_two_runs_stand_side_by_side_with_what_differs() -> None:
     assert "The settings that were recorded are the same in both runs." in text_of(noted, against=quick)
 
 
+def test_runs_that_do_different_work_are_not_called_better_or_worse() -> None:
+    slow, quick = runs.starved(), runs.healthy()
+    facts = {"dataset": "Photos", "num_samples": 1000}
+    photos = replace(slow, loaders=[replace(one, facts=one.facts | facts) for one in slow.loaders])
+    tokens = replace(
+        quick, loaders=[replace(one, facts=one.facts | facts | {"dataset": "Tokens"}) for one in quick.loaders]
+    )
+    text = text_of(photos, against=tokens)
+    assert "The runs do different work (dataset: Photos and Tokens), so neither is better" in text
+    assert not re.search(r"\bworse\b", text)
+    model = replace(quick, loaders=[replace(one, step_seconds=_slower(one.step_seconds, 3)) for one in quick.loaders])
+    assert "The runs do different work (step per sample: " in text_of(model, against=quick)
+
+
+def _slower(told: Quantiles, times: float) -> Quantiles:
+    return replace(told, mean=times * told.mean)
+
+
 def test_a_loader_is_reported_about_as_it_is() -> None:
     loader: stoker.DataLoader[Any] = stoker.DataLoader(list(range(64)), batch_size=8)
     for _ in loader:

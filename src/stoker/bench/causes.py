@@ -6,12 +6,22 @@ from statistics import fmean
 
 from stoker.bench import remedies
 from stoker.bench.diagnosis import Diagnosis
-from stoker.bench.reckoning import Reckoning, Surroundings, recurring_firsts, setting
+from stoker.bench.reckoning import Reckoning, Surroundings, recurring_firsts, setting, undisturbed
 from stoker.bench.run import Stage
+from stoker.engine.stats import Sampled
 from stoker.bench.words import count_told, share_told, size_told, time_told
+
+FEWEST_SAMPLES = 10
+"""Of a training loop, without which it is not said where it was."""
 
 AT_LEISURE = 0.25
 """Workers that are at work for less than this part of the time are not what is waited for."""
+
+KEEPS_UP = 0.1
+"""What costs less than this part of the time is not what holds a training back."""
+
+LEAST_WAIT_SECONDS = 5e-5
+"""Waits for batches that are shorter are as long as looking at them takes."""
 
 NO_STEP = 0.02
 """A step that is no more than this of the making of a batch is none: the loader was run by itself."""
@@ -52,11 +62,16 @@ def healthy(one: Reckoning) -> Diagnosis:
         own = f"first batches are there within {time_told(max(one.stats.first_batch_seconds, default=0.0))}"
     elif one.wait_share >= 0.1:  # of next to nothing
         own = f"a batch is there within {time_told(one.wait)}, which is next to nothing"
-    return Diagnosis(
-        verdict="compute-bound",
-        says=f"the loader keeps up: {own}",
-        evidence=_usual_evidence(one),
-    )
+    evidence = _usual_evidence(one)
+    steps = one.stats.steps_sampled
+    if steps is not None and steps.num >= FEWEST_SAMPLES:
+        evidence.append("the training step: " + _format_places(steps))
+    return Diagnosis(verdict="compute-bound", says=f"the loader keeps up: {own}", evidence=evidence)
+
+
+def _format_places(sampled: Sampled) -> str:
+    places = sorted(sampled.places.items(), key=lambda item: -item[1])[:3]
+    return "; ".join(f"{place} {share_told(share)}" for place, share in places)
 
 
 def gain_told(one: Reckoning, seconds: float, share: float) -> tuple[str, float]:
@@ -179,10 +194,9 @@ def work_evidence(one: Reckoning) -> list[str]:
     if one.gil_share is not None:
         evidence.append(f"Python held its lock at {share_told(one.gil_share)} of the looks")
     if stats.sampled is not None and stats.sampled.places:
-        places = sorted(stats.sampled.places.items(), key=lambda item: -item[1])[:3]
         # who wants the lock gets it, and sees, where it is let go of
         where = "where it was let go of" if one.is_python else "where"
-        evidence.append(f"{where}: " + "; ".join(f"{place} {share_told(share)}" for place, share in places))
+        evidence.append(f"{where}: {_format_places(stats.sampled)}")
     read_bytes = sum(worker.read_bytes or 0 for worker in (*stats.workers, *([stats.trainer] if stats.trainer else [])))
     if stats.seconds > 0 and read_bytes / stats.seconds > 1e6:
         evidence.append(f"{size_told(read_bytes / stats.seconds)}/s came from disks, and not from memory")
@@ -243,18 +257,22 @@ def copying(one: Reckoning) -> Diagnosis:
 
 
 def crowded(one: Reckoning, around: Surroundings, cores: int, loss: float) -> Diagnosis:
-    """Others have the cores."""
-    are_ours = remedies.are_our_workers(one, around)
-    evidence = [
-        f"the trainer's thread was ready and had no core for {share_told(one.delay_share)} of the time",
-        f"in use on average: {around.trainer_cores:.1f} cores by the trainer, {around.workers_cores:.1f} by its "
-        f"workers, {around.others_cores:.1f} by other programs" + (f", of {cores}" if cores else ""),
-    ]
+    """Others have the cores. What the loader would be like without them is said too."""
+    are_ours = remedies.are_our_workers(one, around, cores)
+    evidence = [f"the trainer's thread was ready and had no core for {share_told(one.delay_share)} of the time"]
+    if around.is_measured:
+        evidence.append(
+            f"in use on average: {around.trainer_cores:.1f} cores by the trainer, {around.workers_cores:.1f} by its "
+            f"workers, {around.others_cores:.1f} by other programs" + (f", of {cores}" if cores else "")
+        )
     if one.delay_in_work_share > 0:
         evidence.append(
             f"whoever makes batches was ready and had no core for {share_told(one.delay_in_work_share)} of their work"
         )
-    who = "the loader's own workers take" if are_ours else "other programs take"
+    says = f"waiting for a core takes {share_told(loss)} of the time; it was not measured which programs had the cores"
+    if around.is_measured or are_ours:
+        who = "the loader's own workers take" if are_ours else "other programs take"
+        says = f"{who} the cores: {share_told(loss)} of the time is lost to waiting for one"
     gain, gain_share = gain_told(one, loss * one.period, loss)
     if are_ours:
         saved = max(0.0, one.period - remedies.enough_workers(one, around, cores).period)
@@ -262,11 +280,24 @@ def crowded(one: Reckoning, around: Surroundings, cores: int, loss: float) -> Di
             gain, gain_share = gain_told(one, saved, saved / one.period)
             if gain_share < 0.03:
                 gain = "next to nothing by other arguments: the cores have enough to do with this training itself"
+    advice = remedies.crowded(one, around, cores, are_ours=are_ours)
+    own = undisturbed(one, cores)
+    own_cause = None
+    if not are_ours and one.is_seen and own.wait_share >= KEEPS_UP and own.wait > LEAST_WAIT_SECONDS:
+        own_cause = cause_of_waiting(own, Surroundings(), cores)
+        evidence += [
+            f"without other programs the loader would be {own_cause}: about {time_told(own.wait)} of "
+            f"{time_told(own.period)} per step would still be waiting",
+            *work_evidence(own),
+        ]
+        if own_cause != "transport-bound":
+            advice += [f"for the loader itself: {line}" for line in remedies.waiting(own_cause, own, cores)[:2]]
     return Diagnosis(
         verdict="noisy-neighbour",
-        says=f"{who} the cores: {share_told(loss)} of the time is lost to waiting for one",
+        says=says + (f"; the loader itself is {own_cause}" if own_cause else ""),
+        own_cause=own_cause,
         evidence=evidence,
         gain=gain,
         gain_share=gain_share,
-        advice=remedies.crowded(one, around, cores, are_ours=are_ours),
+        advice=advice,
     )

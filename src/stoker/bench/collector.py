@@ -254,6 +254,7 @@ class Collector:
             num_ranks=note.get("num_ranks", 1) if is_ranked else stats.num_ranks,
             construction_seconds=told.get("construction_seconds"),
             sampled=_sampled([maker.note.get("sampled", {}) for maker in makers]),
+            steps_sampled=Sampled.from_dict(steps) if (steps := note.get("steps", {}).get(str(number))) else None,
             duplicate_share=_duplicate_share(told.get("prints", {})),
         )
 

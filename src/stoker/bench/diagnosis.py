@@ -43,6 +43,8 @@ class Diagnosis(Plain):
     verdict: str
     says: str
     """The verdict as a sentence with numbers."""
+    own_cause: str | None = None
+    """Of a noisy neighbour: the verdict on the loader without it, as estimated; None if the loader would keep up."""
     evidence: list[str] = field(default_factory=list)
     gain: str | None = None
     """What there is to win: time per step, and the share of the whole."""

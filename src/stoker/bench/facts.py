@@ -5,8 +5,10 @@ Each rule looks at one loader and says something only if it is so; what is not k
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
+from stoker.bench.causes import FEWEST_SAMPLES
 from stoker.bench.diagnosis import Finding
 from stoker.bench.reckoning import Reckoning, Surroundings, num_lanes, reckoned, setting
 from stoker.bench.remedies import MANY_OBJECTS, call, enough_workers
@@ -21,6 +23,10 @@ FITS_SHARE = 0.4
 """Of the memory: a dataset below it leaves room for the training."""
 
 FEW_BATCHES_READY = 1
+
+SYNCHRONIZING = re.compile(r"\.item\(\)|\.tolist\(\)|\.cpu\(\)|\.numpy\(\)")
+SYNCHRONIZING_SHARE = 0.2
+"""Of the samples of a training loop, at lines that read values from the device."""
 
 MUCH_BYTES, GROWN_SHARE, SETTLED_SHARE = 256 << 20, 0.3, 0.4
 """Memory that has grown by so much, and by so much of what there was, in the last part of a run."""
@@ -86,6 +92,23 @@ def _pinning(case: Case) -> Iterator[Finding]:
         )
 
 
+def _synchronizing_step(case: Case) -> Iterator[Finding]:
+    steps = case.stats.steps_sampled
+    if steps is None or steps.num < FEWEST_SAMPLES or case.reckoning.wait_share > 0.8:
+        return
+    found = {place: share for place, share in steps.places.items() if SYNCHRONIZING.search(place)}
+    if sum(found.values()) < SYNCHRONIZING_SHARE:
+        return
+    place, share = max(found.items(), key=lambda item: item[1])
+    call_name = SYNCHRONIZING.search(place).group()  # type: ignore[union-attr]
+    yield Finding(
+        about=call_name.strip(".()"),
+        what=f"the training loop is at {place} in {share_told(share)} of samples: each `{call_name}` waits until the "
+        "device has finished, and moves one value at a time",
+        advice="keep losses and metrics as tensors (`total += loss.detach()`), and read them once every hundred steps",
+    )
+
+
 def _batch_size(case: Case) -> Iterator[Finding]:
     size = case.config.get("batch_size")
     if isinstance(size, int) and size > TILE and size % TILE:
@@ -103,8 +126,8 @@ def _more_workers_than_cores(case: Case) -> Iterator[Finding]:
     ranks = len({stats.rank for stats in case.run.loaders})
     if not case.num_workers or not cores or lanes * ranks <= cores or case.reckoning.blocked_share > 0.5:
         return  # those who wait for a disk need no core
-    used = sum(worker.cpu_seconds for worker in case.stats.workers) / max(case.stats.seconds, 1e-9)
-    if 0 < used * ranks < 0.7 * cores:
+    wanted = sum(worker.cpu_seconds + (worker.delay_seconds or 0.0) for worker in case.stats.workers)
+    if 0 < wanted * ranks < 0.7 * cores * case.stats.seconds:
         return  # they do not keep them busy
     of_ranks = f" on each of {ranks} ranks" if ranks > 1 else ""
     fitting = max(1, cores // ranks - 1)
@@ -271,6 +294,7 @@ def _memory_in_a_short_run(case: Case) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+    _synchronizing_step,
     _pinning,
     _batch_size,
     _more_workers_than_cores,

@@ -29,6 +29,8 @@ class Surroundings:
     others_cores: float = 0.0
     trainer_delay_share: float | None = None
     """For which the trainer's thread was ready and had no core, if that was looked at."""
+    is_measured: bool = False
+    """Whether the cores were looked at; otherwise the numbers of them are 0 and mean nothing."""
 
     def is_crowded(self, cores: int) -> bool:
         """Whether the machine's cores are taken, and to a large part by other programs."""
@@ -45,6 +47,7 @@ class Surroundings:
             trainer_cores=fmean(moment.trainer_cores for moment in moments),
             workers_cores=fmean(moment.workers_cores for moment in moments),
             others_cores=fmean(moment.others_cores for moment in moments),
+            is_measured=True,
             trainer_delay_share=fmean(delays) if delays else None,
         )
 
@@ -100,6 +103,42 @@ class Reckoning:
         if self.gil_share is not None:
             return self.gil_share >= LOCK_HELD
         return None
+
+
+def undisturbed(one: Reckoning, cores: int) -> Reckoning:
+    """Return an estimate of the reckoning if no other program had used the machine's cores.
+
+    Making a batch then takes as long as it was on a core or blocked, and as many are made at a time as there are
+    workers or threads, or cores for what is computed.
+    """
+    rest = max(1e-9, 1 - one.delay_in_work_share)
+    making = one.making * rest
+    work_seconds = one.work_seconds * rest
+    work = work_seconds / max(1, one.stats.num_batches)
+    # a trainer that makes its batches itself waits for a core in either part
+    delay = one.delay_share * one.period * (one.step / one.period if one.stats.engine == "inline" else 1.0)
+    step = max(0.0, one.step - delay)
+    cpu_share = min(1.0, one.cpu_share / rest)
+    supply = max(work / one.num_lanes, cpu_share * work / max(1, cores))
+    """From batch to batch, of those that make them."""
+    wait = making if one.stats.engine == "inline" else max(0.0, supply - step)
+    period = step + wait
+    return replace(
+        one,
+        making=making,
+        step=step,
+        wait=wait,
+        period=period,
+        wait_share=_share(wait, period),
+        occupancy=_share(supply, period),
+        work_seconds=work_seconds,
+        delay_share=0.0,
+        delay_in_work_share=0.0,
+        cpu_share=cpu_share,
+        blocked_share=min(1.0, one.blocked_share / rest),
+        hand_over_share=None,
+        least_period=0.0,
+    )
 
 
 def within(one: Reckoning, around: Surroundings, cores: int) -> Reckoning:
@@ -241,18 +280,21 @@ def _work(stats: Stats) -> tuple[float, float, float, float, float]:
     delay = min(max(0.0, delay), work - cpu)
     blocked = work - cpu - delay
     gil = stats.sampled.gil_share if stats.sampled is not None else None
-    if (
-        gil is not None
-        and gil >= LOCK_HELD
-        and setting(stats, "num_threads") > 1
-        and cpu >= 0.3 * work / (num_lanes(stats))
-    ):
-        # threads that wait for each other's lock look blocked, and are at work in turn
+    # threads that wait for the GIL look blocked: those of the loader, and of a pool that the dataset waits for
+    used = max(cpu, _process_cpu_seconds(stats))
+    if gil is not None and gil >= LOCK_HELD and used >= 0.1 * work / max(1, setting(stats, "num_threads")):
         cpu, blocked = cpu + blocked, 0.0
     return work, collate / work, cpu / work, delay / work, blocked / work
 
 
 _WORK = ("read", "transform", "collate")
+
+
+def _process_cpu_seconds(stats: Stats) -> float:
+    """Return the CPU seconds of the processes that make the batches, with all their threads."""
+    if stats.engine == "processes":
+        return sum(worker.cpu_seconds for worker in stats.workers)
+    return 0.0 if stats.trainer is None else stats.trainer.cpu_seconds
 
 
 def _used(stats: Stats) -> tuple[float, float]:

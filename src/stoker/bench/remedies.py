@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ MOST_LANES = 64
 SMALL_BYTES = 1 << 20
 """A batch below this takes as long from worker to trainer as one of a few bytes."""
 MANY_OBJECTS = 500_000
+COPYING = re.compile(r"\.copy\(|\bnp\.array\(|\.astype\(|\.clone\(|\bbytes\(|\btorch\.tensor\(")
+"""A line of source code that copies an array."""
 
 
 def call(**arguments: Any) -> str:
@@ -184,6 +187,16 @@ def _storage(one: Reckoning) -> list[str]:
     return advice
 
 
+def _no_more_than_cores(one: Reckoning, cores: int) -> list[str]:
+    """Return the advice for more workers than there are cores for what they compute."""
+    num_workers = setting(one.stats, "num_workers")
+    if not 0 < cores < num_workers or one.blocked_share > 0.3 or one.stats.config.get("is_iterable"):
+        return []
+    return [
+        f"{call(num_workers=cores)}: {num_workers} workers that compute take turns on {cores} cores, and need memory"
+    ]
+
+
 def _decoding(one: Reckoning, cores: int) -> list[str]:
     stats = one.stats
     lanes = needed_lanes(one, cores)
@@ -199,12 +212,15 @@ def _decoding(one: Reckoning, cores: int) -> list[str]:
             advice.append(f"{call(num_workers=lanes)}: of {cores} cores, {one.num_lanes} made batches")
             advice.append(f"`from stoker import DataLoader`, {threads}: the same on one process's memory")
     else:
+        advice += _no_more_than_cores(one, cores)
         advice.append(f"all {cores} cores may be used already: what helps is less work for each sample")
     place = _slowest_place(one)
     advice.append(
         "do once what is done in every epoch: decode, resize or tokenise ahead (`stoker prepare images`, "
         "`stoker prepare tokens`)" + (f"; most time goes into {place}" if place else "")
     )
+    if place and COPYING.search(place):
+        advice.append("that line copies: a view or `torch.from_numpy` shares the memory, `astype(..., copy=False)` too")
     advice.append("pictures: `stoker.images` decodes no more pixels than it needs, and on the GPU with decode='auto'")
     return advice
 
@@ -231,6 +247,7 @@ def _python(one: Reckoning, cores: int) -> list[str]:
     elif lanes > one.num_lanes:
         advice.append(f"{call(num_workers=lanes)}: each process has a lock of its own; there are {cores} cores")
     else:
+        advice += _no_more_than_cores(one, cores)
         advice.append(f"all {cores} cores may be used already: what helps is less work for each sample")
     mostly_collates = one.collate_share >= 0.3
     advice.append(
@@ -325,8 +342,10 @@ def copying(one: Reckoning) -> list[str]:
     return advice
 
 
-def are_our_workers(one: Reckoning, around: Surroundings) -> bool:
+def are_our_workers(one: Reckoning, around: Surroundings, cores: int) -> bool:
     """Whether it is the loader's own workers that have the cores, and not other programs."""
+    if not around.is_measured:
+        return setting(one.stats, "num_workers") > max(1, cores)
     return bool(one.stats.config.get("num_workers")) and around.workers_cores >= around.others_cores
 
 
@@ -341,7 +360,9 @@ def crowded(one: Reckoning, around: Surroundings, cores: int, *, are_ours: bool)
     if are_ours and num_workers:
         few, period = enough_workers(one, around, cores)
         if few >= num_workers or period > 0.97 * one.period:
+            fewer = [f"{call(num_workers=few)}: as fast as {num_workers} on {cores} cores, with less memory"]
             return [
+                *(fewer if few < num_workers else []),
                 "less work for each sample, or more cores: those there are have enough to do with what is made and "
                 "trained; what is done in every epoch can be done once and ahead (`stoker prepare`)",
                 own_threads,
@@ -351,8 +372,10 @@ def crowded(one: Reckoning, around: Surroundings, cores: int, *, are_ours: bool)
             f"{call(num_workers='auto')} of stoker.DataLoader finds the number, and watches the trainer's delay",
             own_threads,
         ]
+    others = f"use {around.others_cores:.1f} cores" if around.is_measured else "may use the cores"
     return [
-        f"other programs use {around.others_cores:.1f} cores on this machine: end them, move them, or `nice` them",
+        *_no_more_than_cores(one, cores),
+        f"other programs {others} on this machine: end them, move them, or `nice` them",
         "in a container or on a cluster, ask for more cores, and for ones of your own",
         own_threads,
     ]
@@ -364,5 +387,5 @@ def slow_rank(one: Reckoning, cause: str, around: Surroundings, cores: int) -> l
     if cause == "compute-bound":
         return [*advice, "its device may be slower, hotter or shared: compare `nvidia-smi` on it with the others"]
     if cause == "noisy-neighbour":
-        return [*advice, *crowded(one, around, cores, are_ours=are_our_workers(one, around))]
+        return [*advice, *crowded(one, around, cores, are_ours=are_our_workers(one, around, cores))]
     return [*advice, *waiting(cause, one, cores)]

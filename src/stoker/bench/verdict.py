@@ -10,6 +10,7 @@ from collections.abc import Callable
 from statistics import fmean
 
 from stoker.bench import causes, remedies, slow_rank
+from stoker.bench.causes import KEEPS_UP, LEAST_WAIT_SECONDS
 from stoker.bench.diagnosis import VERDICTS, Diagnosis
 from stoker.bench.facts import findings
 from stoker.bench.memory_trend import Growth, growth_of
@@ -18,18 +19,17 @@ from stoker.bench.run import Moment, Run
 from stoker.bench.words import share_told, size_told, time_told
 from stoker.engine.stats import Stats
 
-KEEPS_UP = 0.1
-"""What costs less than this part of the time is not what holds a training back."""
-
-LEAST_WAIT_SECONDS, LEAST_START_SECONDS = 5e-5, 5e-3
-"""Waits for batches that are shorter are as long as looking at them takes; first batches that come sooner are at once.
-"""
+LEAST_START_SECONDS = 5e-3
+"""First batches that come sooner are there at once."""
 
 MUCH_ELSEWHERE = 0.2
 """From this part of a run on, it is told that so much of it lies outside of loops."""
 
 FEWEST_STEPS = 3
 """Batches after the first one of an epoch, or epochs, without which there is nothing to judge by."""
+
+FEWEST_BATCHES_OF_GROWTH = 32
+"""Until so many batches were made, memory grows by filling queues, slots and the allocator's caches."""
 
 DUPLICATED = 0.2
 """From here on, workers of a stream read the same data: chance would have it far lower."""
@@ -44,7 +44,9 @@ def diagnose(run: Run) -> Diagnosis:
     if not enough:
         return _nothing_seen(run, seen)
     around = Surroundings.of(run.moments)
-    growth = growth_of(_moments_of_training(run, enough), memory_bytes=run.machine.get("memory_bytes"))
+    growth = None
+    if max(stats.num_batches for stats in enough) >= FEWEST_BATCHES_OF_GROWTH:
+        growth = growth_of(_moments_of_training(run, enough), memory_bytes=run.machine.get("memory_bytes"))
     found = _duplicated(enough) or (growth and _growing(enough, growth)) or _costliest(run, enough, around)
     notes = findings(run, verdict=found.verdict)
     evidence = [*found.evidence, *_elsewhere(run)]

@@ -167,7 +167,7 @@ class Sampled(Plain):
 
     num: int = 0
     places: dict[str, float] = field(default_factory=dict)
-    """The share of looks at which a worker was there: `file.py:12 function`."""
+    """The share of samples in which a thread was there: ``file.py:12 function `source line` ``."""
     gil_share: float | None = None
     """The share of looks at which the interpreter's lock was held by whoever worked: pure Python, not native code."""
 
@@ -227,6 +227,8 @@ class Stats(Plain):
     workers: list[ProcessStats] = field(default_factory=list)
     copies: Copies | None = None
     sampled: Sampled | None = None
+    steps_sampled: Sampled | None = None
+    """Where the training loop was between batches."""
     duplicate_share: float | None = None
     """The share of batches of a stream that had come before, as far as that was looked at."""
     decisions: list[str] = field(default_factory=list)

@@ -54,6 +54,7 @@ class Course:
     def ask(self) -> None:
         """The trainer asks for a batch."""
         now = self.now
+        now.probe.end_step()
         now.here.is_asking = True
         self.worker, self.pid, self.turn, self.ordinal = -1, 0, -1, -1
         self._wait = (perf_counter() - self.setup_seconds, *now.times())
@@ -95,6 +96,7 @@ class Course:
         if self.prints is not None:
             self.prints.add(self.worker, batch)
         now.note_laps(now=handed)
+        now.probe.begin_step(self.loader)
 
     def mark(self, kind: float) -> None:
         """Note that the iteration begins or ends."""
@@ -151,6 +153,7 @@ def begun(now: recording.Recording, loader: Any, *, kind: str, config: dict[str,
     if config.get("is_iterable") and (config.get("num_workers") or 0) > 1:
         course.prints = Prints(told.setdefault("prints", {}))
     course.mark(BEGINS)
+    now.probe.start()
     return course
 
 

@@ -157,6 +157,7 @@ def _handed(original: Any) -> Any:
         if course is None or now is not course.now:
             return original(self)
         try:
+            now.probe.end_step()
             began = perf_counter()
             cpu, delay = now.times()
             is_begun = course.is_inline and now.begin_work()
@@ -177,6 +178,7 @@ def _handed(original: Any) -> Any:
         _note(now, course, cpu, delay)
         if course.prints is not None:
             _compare(course, self._counters, batch)
+        now.probe.begin_step(course.loader)
         return batch
 
     return __next__

@@ -1,10 +1,12 @@
 """A thread that looks now and then where the others are: which line, and whether in Python or in native code.
 
-It runs only while a doctor watches. What it looks at are the threads that make batches; everything else is passed over.
+It runs only while a doctor watches. It looks at the threads that make batches and at the training loop between two
+batches; everything else is passed over.
 """
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import sysconfig
@@ -33,7 +35,7 @@ MOST_LOOKS = 30
 may keep a thread that waits for it waiting for a second: in which it was held.
 """
 
-MAX_PLACES = 12
+MAX_PLACES, MAX_STEP_PLACES, MAX_SOURCE = 12, 6, 60
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _HOOK = os.path.dirname(os.path.abspath(__file__))
@@ -43,6 +45,10 @@ _MAKERS = tuple(os.path.join(_OURS, "loader", name) for name in ("work.py", "str
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} - {None})
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 """Folders of libraries, those of other environments included."""
+
+
+_Place = tuple[tuple[str, str, str], int]
+"""File, function and what of a library it has called there; and the line."""
 
 
 class Probe:
@@ -58,6 +64,25 @@ class Probe:
         self._num = self._num_held = self._num_looks = self._num_unplaced = 0
         self._places: dict[tuple[str, str, str], Counter[int]] = {}
         self._threads: dict[int, tuple[float, float]] = {}
+        self._steps: dict[int, tuple[int, Counter[_Place]]] = {}
+        """For each thread that is between two batches: of which loader, and where it was seen since the first one."""
+        self._step_places: dict[int, Counter[_Place]] = {}
+        """By loader."""
+
+    def begin_step(self, loader: int) -> None:
+        """The calling thread has got a batch, and trains on it."""
+        self._steps[threading.get_ident()] = loader, Counter()
+
+    def end_step(self) -> None:
+        """The calling thread asks for the next batch. What follows the last batch of a loop is not counted."""
+        loader, seen = self._steps.pop(threading.get_ident(), (0, None))
+        if seen:
+            self._step_places.setdefault(loader, Counter()).update(seen)
+
+    @property
+    def sampled_steps(self) -> dict[str, Any]:
+        """Where training loops were between batches, by loader: the number of samples, and the share of each place."""
+        return {str(loader): _shares(seen) for loader, seen in list(self._step_places.items())}
 
     @property
     def sampled(self) -> dict[str, Any]:
@@ -92,8 +117,11 @@ class Probe:
         due = perf_counter() - max(0.0, rest.lock_seconds)
         num_seen = 0
         num_looks = 1 + min(MOST_LOOKS - 1, int(rest.lock_seconds / EVERY_SECONDS)) if rest.is_held else 1
-        if recording.working or self.sees_ours:
+        if recording.working or self.sees_ours or self._steps:
             for ident, frame in current_frames().items():
+                if (step := self._steps.get(ident)) is not None:
+                    step[1][_place(frame)] += num_looks
+                    continue
                 # whoever has begun since did not hold the lock when it was wanted
                 if recording.working.get(ident, inf) <= due or (self.sees_ours and _makes(frame)):
                     num_seen += 1
@@ -121,6 +149,12 @@ class Probe:
                     self._threads[native_id] = times
 
 
+def _shares(seen: Counter[_Place]) -> dict[str, Any]:
+    num = seen.total()
+    places = {_told(*key, line): times / num for (key, line), times in seen.most_common(MAX_STEP_PLACES)}
+    return {"num": num, "places": places}
+
+
 def _makes(frame: FrameType | None) -> bool:
     """Whether a thread makes a batch of Stoker's loader."""
     while frame is not None:
@@ -135,7 +169,7 @@ def is_of_library(file: str) -> bool:
     return file.startswith((*_LIBRARIES, _OURS, "<frozen ")) or any(part in file for part in _INSTALLED)
 
 
-def _place(leaf: FrameType) -> tuple[tuple[str, str, str], int]:
+def _place(leaf: FrameType) -> _Place:
     """Return where a thread is: the innermost line of the user's own, and what of a library it has called there."""
     while leaf.f_back is not None and leaf.f_code.co_filename.startswith(_HOOK):  # it is at nothing of ours
         leaf = leaf.f_back
@@ -151,7 +185,9 @@ def _place(leaf: FrameType) -> tuple[tuple[str, str, str], int]:
 
 
 def _told(file: str, function: str, inner: str, line: int) -> str:
-    return f"{_short(file)}:{line} {function}" + (f" > {inner}" if inner else "")
+    source = linecache.getline(file, line).strip()
+    source = source if len(source) <= MAX_SOURCE else f"{source[: MAX_SOURCE - 1]}…"
+    return f"{_short(file)}:{line} {function}" + (f" `{source}`" if source else "") + (f" > {inner}" if inner else "")
 
 
 def _short(file: str) -> str:

@@ -115,6 +115,7 @@ class Recording:
         with self._lock:
             note = self.trainer_note
             note["pid"] = self.process
+            note["steps"] = self.probe.sampled_steps
             if self._strip(LAPS).note(note):
                 return
             # dozens of loaders, or one with much to tell: what they are called is worth more than what they read

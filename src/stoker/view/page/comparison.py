@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isfinite, log2
 from typing import Any
 
+from stoker.bench.run import Stats
 from stoker.view import words
 from stoker.view.page.figures import PEAK, WAITING, Measure, measures, more_measures
 from stoker.view.page.frame import figure, missing, table
@@ -20,14 +21,18 @@ def answer(run: Subject, against: Subject) -> Markup | None:
     ours, theirs = ({one.name: one for one in measures(each)} for each in (run, against))
     if "throughput" not in ours or "throughput" not in theirs:
         return None
-    ratio, word = judged(ours["throughput"], theirs["throughput"])
+    other_work = work_differences(run, against)
+    ratio, word = judged(ours["throughput"], theirs["throughput"], is_same_work=not other_work)
     if ratio is None:
         return None
-    told = (
-        f"{run.name.capitalize()} has {words.times(ratio)} the throughput of the {against.name}: {word}."
-        if word != "same"
-        else "The throughput is about the same."
-    )
+    told = f"{run.name.capitalize()} has {words.times(ratio)} the throughput of the {against.name}: {word}."
+    if word == "same":
+        told = "The throughput is about the same."
+    if other_work:
+        told = (
+            f"The runs do different work ({'; '.join(other_work)}), so neither is better: {run.name} has "
+            f"{words.times(ratio)} the throughput of the {against.name}."
+        )
     beside = [
         f"{name}: {ours[name].told} ({against.name}: {theirs[name].told})"
         for name in ("throughput", WAITING, PEAK)
@@ -50,12 +55,14 @@ def differences(run: Subject, against: Subject) -> Markup:
     pairs.sort(
         key=lambda pair: kinds.index(pair[0].name.partition(",")[0])
     )  # mean, p50 and p99 of one beside each other
-    rows = [_row(mine, other) for mine, other in pairs]
+    is_same_work = not work_differences(run, against)
+    rows = [_row(mine, other, is_same_work=is_same_work) for mine, other in pairs]
     head = ("figure", run.name, against.name, "ratio", "difference", "")
     return figure(
         "Differences",
         table(head, rows, caption=f"{run.name} beside {against.name}", class_="differences folds"),
-        lead=f"Bars to the right are better; differences under {words.share(ALIKE)} count as none.",
+        lead=("Bars to the right are better" if is_same_work else "The runs do different work, so no figure is judged")
+        + f"; differences under {words.share(ALIKE)} count as none.",
     )
 
 
@@ -69,28 +76,64 @@ def settings(run: Subject, against: Subject) -> Markup:
     return figure(title, table(head, rows, caption="Settings that differ", class_="folds", num_words=3))
 
 
-def judged(mine: Measure, other: Measure) -> tuple[float | None, str]:
+SAME_BYTES, SAME_STEP = 1.25, 1.5
+"""Up to these factors, samples are of the same size, and training steps take equally long for each."""
+
+
+def work_differences(run: Subject, against: Subject) -> list[str]:
+    """Return what shows that two runs do different work: other data, or another model. Their speeds say nothing then."""
+    if run.lead is None or against.lead is None:
+        return []
+    mine, other = run.lead.stats, against.lead.stats
+    found = [
+        f"{name}: {setting_told(name, mine.facts[fact])} and {setting_told(name, other.facts[fact])}"
+        for fact, name in (("dataset", "dataset"), ("num_samples", "samples"))
+        if fact in mine.facts and fact in other.facts and mine.facts[fact] != other.facts[fact]
+    ]
+    for name, limit, tell, (first, second) in (
+        ("bytes per sample", SAME_BYTES, words.size, [_per_sample(one, one.num_bytes) for one in (mine, other)]),
+        ("step per sample", SAME_STEP, words.duration, [_per_sample(one, _step_seconds(one)) for one in (mine, other)]),
+    ):
+        if first and second and max(first / second, second / first) > limit:
+            found.append(f"{name}: {tell(first)} and {tell(second)}")
+    return found
+
+
+def _per_sample(stats: Stats, total: float) -> float:
+    return total / stats.num_samples if stats.num_samples else 0.0
+
+
+def _step_seconds(stats: Stats) -> float:
+    return stats.step_seconds.mean * stats.num_batches
+
+
+def judged(mine: Measure, other: Measure, *, is_same_work: bool = True) -> tuple[float | None, str]:
     """Return how many times as much a figure is as the other, and a word for it."""
     if mine.value is None or other.value is None:
         return None, "not known"
     if mine.value == other.value:
         return 1.0, "same"
     if not other.value or not mine.value:
-        better = (mine.value > other.value) == mine.is_more_better
-        return None, "better" if better else "worse"
+        return None, _word(mine.value > other.value, mine, is_same_work)
     ratio = mine.value / other.value
     if not isfinite(ratio) or ratio <= 0:
         return None, "not known"
     if abs(log2(ratio)) < log2(1 + ALIKE):
         return ratio, "same"
-    return ratio, "better" if (ratio > 1) == mine.is_more_better else "worse"
+    return ratio, _word(ratio > 1, mine, is_same_work)
+
+
+def _word(is_more: bool, measure: Measure, is_same_work: bool) -> str:
+    if not is_same_work:
+        return "more" if is_more else "less"
+    return "better" if is_more == measure.is_more_better else "worse"
 
 
 _SIGNS = {"better": "\N{BLACK UP-POINTING TRIANGLE}", "worse": "\N{BLACK DOWN-POINTING TRIANGLE}", "same": "="}
 
 
-def _row(mine: Measure, other: Measure) -> tuple[Child, ...]:
-    ratio, word = judged(mine, other)
+def _row(mine: Measure, other: Measure, *, is_same_work: bool) -> tuple[Child, ...]:
+    ratio, word = judged(mine, other, is_same_work=is_same_work)
     sign = _SIGNS.get(word)
     return (
         mine.name,

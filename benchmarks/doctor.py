@@ -1,0 +1,274 @@
+"""Sixteen faults built on purpose, and whether the doctor names each: on a quiet machine, and beside programs that take all cores.
+
+    .venv/bin/python -m benchmarks doctor --save      # leave the machine alone meanwhile
+
+Every trial is a fresh process that watches a loader for a few seconds. The doctor *names* a fault if its verdict is the
+fault's, or, where other programs take the cores, if the verdict says so and the loader's own cause is the fault's. It is
+*wrong* if its verdict is another one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from torch.utils.data import DataLoader as TorchDataLoader
+
+import stoker
+from benchmarks.measure import Record, Series, record_of
+from benchmarks.report import Column, Report, Setting
+from benchmarks.stand import alone
+from stoker.bench.diagnosis import Diagnosis
+from stoker.bench.verdict import diagnose
+from stoker.machine import num_cores
+from tests.bench.pathologies import (
+    Copying,
+    Counting,
+    Hashing,
+    Huge,
+    Leaking,
+    Pooled,
+    Quick,
+    Sleeping,
+    Stream,
+    computing_step,
+    item_by_item,
+    slow_collate,
+    slow_start,
+)
+from tests.bench.watching import watched
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS: dict[str, Any] = {"torch": TorchDataLoader, "stoker": stoker.DataLoader}
+NUM_ROUNDS = 3
+QUIET, BUSY = "quiet", "busy"
+NAMED, CROWDED, WRONG = "named", "only the neighbors", "wrong"
+
+
+def _any(diagnosis: Diagnosis) -> bool:
+    return True
+
+
+def _says(*words: str) -> Callable[[Diagnosis], bool]:
+    """Return whether a diagnosis has each of these words anywhere."""
+    return lambda diagnosis: all(word in str(diagnosis) for word in words)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A loader, or a training loop, that is slow or wrong in one way."""
+
+    verdict: str
+    make: Callable[[Any], Any]
+    """Return the loader, of torch's class or ours."""
+    step: Any = 0.002
+    """What the training does with a batch, or the seconds that it waits."""
+    seconds: float = 2.0
+    num_epochs: int = 1000
+    is_named: Callable[[Diagnosis], bool] = _any
+    """What has to be said besides the verdict, such as the line."""
+
+
+FAULTS: dict[str, Fault] = {
+    "keeps up": Fault("compute-bound", lambda kind: kind(Quick(), 16, num_workers=1), partial(computing_step, 0.02)),
+    "disk": Fault(
+        "storage-bound", lambda kind: kind(Sleeping(0.004), 8), is_named=_says("__getitem__", "num_workers=")
+    ),
+    "disk, 2 workers": Fault(
+        "storage-bound", lambda kind: kind(Sleeping(0.008), 8, num_workers=2), is_named=_says("__getitem__")
+    ),
+    "native code": Fault("decode-bound", lambda kind: kind(Hashing(), 8), is_named=_says("sha256")),
+    "native code, 1 worker": Fault(
+        "decode-bound", lambda kind: kind(Hashing(), 8, num_workers=1), is_named=_says("sha256")
+    ),
+    "three copies of 12 MB": Fault(
+        "decode-bound", lambda kind: kind(Copying(), 8, num_workers=1), is_named=_says("content.copy()", "copies")
+    ),
+    "Python": Fault("python-bound", lambda kind: kind(Counting(), 8), is_named=_says("total += number * number")),
+    "Python, 1 worker": Fault(
+        "python-bound", lambda kind: kind(Counting(), 8, num_workers=1), is_named=_says("pathologies.py")
+    ),
+    "a pool of Python threads": Fault("python-bound", lambda kind: kind(Pooled(), 8), is_named=_says("pool.map")),
+    "slow collate": Fault(
+        "collate-bound",
+        lambda kind: kind(Quick(), 8, num_workers=1, collate_fn=slow_collate),
+        is_named=_says("slow_collate"),
+    ),
+    "batches of 32 MB": Fault("transport-bound", lambda kind: kind(Huge(), None, num_workers=1), 0.0005),
+    "slow start": Fault(
+        "start-up-bound",
+        lambda kind: kind(Quick(64), 16, num_workers=1, worker_init_fn=slow_start),
+        0.005,
+        is_named=_says("persistent_workers"),
+    ),
+    "a leak": Fault("memory-growth", lambda kind: kind(Leaking(), 8, num_workers=1), 0.04, 4.0),
+    "a stream read twice": Fault(
+        "duplicated-data", lambda kind: kind(Stream(), 16, num_workers=2), 0.001, num_epochs=1, is_named=_says("shard=")
+    ),
+    "6 workers for each core": Fault(
+        "noisy-neighbour",
+        lambda kind: kind(Counting(num_rounds=60_000), 8, num_workers=6 * num_cores()),
+        partial(computing_step, 0.02),
+        3.0,
+        is_named=_says(f"num_workers={num_cores()}"),
+    ),
+    ".item() in a loop": Fault(
+        "compute-bound", lambda kind: kind(Quick(), 64), item_by_item, is_named=_says("total += value.item()")
+    ),
+}
+
+
+def trial(name: str, kind: str) -> dict[str, Any]:
+    """Watch a faulty loader for some seconds; return the diagnosis, and whether it names the fault."""
+    warnings.simplefilter("ignore")
+    fault = FAULTS[name]
+    diagnosis = diagnose(
+        watched(fault.make(KINDS[kind]), step=fault.step, seconds=fault.seconds, num_epochs=fault.num_epochs)
+    )
+    return {"verdict": diagnosis.verdict, "outcome": outcome(fault, diagnosis), "text": str(diagnosis)}
+
+
+def outcome(fault: Fault, diagnosis: Diagnosis) -> str:
+    """Return whether a diagnosis names the fault, only the other programs, or something else."""
+    found = (diagnosis.verdict, diagnosis.own_cause)
+    if fault.verdict in found or (fault.verdict == "compute-bound" and found == ("noisy-neighbour", None)):
+        return NAMED if fault.is_named(diagnosis) else CROWDED if diagnosis.verdict == "noisy-neighbour" else WRONG
+    return CROWDED if diagnosis.verdict == "noisy-neighbour" else WRONG
+
+
+@contextmanager
+def neighbors() -> Iterator[None]:
+    """Let other programs take every core, as many times over as there are cores."""
+    code = "import time\nover = time.monotonic() + 600\nwhile time.monotonic() < over: pass"
+    burners = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(num_cores())]
+    try:
+        time.sleep(0.5)
+        yield
+    finally:
+        for burner in burners:
+            os.kill(burner.pid, signal.SIGKILL)
+            burner.wait()
+
+
+def run(setting: Setting) -> Report:
+    console = Console()
+    names = list(FAULTS)[:3] if setting.is_quick else list(FAULTS)
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for _ in range(1 if setting.is_quick else NUM_ROUNDS):
+        for name in names:
+            for kind in KINDS:
+                found.setdefault((name, kind, QUIET), []).append(alone(trial, name, kind))
+                with neighbors():
+                    found.setdefault((name, kind, BUSY), []).append(alone(trial, name, kind))
+            console.print(
+                f"[dim]{name}: {', '.join(one[-1]['verdict'] for key, one in found.items() if key[0] == name)}[/]"
+            )
+    records = [_record(name, kind, found) for name in names for kind in KINDS]
+    return Report(
+        name="doctor",
+        title="Faults built on purpose, and whether the doctor names them",
+        records=records,
+        shows=shows(records),
+        limits=limits(),
+        draw=lambda: figure(records),
+        columns=COLUMNS,
+    )
+
+
+def _record(name: str, kind: str, found: dict[tuple[str, str, str], list[dict[str, Any]]]) -> Record:
+    more = {load: found[name, kind, load] for load in (QUIET, BUSY)}
+    return record_of(kind, Series([0.0], [0.0]), None, {"fault": name, "verdict": FAULTS[name].verdict}, "trial", more)
+
+
+def _count(record: Record, load: str, outcome: str) -> int:
+    return sum(one["outcome"] == outcome for one in record.more[load])
+
+
+def _num_always(records: list[Record], kind: str, load: str) -> tuple[int, int]:
+    """Return how many faults are named in most trials, and how many there are."""
+    own = [record for record in records if record.contender == kind]
+    return sum(2 * _count(record, load, NAMED) > len(record.more[load]) for record in own), len(own)
+
+
+def shows(records: list[Record]) -> list[str]:
+    """Return the findings."""
+    sentences = []
+    for load in (QUIET, BUSY):
+        counts = [f"{kind}: {'%d of %d' % _num_always(records, kind, load)}" for kind in KINDS]
+        trials = [one["outcome"] for record in records for one in record.more[load]]
+        wrong = f"{trials.count(WRONG)} of {len(trials)} trials gave a wrong verdict"
+        machine = "On a quiet machine" if load == QUIET else "Beside programs that take all cores"
+        sentences.append(f"{machine}, faults named in most trials: {'; '.join(counts)}. {wrong}.")
+    return sentences
+
+
+def limits() -> list[str]:
+    """Return what must not be read from them."""
+    return [
+        "faults that come together, or that are milder than these: each takes most of the time.",
+        "GPUs: copies to a device, and steps that wait for one, are not among them.",
+        "machines with many cores; with two, workers and the trainer always compete.",
+    ]
+
+
+def _cell(load: str) -> Callable[[Record], str]:
+    def format_cell(record: Record) -> str:
+        counts = Counter(one["outcome"] for one in record.more[load])
+        verdicts = sorted({one["verdict"] for one in record.more[load]})
+        return ", ".join(f"{counts[name]} {name}" for name in (NAMED, CROWDED, WRONG) if counts[name]) + (
+            f" ({', '.join(verdicts)})"
+        )
+
+    return format_cell
+
+
+COLUMNS = (Column(QUIET, _cell(QUIET)), Column(BUSY, _cell(BUSY)))
+
+_INKS = {NAMED: "#d3e6f5", CROWDED: "#fdf1c4", WRONG: "#f3a66e"}
+_LEGEND = {
+    NAMED: "named: the fault's verdict, with its line or its remedy",
+    CROWDED: "only that other programs take the cores",
+    WRONG: "another verdict",
+}
+
+
+def figure(records: list[Record]) -> Figure:
+    """Draw faults by loader and by how busy the machine is, in the color of the most frequent outcome."""
+    from matplotlib import pyplot as plt
+    from matplotlib.patches import Patch, Rectangle
+
+    names = list(dict.fromkeys(record.case["fault"] for record in records))
+    columns = [(kind, load) for load in (QUIET, BUSY) for kind in KINDS]
+    drawn, axis = plt.subplots(figsize=(9, 1.2 + 0.38 * len(names)), layout="constrained")
+    for record in records:
+        for load in (QUIET, BUSY):
+            counts = Counter(one["outcome"] for one in record.more[load])
+            verdicts = Counter(one["verdict"] for one in record.more[load])
+            row, column = names.index(record.case["fault"]), columns.index((record.contender, load))
+            ink = _INKS[counts.most_common(1)[0][0]]
+            axis.add_patch(Rectangle((column - 0.48, row - 0.45), 0.96, 0.9, facecolor=ink, edgecolor="#bbbbbb"))
+            text = f"{counts[NAMED]} of {len(record.more[load])}\n{verdicts.most_common(1)[0][0]}"
+            axis.text(column, row, text, ha="center", va="center", fontsize=8, linespacing=1.0)
+    titles = [f"{kind}\n{'quiet machine' if load == QUIET else 'all cores taken'}" for kind, load in columns]
+    axis.set_xticks(range(len(columns)), titles)
+    axis.set_yticks(range(len(names)), names)
+    axis.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    axis.set_xlim(-0.5, len(columns) - 0.5)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.spines[:].set_visible(False)
+    patches = [Patch(facecolor=ink, edgecolor="#bbbbbb") for ink in _INKS.values()]
+    drawn.legend(patches, list(_LEGEND.values()), loc="outside lower center", ncols=1, fontsize=9)
+    return drawn
