@@ -15,7 +15,7 @@ IMAGE_PEERS  := .venv-image-peers
 IMAGE_PEERED := $(IMAGE_PEERS)/.ready
 IMAGE_PIP    := $(IMAGE_PEERS)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-timed check format bench peers image-peers clean
+.PHONY: help demo test test-timed chaos check format bench peers image-peers clean
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
 
@@ -43,6 +43,10 @@ test: $(NATIVE)  ## Run the tests; they pass whatever else the machine does
 
 test-timed: $(NATIVE)  ## Run the few tests that measure time, one by one: leave the machine alone meanwhile
 	$(BIN)/python -m pytest -m timed
+
+SECONDS ?= 600
+chaos: $(NATIVE)  ## Kill, stop, interrupt and rewrite at random for SECONDS=600 each way; the figures are printed
+	STOKER_CHAOS_SECONDS=$(SECONDS) $(BIN)/python -m pytest -q tests/faults/test_chaos.py
 
 check: $(NATIVE)  ## Format, lint, strict types, import rule, quick tests
 	$(BIN)/ruff format --check .
