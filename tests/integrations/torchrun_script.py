@@ -1,6 +1,7 @@
-"""What a user would start with torchrun: DDP or FSDP2, and checkpoints of everything after every second batch.
+"""What a user would start with torchrun: DDP and FSDP2, and a checkpoint of everything after every second round.
 
-Each rank appends what it trained on to a file, a line for each batch, so that a test sees it however the rank ended.
+A round trains on the next batch of every loader, so that one start of the processes, and one death, is the start and
+death of many loaders. Each rank appends what it trained on to a file, so that a test sees it however the rank ended.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ import stoker
 from tests.loader.datasets import Numbers
 
 GLOBAL_BATCH = 8
-DOCUMENTS = [np.full(size, number) for number, size in enumerate([5, 9, 3, 7, 6, 8, 4, 10, 2, 11] * 8)]
+NUM_EPOCHS = 2
+DOCUMENTS = [np.full(size, number) for number, size in enumerate([5, 9, 3, 7, 6, 8, 4, 10, 2, 11] * 7)]
 
 
 class Stream(IterableDataset[int]):
@@ -38,8 +41,9 @@ class Stream(IterableDataset[int]):
 
 
 def _sampled(batch_size: int) -> Any:
+    ranks = {} if dist.is_initialized() else {"num_replicas": 1, "rank": 0}
     numbers = Numbers(48)
-    return stoker.DataLoader(numbers, batch_size=batch_size, sampler=DistributedSampler(numbers, seed=3))
+    return stoker.DataLoader(numbers, batch_size=batch_size, sampler=DistributedSampler(numbers, seed=3, **ranks))
 
 
 def _mixed() -> Any:
@@ -63,117 +67,110 @@ LOADERS: dict[str, Callable[[int], Any]] = {
 }
 
 
-def numbers_of(batch: Any) -> list[Any]:
-    """Return what identifies the samples of a batch."""
-    return (batch["tokens"][:, ::5] if isinstance(batch, dict) else batch).tolist()  # type: ignore[no-any-return]
+def read(name: str, loader: Any) -> Iterator[tuple[int, list[Any]]]:
+    """Read a loader to the end of the last epoch; of each batch, yield the epoch and what its samples can be told by."""
+    for epoch in range(loader.next_epoch, NUM_EPOCHS):
+        if name == "sampler":
+            loader.sampler.set_epoch(epoch)
+        for batch in loader:
+            yield epoch, (batch["tokens"][:, ::5] if isinstance(batch, dict) else batch).tolist()
 
 
 class Training:
-    """A model and its loader, and a checkpoint that has both."""
+    """Two models that are trained on the same batches, and a checkpoint that has them, their optimizers and loaders."""
 
-    def __init__(self, name: str, wrap: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
-        self.loader = LOADERS[name](GLOBAL_BATCH // dist.get_world_size())
-        self.model: nn.Module = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
-        if wrap == "ddp":
-            self.model = DistributedDataParallel(self.model)
-        else:
-            for layer in self.model.children():
-                fully_shard(layer)
-            fully_shard(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.num_saved = 0
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        self.folder = folder
+        self.loaders = {name: LOADERS[name](GLOBAL_BATCH // dist.get_world_size()) for name in names}
+        torch.manual_seed(0)
+        self.ddp = DistributedDataParallel(nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 2)))
+        self.fsdp = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 2))
+        for layer in self.fsdp:
+            fully_shard(layer)
+        fully_shard(self.fsdp)
+        self.models: list[tuple[nn.Module, torch.optim.Optimizer]] = [
+            (model, torch.optim.AdamW(model.parameters(), lr=1e-3)) for model in (self.ddp, self.fsdp)
+        ]
         latest = folder / "latest"
-        if latest.exists():
-            self.num_saved = int(latest.read_text())
-            dcp.load(self.checkpoint(), checkpoint_id=folder / str(self.num_saved))
+        self.num_rounds = int(latest.read_text()) if latest.exists() else 0
+        if self.num_rounds:
+            dcp.load(self.checkpoint(), checkpoint_id=folder / str(self.num_rounds))
+        self.log = os.open(folder / f"{dist.get_rank()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def checkpoint(self) -> dict[str, Any]:
-        return {"training": self, "loader": self.loader}
+        """Return what a checkpoint holds: all of it has `state_dict` and `load_state_dict`."""
+        return {"models": self, **self.loaders}
 
     def state_dict(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer}
+        names = ("model", "optimizer")  # not a tuple: a checkpoint would have it whole, from one rank
+        return {str(number): dict(zip(names, get_state_dict(*pair))) for number, pair in enumerate(self.models)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        for number, (model, optimizer) in enumerate(self.models):
+            of = state[str(number)]
+            set_state_dict(model, optimizer, model_state_dict=of["model"], optim_state_dict=of["optimizer"])
 
     def save(self) -> None:
-        self.num_saved += 1
-        dcp.save(self.checkpoint(), checkpoint_id=self.folder / str(self.num_saved))
+        dcp.save(self.checkpoint(), checkpoint_id=self.folder / str(self.num_rounds))
         if dist.get_rank() == 0:
-            (self.folder / "new").write_text(str(self.num_saved))
+            (self.folder / "new").write_text(str(self.num_rounds))
             (self.folder / "new").rename(self.folder / "latest")
         dist.barrier()
 
-    def batches(self, num_epochs: int) -> Iterator[int]:
-        """Train, and yield the number of the batch in this run after each; a checkpoint follows every second one."""
-        log = os.open(self.folder / f"{dist.get_rank()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        number = 0
-        for epoch in range(self.loader.next_epoch, num_epochs):
-            if self.name == "sampler":
-                self.loader.sampler.set_epoch(epoch)
-            for batch in self.loader:
-                served = numbers_of(batch)
-                loss = self.model(torch.tensor(served, dtype=torch.float32).reshape(len(served), -1)[:, :1]).sum()
-                loss.backward()
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-                step = self.loader.recipe.step
-                os.write(log, (json.dumps([epoch, step, served, dist.get_world_size()]) + "\n").encode())
-                number += 1
-                if number % 2 == 0:
-                    self.save()
-                yield number
-        os.close(log)
+    def train(self, name: str) -> Iterator[None]:
+        """Train a batch at a time to the last epoch, from where the loader is, and log each batch."""
+        loader, start = self.loaders[name], self.num_rounds
+        for epoch, samples in read(name, loader):
+            self.step(torch.tensor([np.ravel(sample)[0] for sample in samples], dtype=torch.float32)[:, None])
+            line = [name, start, epoch, loader.recipe.step, samples, dist.get_world_size()]
+            os.write(self.log, (json.dumps(line) + "\n").encode())
+            yield
+
+    def step(self, inputs: torch.Tensor) -> None:
+        for model, optimizer in self.models:
+            model(inputs).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def rounds(self) -> Iterator[int]:
+        """Train to the end, and yield the number of rounds in this run after each."""
+        trained = [self.train(name) for name in self.loaders]
+        for number in count(1):
+            trained = [batches for batches in trained if next(batches, self) is not self]
+            if not trained:
+                return
+            self.num_rounds += 1
+            if number % 2 == 0:
+                self.save()
+            yield number
 
 
-def global_batches(folder: Path) -> list[list[Any]]:
-    """Return [epoch, samples of all ranks] for each step, as it was trained on last."""
-    steps: dict[int, dict[int, tuple[int, list[Any], int]]] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            epoch, step, served, num_ranks = json.loads(line)
-            steps.setdefault(step, {})[int(path.stem)] = (epoch, served, num_ranks)
-    found = []
-    for step in range(len(steps)):
-        ranks = steps[step]
-        num_ranks = ranks[0][2]  # rank 0 is always there
-        shares = [ranks[rank] for rank in range(num_ranks)]
-        assert {share[0] for share in shares} == {shares[0][0]}
-        found.append([shares[0][0], sorted(sum((share[1] for share in shares), []))])
-    return found
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def plain_batches(name: str, num_epochs: int) -> list[list[Any]]:
-    """Return the same of a loop without ranks."""
-    loader = LOADERS[name](GLOBAL_BATCH)
-    return [[epoch, sorted(numbers_of(batch))] for epoch in range(num_epochs) for batch in loader]
+def main(folder: Path, names: list[str]) -> None:
+    """Train. A rank with a file `die_RANK` is killed once after each number of rounds in it.
 
-
-def main(folder: Path, wrap: str, names: list[str]) -> None:
-    """Train on each loader; the rank of which a file `die_RANK` speaks is killed once in mid-epoch for each of its lines.
-
-    With a file `grow`, a rank that is alone waits, after its third batch, until it is started again with others.
+    With a file `grow`, a rank that is alone says so after its third round, and waits to be started again with others.
+    With DIE_WITH_AGENT in the environment, torchrun is killed, too, after that number of rounds.
     """
     dist.init_process_group("gloo")
-    for name in names:
-        (folder / name).mkdir(exist_ok=True)
-        dist.barrier()
-        training = Training(name, wrap, folder / name)
-        deaths = folder / name / f"die_{dist.get_rank()}"
-        for number in training.batches(2):
-            lines = deaths.read_text().split() if deaths.exists() else []
-            if lines and number == int(lines[0]):
-                deaths.write_text("\n".join(lines[1:]))
-                os.kill(os.getpid(), signal.SIGKILL)
-            if number == 3 and dist.get_world_size() == 1 and (folder / "grow").exists():
-                (folder / "alone").touch()
-                signal.pause()
+    deaths = folder / f"die_{dist.get_rank()}"
+    for number in Training(folder, names).rounds():
+        rounds = deaths.read_text().split() if deaths.exists() else []
+        if rounds and number == int(rounds[0]):
+            deaths.write_text(" ".join(rounds[1:]))
+            die()
+        if number == int(os.environ.get("DIE_WITH_AGENT", 0)):
+            os.kill(os.getppid(), signal.SIGKILL)
+            die()
+        if number == 3 and dist.get_world_size() == 1 and (folder / "grow").exists():
+            (folder / "grow").unlink()
+            print("alone", flush=True)
+            signal.pause()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    main(Path(sys.argv[1]), sys.argv[2:])
