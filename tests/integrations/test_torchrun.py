@@ -69,7 +69,10 @@ def trained(folder: Path, name: str) -> Batches:
         for line in path.read_text().splitlines():
             loader, start, epoch, step, served, num_ranks = json.loads(line)
             if loader == name:
-                shares[step][start, num_ranks][path.stem] = (epoch, served)
+                ranks = shares[step][start, num_ranks]
+                assert step >= start, f"{name}: step {step} comes again after {start} steps were saved"
+                assert path.stem not in ranks, f"{name}: rank {path.stem} has trained on step {step} twice"
+                ranks[path.stem] = (epoch, served)
     batches = []
     for step in range(len(shares)):
         found = [

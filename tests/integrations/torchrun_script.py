@@ -68,7 +68,7 @@ LOADERS: dict[str, Callable[[int], Any]] = {
 
 
 def read(name: str, loader: Any) -> Iterator[tuple[int, list[Any]]]:
-    """Read a loader to the end of the last epoch; of each batch, yield the epoch and what its samples can be told by."""
+    """Read a loader to the end of the last epoch, and yield the epoch and samples of each batch."""
     for epoch in range(loader.next_epoch, NUM_EPOCHS):
         if name == "sampler":
             loader.sampler.set_epoch(epoch)
@@ -167,7 +167,8 @@ def main(folder: Path, names: list[str]) -> None:
             die()
         if number == 3 and dist.get_world_size() == 1 and (folder / "grow").exists():
             (folder / "grow").unlink()
-            print("alone", flush=True)
+            sys.stdout.write("alone\n")
+            sys.stdout.flush()
             signal.pause()
     dist.destroy_process_group()
 

@@ -524,6 +524,17 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._mixture is not None:
             assert isinstance(progress, PlanProgress)
             state["mixture"] = self._mixture.state(progress.epoch, progress.ordinal)
+        if (dataset := self._stateful_dataset) is not None:
+            if self._reads_ahead:
+                warnings.warn(
+                    f"the state of {describe_class(dataset)} is not saved: samples are read ahead, so its state_dict() "
+                    "is not that of what was yielded\n"
+                    "hint: draw random numbers from stoker.rng(), which is exact without a state; or read samples when "
+                    "they are asked for (num_workers=0, num_threads=0, no device=)",
+                    stacklevel=2,
+                )
+            else:
+                state["dataset_state"] = deepcopy(dataset.state_dict())
         state["checksums"] = checksums(state)
         state = enclosed(state)
         own = self._own_entry(state)
@@ -578,6 +589,8 @@ class DataLoader(TorchDataLoader[T_co]):
             if isinstance(error, StateError) or not isinstance(error, KeyError | TypeError | ValueError):
                 raise
             raise StateUnreadable(f"its fields do not fit together ({error})") from error
+        if "dataset_state" in state and self._stateful_dataset is not None:
+            self._stateful_dataset.load_state_dict(deepcopy(state["dataset_state"]))
         self._progress = self._resume = progress
         self._num_to_skip = 0
         course.next_epoch, course.is_seed_drawn = progress.epoch, False
@@ -588,6 +601,20 @@ class DataLoader(TorchDataLoader[T_co]):
             self._tell_epoch(self._chosen_epoch)
         self.ledger.num_served, self.ledger.num_skipped = state.get("served", 0), state.get("skipped", 0)
 
+    @property
+    def _stateful_dataset(self) -> Any:
+        """The dataset, if it is map-style and has a state, as those written for torchdata may have."""
+        dataset: Any = self._course.dataset
+        has_state = callable(getattr(dataset, "state_dict", None)) and callable(
+            getattr(dataset, "load_state_dict", None)
+        )
+        return dataset if has_state and not self._is_stream else None
+
+    @property
+    def _reads_ahead(self) -> bool:
+        """Whether samples are read before the training loop asks for their batch."""
+        return bool(self._has_workers or self.num_threads or self._device is not None or self.auto is not None)
+
     def _own_entry(self, state: dict[str, Any]) -> str | None:
         """Return the name under which a state that fits this rank alone is in it a second time, as one entry.
 
@@ -597,7 +624,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return None
         rank, num_ranks = self._course.rank, self._course.num_ranks
-        is_in_order = self.in_order or not self._has_workers
+        is_in_order = (self.in_order or not self._has_workers) and "dataset_state" not in state
         if num_ranks > 1 or self._mesh is not None:
             is_shared = is_in_order and (state["kind"] != "stream" or state["sharing"] == "whole")
         else:  # each rank may have data, a sampler or a seed of its own

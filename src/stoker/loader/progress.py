@@ -74,7 +74,7 @@ _FIELDS = {
     "is_ended digest",
     "stream": "sharing num_workers num_ranks rank place digest",
 }
-_NESTED = ("mixture", "place", "sampler_state")
+_NESTED = ("mixture", "place", "sampler_state", "dataset_state")
 """Entries whose contents have other names from one state to the next."""
 
 
