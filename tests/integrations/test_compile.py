@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch._dynamo.testing
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset
 
 from stoker import DataLoader
 
 ENGINES: list[dict[str, Any]] = [{}, {"num_threads": 2}, {"num_workers": 2}, {"num_workers": 1, "num_threads": 2}]
 
 
-class Samples:
+class Samples(Dataset[dict[str, Any]]):
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
 

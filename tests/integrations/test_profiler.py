@@ -38,6 +38,6 @@ def test_the_range_has_the_form_of_torchs_own() -> None:
         found = {event.key for event in profiled.key_averages() if "DataLoader" in event.key}
         return {name.partition("#")[0] + "." + name.rpartition(".")[2] for name in found}
 
-    data = list(range(12))
+    data: Any = list(range(12))
     assert names(DataLoader(data, batch_size=4)) == names(TorchLoader(data, batch_size=4))
     assert names(DataLoader(data, batch_size=4)) == {"enumerate(DataLoader).__next__"}

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, IterableDataset
@@ -41,7 +42,7 @@ class Stream(IterableDataset[int]):
 
 
 def _sampled(batch_size: int) -> Any:
-    ranks = {} if dist.is_initialized() else {"num_replicas": 1, "rank": 0}
+    ranks: dict[str, Any] = {} if dist.is_initialized() else {"num_replicas": 1, "rank": 0}
     numbers = Numbers(48)
     return stoker.DataLoader(numbers, batch_size=batch_size, sampler=DistributedSampler(numbers, seed=3, **ranks))
 
@@ -94,7 +95,7 @@ class Training:
         latest = folder / "latest"
         self.num_rounds = int(latest.read_text()) if latest.exists() else 0
         if self.num_rounds:
-            dcp.load(self.checkpoint(), checkpoint_id=folder / str(self.num_rounds))
+            load(self.checkpoint(), checkpoint_id=folder / str(self.num_rounds))
         self.log = os.open(folder / f"{dist.get_rank()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def checkpoint(self) -> dict[str, Any]:
@@ -111,7 +112,7 @@ class Training:
             set_state_dict(model, optimizer, model_state_dict=of["model"], optim_state_dict=of["optimizer"])
 
     def save(self) -> None:
-        dcp.save(self.checkpoint(), checkpoint_id=self.folder / str(self.num_rounds))
+        save(self.checkpoint(), checkpoint_id=self.folder / str(self.num_rounds))
         if dist.get_rank() == 0:
             (self.folder / "new").write_text(str(self.num_rounds))
             (self.folder / "new").rename(self.folder / "latest")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import subprocess
-import sys
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +19,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 import stoker
 from stoker.errors import ArgumentError, BatchError, StateMismatch
@@ -654,46 +653,73 @@ def test_a_loader_refuses_arguments_that_contradict_its_mesh() -> None:
             DataLoader(Numbers(8), mesh=mesh, **arguments)
 
 
-RANK = """
-import sys
-import numpy as np
-import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.experimental import context_parallel
-import stoker
-from stoker.loader.mesh import Mesh
-
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=4)
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
-rows = [{"tokens": np.arange(16) + 100 * row, "labels": np.arange(16) + 100 * row + 1} for row in range(24)]
-options = dict(batch_size=2, shuffle=True)  # no seed: the ranks agree by themselves
-
-whole = list(stoker.DataLoader(rows, mesh=mesh, **options))
-parts = list(stoker.DataLoader(rows, mesh=Mesh(mesh, split_sequence="head_tail"), **options))
-for batch, part in zip(whole, parts, strict=True):
-    buffers = [batch["tokens"].clone(), batch["labels"].clone()]
-    with context_parallel(mesh["cp"], buffers=buffers, buffer_seq_dims=[1, 1]):
-        assert torch.equal(part["tokens"], buffers[0]) and torch.equal(part["labels"], buffers[1])
-
-mine = [batch["tokens"][:, 0].tolist() for batch in whole]
-everyone = [None] * 4
-dist.all_gather_object(everyone, mine)
-assert everyone[0] == everyone[1] and everyone[2] == everyone[3]
-served = [token // 100 for share in (everyone[0], everyone[2]) for step in share for token in step]
-assert sorted(served) == list(range(24)), served
-dist.destroy_process_group()
-"""
+def noisy(samples: list[int]) -> list[Any]:
+    return [[sample, random.random(), float(torch.rand(()))] for sample in samples]
 
 
-@pytest.mark.slow
-def test_four_processes_agree_with_torch(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "meeting")], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(4)
-    ]
-    errors = [rank.communicate(timeout=100)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * 4, "\n".join(errors)
+class Shuffling(torch.utils.data.IterableDataset[int]):
+    """A stream behind a shuffle buffer that draws from process-wide random numbers."""
+
+    def __iter__(self) -> Iterator[int]:
+        waiting: list[int] = []
+        for number in range(24):
+            waiting.append(number)
+            if len(waiting) > 6:
+                yield waiting.pop(random.randrange(len(waiting)))
+        yield from waiting
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"dataset": Numbers(24), "shuffle": True},
+        lambda: {"dataset": Numbers(24), "sampler": range(24)},
+        lambda: {"dataset": Numbers(24), "sampler": RandomSampler(Numbers(24), generator=seeded())},
+        lambda: {"dataset": Shuffling(), "shard": "auto"},
+    ],
+    ids=["plan", "sampler", "random sampler", "stream"],
+)
+def test_peers_draw_equal_random_numbers_though_their_own_generators_differ(make: Callable[[], dict[str, Any]]) -> None:
+    served = []
+    for rank in range(2):
+        random.seed(rank)
+        torch.manual_seed(rank)
+        served.append(list(DataLoader(batch_size=4, collate_fn=noisy, mesh=Mesh({"tp": 2}, rank=rank), **make())))
+    assert served[0] == served[1]
+    assert sorted(sample for batch in served[0] for sample, *_ in batch) == list(range(24))
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def test_ranks_that_share_out_a_stream_draw_equal_random_numbers_while_they_read_it() -> None:
+    numbers: list[int] = []
+    for rank in range(2):
+        random.seed(rank)
+        torch.manual_seed(rank)
+        numbers += torch.cat(list(DataLoader(Shuffling(), batch_size=4, shard="auto", rank=rank, num_ranks=2))).tolist()
+    assert sorted(numbers) == list(range(24))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            lambda: {"sampler": RandomSampler(Numbers(8))},
+            r"RandomSampler draws from torch's global generator(.|\n)*\nhint: leave .*, or give the sampler a gen",
+        ),
+        (
+            lambda: {"batch_sampler": BatchSampler(WeightedRandomSampler([1.0] * 8, 8), 2, False)},
+            "WeightedRandomSampler draws from",
+        ),
+        (
+            lambda: {"sampler": DistributedSampler(Numbers(8), num_replicas=2, rank=1)},
+            r"DistributedSampler gives rank 1 of 2 positions of its own\nhint: leave out the sampler and pass sh",
+        ),
+    ],
+)
+def test_samplers_that_differ_between_peers_are_refused(arguments: Callable[[], dict[str, Any]], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        DataLoader(Numbers(8), mesh=Mesh({"tp": 2}, rank=1), **arguments())
+    DataLoader(Numbers(8), mesh=Mesh({"tp": 1}, rank=0), **arguments())

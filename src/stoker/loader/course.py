@@ -44,11 +44,14 @@ class Course:
     def seed(self) -> int:
         """The seed; without one of the user's it is drawn when first needed."""
         if self.drawn_seed is None:
-            # ranks must agree, and their generators need not
-            is_alone = self.num_ranks == 1 and not self.has_peers
-            self.is_seed_drawn = is_alone or self.generator is not None
+            self.is_seed_drawn = self.draws_seed
             self.drawn_seed = self.draw() if self.is_seed_drawn else 0
         return self.drawn_seed
+
+    @property
+    def draws_seed(self) -> bool:
+        """Whether a seed is drawn where the user gave none. Ranks must agree, and torch's own generators need not."""
+        return self.generator is not None or (self.num_ranks == 1 and not self.has_peers)
 
     def draw(self) -> int:
         """Draw a seed as torch's loader does at the start of an iteration."""

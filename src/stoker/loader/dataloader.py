@@ -50,7 +50,7 @@ from stoker.loader.counting import Counters
 from stoker.loader.course import Course
 from stoker.loader.finding import Found, places
 from stoker.loader.iterator import LoaderIterator
-from stoker.loader.mesh import Mesh, check_mesh_state, mesh_state, resolved_mesh
+from stoker.loader.mesh import Mesh, check_mesh_state, check_samplers, mesh_state, resolved_mesh
 from stoker.loader.plan_progress import PlanProgress
 from stoker.loader.positions import positions_of
 from stoker.loader.post import MapErrand, StreamErrand, Unfailing
@@ -219,6 +219,7 @@ class DataLoader(TorchDataLoader[T_co]):
             rank, num_ranks = resolved_ranks(rank, num_ranks, distributed=distributed)
         else:
             rank, num_ranks = self._mesh.rank, self._mesh.num_ranks
+            check_samplers(self._mesh, sampler, batch_sampler)
         self.auto: Auto | None = None
         """What was chosen for the arguments that are "auto", and why; None if there was nothing to choose."""
         if AUTO in (num_workers, num_threads, prefetch_factor):
@@ -350,7 +351,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if not self._is_planned:
             # one draw, as in torch's loader, so that a sampler that draws next sees what it would there
             drawn = course.draw()
-            if course.drawn_seed is None:
+            if course.drawn_seed is None and course.draws_seed:
                 course.drawn_seed = drawn
         progress = self._resume
         if progress is None:

@@ -200,6 +200,30 @@ def resolved_mesh(
     return found
 
 
+def check_samplers(mesh: ResolvedMesh, *samplers: Any) -> None:
+    """Refuse samplers that are known to give ranks that share a batch different positions."""
+    if mesh.num_peers == 1:
+        return
+    from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+    for sampler in (*samplers, *(getattr(sampler, "sampler", None) for sampler in samplers)):
+        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+            fault = f"gives rank {sampler.rank} of {sampler.num_replicas} positions of its own"
+            way_out = ""
+        elif isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler) and (
+            sampler.generator is None
+        ):
+            fault = "draws from torch's global generator, which each process has its own of"
+            way_out = ", or give the sampler a generator that has the same seed on all ranks"
+        else:
+            continue
+        raise ArgumentError(
+            f"the {mesh.num_peers} ranks of the mesh that share a batch would get different ones: "
+            f"{type(sampler).__name__} {fault}",
+            hint=f"leave out the sampler and pass shuffle=True{way_out}",
+        )
+
+
 # ------------------------------------------------------------ state
 
 
