@@ -84,6 +84,16 @@ def test_ranks_that_drew_seeds_of_their_own_agree_when_they_are_shared_out() -> 
     assert sorted(flat(ranks[0]) + flat(ranks[1])) == list(range(30))
 
 
+def test_ranks_that_read_a_stream_with_seeds_of_their_own_agree_when_it_is_shared_out() -> None:
+    loaders = []
+    for rank in range(2):
+        torch.manual_seed(rank)
+        loaders.append(stoker.DataLoader(Counting(30), batch_size=4))
+        next(iter(loaders[-1]))
+        loaders[-1].adapt(rank=rank, num_ranks=2, shard="auto")
+    assert loaders[0].state_dict()["seed"] == loaders[1].state_dict()["seed"]
+
+
 def test_a_sampler_takes_the_place_of_a_sampler_of_the_users_own() -> None:
     loader = stoker.DataLoader(Numbers(10), batch_size=4, sampler=RandomSampler(Numbers(10)))
     loader.adapt(sampler=SequentialSampler(Numbers(10)))

@@ -124,7 +124,15 @@ def test_torchs_distributed_sampler_around_our_order_shares_it_out(tail: Any) ->
         assert [listed(again), listed(again)] == [listed(plain), listed(plain)]
 
 
-@pytest.mark.parametrize("arguments", [{"rank": 0, "num_ranks": 2}, {"mesh": stoker.Mesh({"dp": 2}, rank=0)}], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"rank": 0, "num_ranks": 2},
+        {"mesh": stoker.Mesh({"dp": 2}, rank=0)},
+        {"mesh": stoker.Mesh({"tp": 2}, rank=0)},  # both ranks read everything
+    ],
+    ids=str,
+)
 def test_what_is_shared_out_already_is_not_shared_out_again(arguments: dict[str, Any]) -> None:
     loader = stoker.DataLoader(Numbers(53), batch_size=5, **arguments)
     sampler: Any = DistributedSampler(loader.sampler, num_replicas=2, rank=0)  # type: ignore[arg-type]
@@ -132,6 +140,14 @@ def test_what_is_shared_out_already_is_not_shared_out_again(arguments: dict[str,
         stoker.DataLoader(loader.dataset, 5, sampler=sampler)
     with pytest.raises(ArgumentError, match="shared out a second time, as rank 1 of 4"):
         loader.adapt(rank=1, num_ranks=4)
+
+
+def test_a_distributed_sampler_of_one_rank_changes_nothing() -> None:
+    loader = stoker.DataLoader(Numbers(53), batch_size=5, shuffle=True, seed=2, rank=1, num_ranks=2)
+    sampler: Any = DistributedSampler(loader.sampler, num_replicas=1, rank=0)  # type: ignore[arg-type]
+    again = stoker.DataLoader(loader.dataset, 5, sampler=sampler)
+    assert (again.rank, again.num_ranks) == (1, 2)
+    assert listed(again) == listed(loader)
 
 
 def test_an_order_that_another_sampler_would_replace_is_refused_by_the_name_of_that_sampler() -> None:

@@ -213,7 +213,7 @@ def test_flattened_dimensions_of_both_kinds_are_refused_whatever_they_are_called
     with launched(0, 8):
         mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp_shard", "cp", "tp"))
         flat = mesh["dp_shard", "cp"]._flatten(name)
-        with pytest.raises(ArgumentError, match=f"dimension '{name}' of the mesh joins 'dp_shard' and 'cp', so ranks"):
+        with pytest.raises(ArgumentError, match=f"dimension '{name}' of the mesh joins 'dp_shard' and 'cp', so wh"):
             found(flat)
         assert found(Mesh(flat, data=name)).num_ranks == 4  # said outright, it is believed
 

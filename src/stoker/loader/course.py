@@ -49,9 +49,14 @@ class Course:
         return self.drawn_seed
 
     @property
+    def is_shared_out(self) -> bool:
+        """Whether the user has said which part this rank reads, so that nobody else may."""
+        return self.num_ranks > 1 or self.has_peers
+
+    @property
     def draws_seed(self) -> bool:
         """Whether a seed is drawn where the user gave none. Ranks must agree, and torch's own generators need not."""
-        return self.generator is not None or (self.num_ranks == 1 and not self.has_peers)
+        return self.generator is not None or not self.is_shared_out
 
     def draw(self) -> int:
         """Draw a seed as torch's loader does at the start of an iteration."""

@@ -352,7 +352,7 @@ class DataLoader(TorchDataLoader[T_co]):
             # one draw, as in torch's loader, so that a sampler that draws next sees what it would there
             drawn = course.draw()
             if course.drawn_seed is None and course.draws_seed:
-                course.drawn_seed = drawn
+                course.drawn_seed, course.is_seed_drawn = drawn, True
         progress = self._resume
         if progress is None:
             progress = self._new_progress(course.next_epoch)
@@ -751,11 +751,11 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         state = None if self._resume is None else self.state_dict()
         course = self._course
-        if (num_ranks or 1) > 1 and course.num_ranks > 1 and (rank, num_ranks) != (course.rank, course.num_ranks):
+        if (num_ranks or 1) > 1 and course.is_shared_out and (rank, num_ranks) != (course.rank, course.num_ranks):
             raise ArgumentError(
                 f"this loader already reads only the part of rank {course.rank} of {course.num_ranks}, and would be "
                 f"shared out a second time, as rank {rank} of {num_ranks}",
-                hint="leave out distributed=, rank= and num_ranks= where a trainer sets them",
+                hint="leave out distributed=, rank=, num_ranks= and mesh= where a trainer sets the rank",
             )
         changed = copy(course)
         if rank is not None or num_ranks is not None:

@@ -412,7 +412,7 @@ def _kind(name: str) -> str:
 
 def _joined(name: str, parts: str) -> ArgumentError:
     return ArgumentError(
-        f"dimension {name!r} of the mesh joins {parts}, so ranks that must share a batch cannot be told apart",
+        f"dimension {name!r} of the mesh joins {parts}, so which ranks share a batch is not known",
         hint="pass the mesh with its dimensions apart, such as the whole DeviceMesh, or its data-parallel part, "
         'mesh["dp"] or mesh["dp_replicate", "dp_shard"]',
     )

@@ -13,7 +13,7 @@ LAUNCHERS = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MPICH", "PMI_RANK", "PMI_SIZE"),
 )
-"""Launchers and the environment variables in which they tell, in the order they are asked."""
+"""Launchers and the environment variables that they set, in the order in which they are looked up."""
 
 
 NOT_LAUNCHED = "torch.distributed is not initialized and none of these is set: " + ", ".join(
@@ -22,7 +22,7 @@ NOT_LAUNCHED = "torch.distributed is not initialized and none of these is set: "
 """Where a rank was looked for, for the error message."""
 
 LOCAL = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-"""Where launchers tell how many ranks there are on this machine."""
+"""Environment variables with the number of ranks on this machine."""
 
 
 def resolved_ranks(rank: int | None, num_ranks: int | None, *, distributed: bool) -> tuple[int, int]:
@@ -32,7 +32,8 @@ def resolved_ranks(rank: int | None, num_ranks: int | None, *, distributed: bool
         # both may be given where a loader is made again from its attributes: then they agree
         if (rank, num_ranks) not in ((None, None), found):
             raise ArgumentError(
-                "distributed=True finds out the rank by itself, but rank or num_ranks was given too",
+                f"distributed=True reads the rank from torch.distributed or the launcher, but rank={rank} and "
+                f"num_ranks={num_ranks} were passed, too",
                 hint="pass either distributed=True or both rank and num_ranks",
             )
         if found is None:
@@ -45,11 +46,14 @@ def resolved_ranks(rank: int | None, num_ranks: int | None, *, distributed: bool
         return 0, 1
     if rank is None or num_ranks is None:
         raise ArgumentError(
-            f"rank={rank} and num_ranks={num_ranks} go together, and one is missing",
+            f"rank and num_ranks must be passed together, got rank={rank} and num_ranks={num_ranks}",
             hint="pass both, or distributed=True to read them from torch.distributed or the launcher",
         )
     if not 0 <= rank < num_ranks:
-        raise ArgumentError(f"there is no rank {rank} of {num_ranks}", hint="ranks run from 0 to num_ranks - 1")
+        raise ArgumentError(
+            f"rank must be from 0 to num_ranks - 1, got rank={rank} and num_ranks={num_ranks}",
+            hint="pass the rank of this process, counted from 0, and the number of all of them",
+        )
     return rank, num_ranks
 
 
@@ -60,8 +64,8 @@ def share_of_cores() -> int:
     """
     num_cores = machine.num_cores()
     has_all = len(machine.usable_cores()) >= (os.cpu_count() or 1)
-    told = next((os.environ[name] for name in LOCAL if os.environ.get(name, "").isdigit()), "1")
-    return max(1, num_cores // max(1, int(told))) if has_all else num_cores
+    num_ranks = next((os.environ[name] for name in LOCAL if os.environ.get(name, "").isdigit()), "1")
+    return max(1, num_cores // max(1, int(num_ranks))) if has_all else num_cores
 
 
 def launched_ranks(need: str) -> tuple[int, int] | None:

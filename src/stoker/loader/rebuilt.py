@@ -40,14 +40,14 @@ def rebuilt(dataset: Any, sampler: Any, batch_sampler: Any) -> Rebuilt | None:
     if not isinstance(positions, PlannedPositions) or positions.course.dataset is not dataset:
         return None
     course = positions.course
-    if positions is sampler:
+    if positions is sampler or sampler.num_replicas == 1:
         return Rebuilt(course, course.rank, course.num_ranks, batch_size, drops_last)
-    if course.num_ranks > 1:
+    if course.is_shared_out:
         raise ArgumentError(
             f"{describe_class(sampler)} would share out a loader that already reads only the part of rank "
             f"{course.rank} of {course.num_ranks}: most samples would never be read",
-            hint="leave out distributed=, rank= and num_ranks= and let the trainer set them, or keep them and turn "
-            "off the trainer's sampler (Trainer(use_distributed_sampler=False) in Lightning)",
+            hint="leave out distributed=, rank=, num_ranks= and mesh= and let the trainer set the rank, or keep them "
+            "and turn off the trainer's sampler (Trainer(use_distributed_sampler=False) in Lightning)",
         )
     return Rebuilt(course, int(sampler.rank), int(sampler.num_replicas), batch_size, drops_last)
 
