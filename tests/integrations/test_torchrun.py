@@ -27,8 +27,10 @@ ENVIRONMENT = SETTINGS | {
     # torch shares a store with the ranks that gives them the addresses of those before a restart (pytorch #135712)
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
 }
+FOR_AS_MANY_RANKS = ("sampler", "dataset with a state")
+"""Loaders with a state that each rank has for itself."""
 EACH_ONCE = {
-    **dict.fromkeys(("shuffled", "threads", "workers", "unseeded"), range(50)),
+    **dict.fromkeys(("shuffled", "threads", "workers", "unseeded", "dataset with a state"), range(50)),
     "stream": range(45),
     "sampler": range(48),
 }
@@ -108,7 +110,7 @@ def test_a_rank_that_is_killed_twice_resumes_every_loader_where_its_checkpoint_i
 
 def test_an_elastic_group_that_grows_and_shrinks_goes_on_with_the_same_global_batches(tmp_path: Path) -> None:
     (tmp_path / "grow").touch()
-    names = [name for name in LOADERS if name != "sampler"]  # it counts in shares of its own number of ranks
+    names = [name for name in LOADERS if name not in FOR_AS_MANY_RANKS]
     options = [
         "--nnodes=1:2",
         "--nproc-per-node=1",

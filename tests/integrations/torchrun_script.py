@@ -41,6 +41,27 @@ class Stream(IterableDataset[int]):
         return iter(range(45))
 
 
+class Counting(Numbers):
+    """Counts what was read, and each rank from another number on."""
+
+    def __init__(self) -> None:
+        super().__init__(50)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.num_read = 1000 * self.rank
+
+    def __getitem__(self, position: int) -> int:
+        self.num_read += 1
+        return super().__getitem__(position)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_read": self.num_read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.num_read = state["num_read"]
+        assert self.rank == self.num_read // 1000, "the state of another rank"
+        assert self.num_read % 1000, "a state from the beginning"
+
+
 def _sampled(batch_size: int) -> Any:
     ranks: dict[str, Any] = {} if dist.is_initialized() else {"num_replicas": 1, "rank": 0}
     numbers = Numbers(48)
@@ -65,6 +86,7 @@ LOADERS: dict[str, Callable[[int], Any]] = {
     "mixture": lambda size: _loader(_mixed(), size, shuffle=None),
     "stream": lambda size: _loader(Stream(), size, shuffle=None, shard="auto"),
     "sampler": _sampled,
+    "dataset with a state": lambda size: _loader(Counting(), size),
 }
 
 
