@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 import stoker
+from stoker.compose.mixed import Mixture
 from stoker.errors import ArgumentError
 from tests.loader.datasets import Counting, Numbers, listed
 
@@ -76,6 +77,32 @@ def test_every_argument_is_an_attribute_under_its_own_name() -> None:
     assert stoker.DataLoader(Numbers(9)).pin_memory_device == ""
     assert stoker.DataLoader(Numbers(9)).distributed is False
     assert stoker.DataLoader(Counting(9), shard="auto").shard == "auto"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"dataset": Numbers(9), "shuffle": True},
+        {"dataset": Numbers(9), "sampler": range(9)},
+        {"dataset": Numbers(9), "num_workers": "auto"},
+        {"dataset": Numbers(9), "batch_size": None},
+        {"dataset": Numbers(9), "mesh": {"dp": 1}},
+        {"dataset": Counting(9), "shard": "auto"},
+        {"dataset": stoker.mix({"a": (Numbers(9), 0.5), "b": (Numbers(9), 0.5)})},
+    ],
+    ids=str,
+)
+def test_all_members_of_a_loader_can_be_listed_at_any_time(arguments: dict[str, Any]) -> None:
+    """As debuggers and notebooks do."""
+    loader: Any = stoker.DataLoader(**arguments)
+    is_mixture = isinstance(arguments["dataset"], Mixture)
+    assert hasattr(loader, "counts") == is_mixture
+    assert set(ARGUMENTS) <= {name for name, _ in inspect.getmembers(loader)}
+    iterator = iter(loader)
+    next(iterator)
+    assert ("counts" in dict(inspect.getmembers(loader))) == is_mixture
+    list(iterator)
+    assert "state_dict" in dict(inspect.getmembers(loader))
 
 
 @pytest.mark.parametrize(

@@ -334,6 +334,10 @@ class LightningLoader(DataLoader[Any]):
             return 0
         return max(0, self._num_drawn - (self._num_trained - self._num_before))
 
+    @property
+    def _reads_ahead(self) -> bool:
+        return self._num_behind > 0 or super()._reads_ahead
+
     def state_dict(self) -> dict[str, Any]:
         """Return where training is, whatever Lightning has drawn ahead of it."""
         num_behind = self._num_behind

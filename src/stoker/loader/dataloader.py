@@ -510,7 +510,10 @@ class DataLoader(TorchDataLoader[T_co]):
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the latest iteration is: what was yielded, not what is prefetched. Small, and fit for JSON."""
+        """Return where the latest iteration is: what was yielded, not what is prefetched. Small, and fit for JSON.
+
+        A dataset or sampler with a `state_dict` of its own adds what that returns.
+        """
         if self._is_foreign:
             raise StateError(
                 "torch's DataPipes cannot tell where they are\nhint: use a dataset, or a stream with state_dict()"
