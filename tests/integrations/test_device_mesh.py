@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.utils.data import IterableDataset
@@ -63,13 +63,14 @@ def shared_out(sizes: dict[str, int], folder: str, action: str) -> dict[str, Any
     if action == "resume":
         load(dict(loaders), checkpoint_id=folder)
         return {name: [numbers_of(batch) for batch in loader] for name, loader in loaders.items()}
-    found = {}
-    for name, loader in loaders.items():
-        iterator = iter(loader)
-        batches = [numbers_of(next(iterator)) for _ in range(2)]
-        found[name] = [batches, loader.state_dict()]
-    save(dict(loaders), checkpoint_id=folder)
-    return found
+    iterators = {name: iter(loader) for name, loader in loaders.items()}
+    batches = {name: [numbers_of(next(iterator)) for _ in range(2)] for name, iterator in iterators.items()}
+    states = {name: loader.state_dict() for name, loader in loaders.items()}
+    saving: Any = async_save(dict(loaders), checkpoint_id=folder)
+    for iterator in iterators.values():
+        next(iterator)  # while it is written
+    saving.result()
+    return {name: [batches[name], states[name]] for name in loaders}
 
 
 def check_shares(ranks: list[list[Any]], groups: list[list[int]], whole: list[Any]) -> None:
