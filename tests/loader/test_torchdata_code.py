@@ -199,3 +199,37 @@ def test_a_state_that_is_loaded_twice_or_before_an_iterator_is_at_its_end_is_tha
     loader.load_state_dict(states[1])
     loader.load_state_dict(states[4])
     assert next(iter(loader)).tolist() == [15, 16, 17]
+
+
+class WithoutLength:
+    """A sampler that Lightning draws from ahead, to know when it ends."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("sampler", [None, WithoutLength()], ids=["on time", "ahead"])
+def test_under_lightning_the_state_of_a_dataset_is_saved_unless_a_batch_was_drawn_ahead(sampler: Any) -> None:
+    lightning: Any = pytest.importorskip("lightning")
+    states = []
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def training_step(self, batch: Any, index: int) -> Any:
+            return None
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            states.append(self.trainer.train_dataloader.state_dict())
+
+        def configure_optimizers(self) -> None:
+            return None
+
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(max_steps=2, accelerator="cpu", enable_model_summary=False, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(Model(), stoker.DataLoader(Noisy(), batch_size=3, sampler=sampler))
+    is_ahead = sampler is not None
+    assert ["dataset_state" in state for state in states[:2]] == [not is_ahead] * 2
+    assert any("Noisy is not saved" in str(warning.message) for warning in caught) == is_ahead
