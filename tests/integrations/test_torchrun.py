@@ -18,7 +18,7 @@ import pytest
 from tests.integrations.launch import ROOT, SETTINGS, free_port
 from tests.integrations.torchrun_script import GLOBAL_BATCH, LOADERS, NUM_EPOCHS, read
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # torch is started five times, on two cores
 
 Batches = list[tuple[int, list[Any]]]
 """The epoch and the samples of all ranks, in each step."""
@@ -101,7 +101,7 @@ def check(folder: Path, names: list[str]) -> None:
 def test_a_rank_that_is_killed_twice_resumes_every_loader_where_its_checkpoint_is(tmp_path: Path) -> None:
     """First at the end of an epoch for loaders of six steps, which is the middle for others, then in mid-epoch."""
     (tmp_path / "die_1").write_text("7 3")
-    with torchrun(tmp_path, list(LOADERS), "--standalone", "--nproc-per-node=2", "--max-restarts=2") as process:
+    with torchrun(tmp_path, list(LOADERS), "--standalone", "--nproc-per-node=2", "--max-restarts=3") as process:
         printed, _ = process.communicate()
     assert process.returncode == 0, printed
     assert starts(tmp_path) == [(0, 2), (6, 2), (8, 2)]
@@ -114,10 +114,10 @@ def test_an_elastic_group_that_grows_and_shrinks_goes_on_with_the_same_global_ba
     options = [
         "--nnodes=1:2",
         "--nproc-per-node=1",
-        "--max-restarts=1",
+        "--max-restarts=3",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=localhost:{free_port()}",
-        "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3",
+        "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=6",
     ]
     with torchrun(tmp_path, names, *options) as first:
         assert first.stdout is not None
