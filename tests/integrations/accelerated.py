@@ -1,4 +1,4 @@
-"""Loaders that Accelerate's tests prepare, and what they should give. At the top of a module, so that ranks have them."""
+"""Loaders that Accelerate's tests prepare, and what they should give."""
 
 from __future__ import annotations
 

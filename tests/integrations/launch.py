@@ -6,6 +6,7 @@ has imported it, the *launcher*, and every rank is a fork of that.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -116,6 +117,7 @@ def _serve(name: str) -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # what modules print is no answer
     module = import_module(name)
+    gc.freeze()  # trainers collect garbage often, and a rank would copy all memory that it has from here
     for line in sys.stdin:
         request = json.loads(line)
         os.write(answers, (json.dumps(_run_ranks(module, request)) + "\n").encode())

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration, set_seed
 
 from stoker.errors import StateError, StateMismatch
-from tests.integrations.accelerated import LENGTH, LOADERS, accelerator, expected, flat, numbers, real, served, together
+from tests.integrations.accelerated import LENGTH, LOADERS, accelerator, expected, flat, numbers, real, served
 from tests.integrations.launch import kill_this_process, launch
 
 SEED = {"seed": 3}
@@ -244,8 +244,8 @@ def resumed_by_counting(folder: str, how: dict[str, Any]) -> list[Any]:
             seen.append(numbers(batch))
             if overall_step == how["stop"]:
                 driver.save_state(f"{folder}/step_{overall_step}")
-                return [seen, model.state_dict()[[*model.state_dict()][0]].tolist()]
-    return [seen, model.state_dict()[[*model.state_dict()][0]].tolist()]
+                return [seen, next(model.parameters()).tolist()]
+    return [seen, next(model.parameters()).tolist()]
 
 
 @pytest.mark.parametrize("sets_epoch", [True, False])
@@ -269,7 +269,7 @@ def test_scripts_that_count_steps_and_leave_them_out_go_on_exactly(tmp_path: Pat
 
 
 def by_hand(names: list[str], folder: str, way: str) -> list[Any]:
-    """Save and load in one of the ways there are; return what is left of the epoch and the next one, and what should be."""
+    """Save and load in one of the ways there are; return what is left of the epoch and the next one, and what comes."""
     configuration = {"use_stateful_dataloader": True} if way == "use_stateful_dataloader" else {}
     results: list[Any] = []
     for is_resumed in (False, True):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
-import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,12 +19,22 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampl
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 import stoker
-from stoker.errors import ArgumentError, StateError
-from tests.integrations.launch import ROOT, SETTINGS, kill_this_process, launch
+from tests.integrations.launch import ROOT, SETTINGS, launch
+from tests.integrations.trained import (
+    ARGUMENTS,
+    SAVING,
+    SEED,
+    Records,
+    Stopped,
+    in_stages,
+    stages,
+    train_one,
+    trained_on,
+    weights_of,
+    whole_of,
+)
 
 LENGTH = 22
-SEED = 42
-"""The Trainer's, if it is given none."""
 DOCUMENTS = [np.full(size, number) for number, size in enumerate([5, 9, 3, 7, 6, 8, 4, 10, 2, 11] * 3)]
 
 
@@ -145,11 +151,8 @@ def tiny_model() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=128, n_positions=16, n_embd=8, n_layer=1, n_head=2))
 
 
-class Recorder(Trainer):
+class Recorder(Records, Trainer):
     """A Trainer with a loader of the test's, which writes down what it trains on."""
-
-    case: dict[str, Any]
-    num_batches = 0
 
     def get_train_dataloader(self) -> Any:
         loader = LOADERS[self.case["loader"]](**self.case.get("options", {}))
@@ -157,35 +160,6 @@ class Recorder(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         return LOADERS["sequential"]()
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        if self.num_batches == self.case.get("kill_at"):
-            wait_for_all_ranks(self.case)
-            kill_this_process()
-        if self.num_batches == self.case.get("stop_at"):
-            raise Stopped
-        self.num_batches += 1
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        record = [self.state.global_step, int(self.state.epoch or 0), inputs["input_ids"].tolist()]
-        with log_of(self.case).open("a") as log:
-            log.write(json.dumps(record) + "\n")
-        return loss
-
-
-def log_of(case: dict[str, Any]) -> Path:
-    return Path(case["folder"], f"batches_{case.get('run', 0)}_{os.environ['RANK']}.jsonl")
-
-
-def wait_for_all_ranks(case: dict[str, Any]) -> None:
-    """Come back when all ranks are here, so that none is killed while another one saves."""
-    folder, run = Path(case["folder"]), case["run"]
-    Path(folder, f"arrived_{run}_{os.environ['RANK']}").touch()
-    while len(list(folder.glob(f"arrived_{run}_*"))) < int(os.environ["WORLD_SIZE"]):
-        time.sleep(0.002)
-
-
-class Stopped(Exception):
-    """Ends a run, as a crash does."""
 
 
 class EndsEpochs(TrainerCallback):
@@ -210,27 +184,9 @@ class SavesInStep(TrainerCallback):
             control.should_training_stop = True
 
 
-def arguments(folder: str, **changes: Any) -> TrainingArguments:
-    settings: dict[str, Any] = {
-        "output_dir": folder,
-        "num_train_epochs": 2,
-        "save_strategy": "no",
-        "learning_rate": 0.01,
-        "report_to": [],
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "dataloader_pin_memory": False,
-        "logging_steps": 1,
-        "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 4,
-    }
-    return TrainingArguments(**settings | changes)
-
-
 def trainer_of(case: dict[str, Any], **others: Any) -> Recorder:
-    Path(case["folder"]).mkdir(parents=True, exist_ok=True)
-    settings = arguments(case["folder"], **case.get("args", {}))
-    trainer = Recorder(tiny_model(), settings, eval_dataset=Samples(), **others)
+    settings = ARGUMENTS | case.get("args", {})
+    trainer = Recorder(tiny_model(), TrainingArguments(case["folder"], **settings), eval_dataset=Samples(), **others)
     trainer.case = case
     if case.get("ends_epochs_after"):
         trainer.add_callback(EndsEpochs(case["ends_epochs_after"]))
@@ -240,57 +196,11 @@ def trainer_of(case: dict[str, Any], **others: Any) -> Recorder:
 
 
 def train(case: dict[str, Any]) -> dict[str, Any]:
-    """Run on each rank: train, and return how it went."""
-    if os.environ["WORLD_SIZE"] == "1":
-        os.environ.pop("LOCAL_RANK", None)  # without torch.distributed
-    trainer = trainer_of(case)
-    resume = case.get("resume")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            trainer.train(resume_from_checkpoint=resume)
-        except Stopped:
-            pass
-        except (ArgumentError, StateError) as error:
-            return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-    logs = trainer.state.log_history
-    return {
-        "global_step": trainer.state.global_step,
-        "max_steps": trainer.state.max_steps,
-        "epoch": trainer.state.epoch,
-        "weights": weights_of(trainer.model),
-        "rates": [entry["learning_rate"] for entry in logs if "learning_rate" in entry],
-        "logged": [entry["loss"] for entry in logs if "loss" in entry],
-        "warnings": [str(warning.message) for warning in caught if "stoker" in str(warning.message)],
-    }
-
-
-def weights_of(model: Any) -> str:
-    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
-    return hashlib.sha256(weights).hexdigest()
+    return train_one(trainer_of, case)
 
 
 def train_all(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [train(case) for case in cases]
-
-
-def trained_on(folder: Path) -> list[list[list[int]]]:
-    """Return the rows of each epoch that the weights are made of, those of all ranks in the order of the ranks.
-
-    What a run has done behind its last checkpoint is lost, and does not count.
-    """
-    runs: dict[str, list[list[Any]]] = {}
-    for path in sorted(folder.glob("batches_*.jsonl")):
-        runs.setdefault(path.stem.split("_")[1], []).append(list(map(json.loads, path.read_text().splitlines())))
-    kept: list[tuple[int, int, list[Any]]] = []
-    for _, ranks in sorted(runs.items()):
-        kept = [step for step in kept if step[0] < ranks[0][0][0]]
-        for parts in zip(*ranks, strict=True):
-            kept.append((parts[0][0], parts[0][1], sum((rows for *_, rows in parts), [])))
-    epochs: dict[int, list[list[int]]] = {}
-    for _, epoch, rows in kept:
-        epochs.setdefault(epoch, []).extend(rows)
-    return [epochs[epoch] for epoch in sorted(epochs)]
 
 
 def plain_epochs(name: str, num_epochs: int, **options: Any) -> list[list[list[int]]]:
@@ -302,35 +212,7 @@ def plain_epochs(name: str, num_epochs: int, **options: Any) -> list[list[list[i
 # ---------------------------------------------------------------- runs that stop and go on
 
 
-SAVING = {"save_strategy": "steps", "save_steps": 2}
 EACH_EPOCH = {"save_strategy": "epoch"}
-
-
-def in_stages(folder: Path, cases: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """Run all cases, each in stages, in as few launches as possible; return what each stage came to.
-
-    Every stage after the first goes on from the last checkpoint, unless it says otherwise.
-    """
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
-    for number in range(max(map(len, cases.values()))):
-        for num_ranks in (1, 2):
-            wanted = {
-                name: {"folder": str(folder / name), "run": number, "resume": bool(number) or None} | stages[number]
-                for name, stages in cases.items()
-                if number < len(stages) and stages[number].get("num_ranks", 1) == num_ranks
-            }
-            if wanted:
-                ranks = launch(train_all, list(wanted.values()), num_ranks=num_ranks)
-                for name, *came in zip(wanted, *ranks, strict=True):
-                    assert len({str(result.get("weights")) for result in came}) == 1, name
-                    results[name].append(came[0])
-    return results
-
-
-def stages(loader: str, *changes: dict[str, Any], **common: Any) -> list[dict[str, Any]]:
-    """Return the stages of a case: what they have in common, and what each has of its own."""
-    args = SAVING | common.pop("args", {})
-    return [{"loader": loader, **common, **change, "args": args | change.get("args", {})} for change in changes]
 
 
 STOPPED: dict[str, list[dict[str, Any]]] = {
@@ -380,20 +262,10 @@ STOPPED: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def whole_of(case: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """Return the run that does not stop, and what it is known by: checkpoints and who prepares change nothing."""
-    args = {name: value for name, value in case[0]["args"].items() if not name.startswith("save")}
-    if args.get("load_best_model_at_end"):
-        args = case[0]["args"]
-    own = ("stop_at", "saves_in_step", "is_prepared")
-    run = {name: value for name, value in case[0].items() if name not in own} | {"args": args}
-    return "whole " + hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:8], [run]
-
-
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory, launcher: None) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("trainer")
-    return folder, in_stages(folder, STOPPED | dict(map(whole_of, STOPPED.values())))
+    return folder, in_stages(train_all, folder, STOPPED | dict(map(whole_of, STOPPED.values())))
 
 
 @pytest.mark.parametrize("name", STOPPED)
@@ -483,7 +355,7 @@ CHANGED: dict[str, tuple[list[dict[str, Any]], int]] = {
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory, launcher: None) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("changed")
-    return folder, in_stages(folder, {name: case for name, (case, _) in CHANGED.items()})
+    return folder, in_stages(train_all, folder, {name: case for name, (case, _) in CHANGED.items()})
 
 
 @pytest.mark.parametrize("name", CHANGED)
@@ -573,7 +445,7 @@ def other_ranks_with_a_sampler(folder: str, resume: bool) -> Any:
 def test_a_users_own_sampler_cannot_be_resumed_on_another_number_of_ranks(tmp_path: Path) -> None:
     launch(other_ranks_with_a_sampler, str(tmp_path), False)
     [result] = launch(other_ranks_with_a_sampler, str(tmp_path), True, num_ranks=1)
-    assert re.search("StateMismatch.*num_processes: the state has 2, this loader 1", result["error"])
+    assert re.search("(?s)StateMismatch.*num_processes: the state has 2, this loader 1", result["error"])
 
 
 # ---------------------------------------------------------------- other ways to train
@@ -749,10 +621,10 @@ class Late(Trainer):
 
 seen = []
 args = TrainingArguments(
-    sys.argv[1], report_to=[], use_cpu=True, num_train_epochs=1, save_steps=2, disable_tqdm=True, max_steps=int(sys.argv[2])
+    sys.argv[1], report_to=[], use_cpu=True, per_device_train_batch_size=4, disable_tqdm=True, max_steps=6
 )
 model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_positions=16, n_embd=8, n_layer=1, n_head=2))
-Late(model, args).train(resume_from_checkpoint=True if len(sys.argv) > 3 else None)
+Late(model, args).train(resume_from_checkpoint=True)
 print(seen)
 """
 EARLY = """
@@ -765,12 +637,12 @@ assert Trainer._save_checkpoint.__code__ is _forwarded.__code__
 
 
 def test_stoker_may_be_imported_before_transformers_or_in_the_middle_of_training(tmp_path: Path) -> None:
-    settings = {"cwd": ROOT, "env": os.environ | SETTINGS, "stdout": subprocess.PIPE, "text": True}
-    early = subprocess.Popen([sys.executable, "-W", "ignore", "-c", EARLY], **settings)  # type: ignore[call-overload]
-    seen: list[list[int]] = []
-    for command in ([str(tmp_path), "2"], [str(tmp_path), "6", "resume"]):
-        late = subprocess.run([sys.executable, "-W", "ignore", "-c", LATE, *command], check=True, **settings)  # type: ignore[call-overload]
-        seen += json.loads(late.stdout.splitlines()[-1])
-    assert sorted(sum(seen, [])) == list(range(LENGTH))
+    settings: dict[str, Any] = {"cwd": ROOT, "env": os.environ | SETTINGS, "stdout": subprocess.PIPE, "text": True}
+    early = subprocess.Popen([sys.executable, "-W", "ignore", "-c", EARLY], **settings)
+    launch(train, {"folder": str(tmp_path), "loader": "shuffled", "args": SAVING, "stop_at": 2}, num_ranks=1)
+    late = subprocess.run([sys.executable, "-W", "ignore", "-c", LATE, tmp_path], check=True, **settings)
+    assert sum(json.loads(late.stdout.splitlines()[-1]), []) == [
+        row[0] for row in plain_epochs("shuffled", 1, seed=SEED)[0][8:]
+    ]
     early.communicate()
     assert early.returncode == 0
