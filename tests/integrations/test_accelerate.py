@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import random
 import re
 import warnings
@@ -13,12 +15,15 @@ import pytest
 import torch
 import torch._dynamo  # optimizers import it: here once, and not in every rank
 from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import set_seed
+from torch.distributed.device_mesh import init_device_mesh
 
 import stoker
 from stoker.errors import ArgumentError
-from tests.integrations.accelerated import LENGTH, LOADERS, Stream, accelerator, expected, flat, served, together
+from tests.integrations.accelerated import LENGTH, LOADERS, Stream, accelerator, expected, flat, real, served, together
 from tests.integrations.launch import launch
+from tests.loader.datasets import Broken, Numbers
 
 # ---------------------------------------------------------------- what two processes get
 
@@ -268,6 +273,89 @@ def unsynchronized() -> str:
 def test_a_stream_whose_generator_is_not_synchronized_is_refused() -> None:
     for message in launch(unsynchronized):
         assert re.search(r"(?s)Shuffling draws from a generator.*hint: add 'generator' to the rng_types", message)
+
+
+class Drawing(Numbers):
+    """Draws a random number for each sample."""
+
+    def __getitem__(self, position: int) -> int:
+        return int(stoker.rng().integers(1 << 30))
+
+
+def beyond_torchs_loader() -> dict[str, Any]:
+    """Use what a loader would lose if `prepare` made one of torch's from it."""
+    driver = accelerator()
+    skipping, drawing = driver.prepare(
+        stoker.DataLoader(Broken(LENGTH, {5, 6}), batch_size=4, shuffle=True, on_error="skip", seed=3),
+        stoker.DataLoader(Drawing(LENGTH), batch_size=4, seed=3),
+    )
+    report = io.StringIO()
+    found = {"skipping": served(skipping, 2), "drawing": served(drawing, 2), "copy": served(copy.copy(drawing), 1)}
+    skipping.report(file=report)
+    return found | {
+        "skipped": [skipped.position for skipped in skipping.ledger],
+        "report": report.getvalue(),
+        "places": [[place.step, place.rank, place.row] for place in skipping.find(7, epoch=1)],
+    }
+
+
+def test_a_prepared_loader_has_what_torchs_has_not() -> None:
+    ranks = launch(beyond_torchs_loader)
+    plain = stoker.DataLoader(Broken(LENGTH, {5, 6}), batch_size=8, shuffle=True, on_error="skip", seed=3)
+    assert together([rank["skipping"] for rank in ranks]) == [
+        [real(batch) for batch in epoch] for epoch in served(plain, 2)
+    ]
+    assert sorted(sum((rank["skipped"] for rank in ranks), [])) == [5, 5, 6, 6]
+    drawing = stoker.DataLoader(Drawing(LENGTH), batch_size=8, seed=3)
+    epochs = [[real(batch) for batch in epoch] for epoch in served(drawing, 3)]
+    assert together([rank["drawing"] + rank["copy"] for rank in ranks]) == epochs
+    for number, rank in enumerate(ranks):
+        assert "6 batches, 24 samples" in rank["report"]
+        assert f"rank {number} of 2" in rank["report"]
+        [[step, owner, row]] = rank["places"]
+        assert ranks[owner]["skipping"][1][step - 3][0][row] == 7
+
+
+# ---------------------------------------------------------------- devices and meshes
+
+
+def on_devices() -> list[Any]:
+    """Return where batches are, with and without device placement."""
+    driver, found = accelerator(), []
+    for is_placed in (True, False):
+        # a device that every machine has
+        with patch.object(driver.state, "device", torch.device("meta")):
+            plain, nested, stream = (
+                driver.prepare_data_loader(LOADERS[name](), device_placement=is_placed)
+                for name in ("shuffled", "pack", "stream")
+            )
+        found.append([batch.device.type for loader in (plain, stream) for batch in loader])
+        found[-1] += [value.device.type for batch in nested for value in batch.values()]
+    return found
+
+
+def test_batches_are_put_on_the_accelerators_device_where_it_places_them() -> None:
+    [[placed, left]] = launch(on_devices, num_ranks=1)
+    assert set(placed) == {"meta"}
+    assert set(left) == {"cpu"}
+    assert len(placed) == len(left) > 12
+
+
+def on_meshes(meshes: list[dict[str, int]]) -> list[Any]:
+    """Prepare loaders with the device mesh that an accelerator makes of its parallelism_config."""
+    accelerator()
+    made = [init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes)) for sizes in meshes]
+    return [served(prepare_data_loader(LOADERS["shuffled"](seed=3), torch_device_mesh=mesh), 2) for mesh in made]
+
+
+def test_processes_that_share_data_get_the_same_batches() -> None:
+    meshes = [{"tp": 2}, {"dp_replicate": 1, "cp": 2}, {"dp_shard": 2, "tp": 1}]
+    for sizes, *epochs in zip(meshes, *launch(on_meshes, meshes), strict=True):
+        if sizes.get("dp_shard") == 2:
+            assert together(epochs) == expected("shuffled", 2, 8, seed=3)
+        else:
+            assert epochs[0] == epochs[1]
+            assert together(epochs[:1]) == expected("shuffled", 2, seed=3)
 
 
 # ---------------------------------------------------------------- metrics and gradients

@@ -200,7 +200,7 @@ SKIPPED_NAMES = [*PLANNED, "stream", *OWN_ORDER]
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_the_first_batches_are_left_out_once(num_ranks: int) -> None:
-    cases = [(name, SEED, skip, 5) for name in SKIPPED_NAMES for skip in (0, 1, 2, 50, 2)]
+    cases: list[Any] = [(name, SEED, skip, 5) for name in SKIPPED_NAMES for skip in (0, 1, 2, 50, 2)]
     for found in launch(skipped, cases, num_ranks=num_ranks):
         for name, start in zip(SKIPPED_NAMES, range(0, len(found), 5), strict=True):
             (whole, following), *others = found[start : start + 5]
@@ -212,7 +212,7 @@ def test_the_first_batches_are_left_out_once(num_ranks: int) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_without_a_seed_of_the_loaders_set_seed_governs_what_is_left_out(num_ranks: int) -> None:
-    cases = [("shuffled", {}, 0, 5), ("shuffled", {}, 1, 5), ("shuffled", {}, 1, 6)]
+    cases: list[Any] = [("shuffled", {}, 0, 5), ("shuffled", {}, 1, 5), ("shuffled", {}, 1, 6)]
     for whole, same, other in launch(skipped, cases, num_ranks=num_ranks):
         assert same == [whole[0][1:], whole[1]]
         assert other != same
@@ -410,7 +410,7 @@ def test_states_of_two_saves_in_one_folder_are_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_our_state_is_a_warning(tmp_path: Path) -> None:
     driver = accelerator()
-    driver.prepare(torch.utils.data.DataLoader(list(range(4))))
+    driver.prepare(LOADERS["torch"]())
     driver.save_state(str(tmp_path))
     driver.free_memory()
     loader = driver.prepare(LOADERS["shuffled"](**SEED))
@@ -448,7 +448,7 @@ def accumulated(folder: str, name: str, stop: int, is_resumed: bool) -> list[Any
     model, optimizer, loader = driver.prepare(model, optimizer, LOADERS[name](**SEED))
     if is_resumed:
         driver.load_state(folder)
-    found = []
+    found: list[Any] = []
     while len(found) < stop:
         for batch in loader:
             with driver.accumulate(model):

@@ -151,7 +151,7 @@ def tiny_model() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=128, n_positions=16, n_embd=8, n_layer=1, n_head=2))
 
 
-class Recorder(Records, Trainer):
+class Recorder(Records, Trainer):  # type: ignore[misc]
     """A Trainer with a loader of the test's, which writes down what it trains on."""
 
     def get_train_dataloader(self) -> Any:
@@ -162,7 +162,7 @@ class Recorder(Records, Trainer):
         return LOADERS["sequential"]()
 
 
-class EndsEpochs(TrainerCallback):
+class EndsEpochs(TrainerCallback):  # type: ignore[misc]
     """Ends each epoch after so many optimizer steps."""
 
     def __init__(self, num_steps: int) -> None:
@@ -172,7 +172,7 @@ class EndsEpochs(TrainerCallback):
         control.should_epoch_stop = state.global_step % self.num_steps == 0
 
 
-class SavesInStep(TrainerCallback):
+class SavesInStep(TrainerCallback):  # type: ignore[misc]
     """Saves when the batches of an optimizer step are drawn and not trained on, as the Trainer does after SIGTERM."""
 
     def __init__(self, trainer: Trainer, global_step: int) -> None:
@@ -387,7 +387,7 @@ KILLED = {"shuffled": 2, "workers": 1, "wrapped pack": 2}
 @pytest.mark.parametrize("name", KILLED)
 def test_a_run_that_is_killed_twice_is_trained_on_what_one_that_is_not_has(name: str, tmp_path: Path) -> None:
     num_ranks = KILLED[name]
-    case = {"loader": name, "args": SAVING | {"save_steps": 1}}
+    case: dict[str, Any] = {"loader": name, "args": SAVING | {"save_steps": 1}}
     for run, (kill_at, is_prepared) in enumerate([(4 // num_ranks, True), (3, False), (None, True)]):
         case |= {"folder": str(tmp_path / "killed"), "run": run, "kill_at": kill_at, "is_prepared": is_prepared}
         results = launch(train, case | {"resume": bool(run) or None}, num_ranks=num_ranks, killed=kill_at is not None)
@@ -500,8 +500,8 @@ def halved(folder: str) -> Any:
     result = []
     for run in (0, 1):
         case = {"folder": folder, "run": run, "args": SAVING | {"auto_find_batch_size": True}}
-        trainer = trainer_of(case | {"stop_at": None if run else 4})
-        trainer.get_train_dataloader = lambda own=trainer: LOADERS["shuffled"](batch_size=own._train_batch_size)  # type: ignore[method-assign]
+        trainer: Any = trainer_of(case | {"stop_at": None if run else 4})
+        trainer.get_train_dataloader = lambda own=trainer: LOADERS["shuffled"](batch_size=own._train_batch_size)
         step = trainer.training_step
 
         def limited(model: Any, inputs: Any, *rest: Any, step: Any = step) -> Any:
@@ -509,7 +509,7 @@ def halved(folder: str) -> Any:
                 raise RuntimeError("CUDA out of memory.")
             return step(model, inputs, *rest)
 
-        trainer.training_step = limited  # type: ignore[method-assign]
+        trainer.training_step = limited
         with suppress(Stopped):
             trainer.train(resume_from_checkpoint=bool(run) or None)
         result.append(trainer.state.global_step)
@@ -547,12 +547,12 @@ def evaluated(folder: str, cases: list[Any]) -> Any:
             seen.append(prediction.label_ids[:, 0].tolist())
             return {}
 
-        trainer = trainer_of({"folder": folder}, compute_metrics=first_labels)
+        trainer: Any = trainer_of({"folder": folder}, compute_metrics=first_labels)
         loader = LOADERS[name](**options)
         if is_prepared:
             loader = trainer.accelerator.prepare(loader)
-        trainer.get_eval_dataloader = lambda _=None, own=loader: own  # type: ignore[method-assign]
-        trainer.get_test_dataloader = lambda _, own=loader: own  # type: ignore[method-assign]
+        trainer.get_eval_dataloader = lambda _=None, own=loader: own
+        trainer.get_test_dataloader = lambda _, own=loader: own
         trainer.evaluate()
         workers = loader._processes
         trainer.evaluate()

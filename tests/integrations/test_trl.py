@@ -13,6 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils.data import default_collate
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
@@ -41,7 +42,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer of words, made here: nothing is downloaded."""
     words = {word: number for number, word in enumerate(SPECIAL + [f"w{number}" for number in range(LENGTH)])}
     model = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
@@ -54,11 +55,14 @@ DOCUMENTS = [np.full(size, 3 + number) for number, size in enumerate([5, 9, 3, 7
 
 
 def named_for_the_model(rows: list[Any]) -> dict[str, torch.Tensor]:
-    tokens, positions = (
-        torch.as_tensor(np.stack([row[name] for row in rows])).long() for name in ("tokens", "positions")
-    )
-    # models of transformers shift the labels by themselves: the first token of a document has none
-    return {"input_ids": tokens, "position_ids": positions, "labels": tokens.where(positions > 0, -100)}
+    batch = default_collate(rows)
+    labels = batch["labels"]  # are shifted already
+    return {
+        "input_ids": batch["tokens"],
+        "position_ids": batch["positions"].long(),
+        "labels": labels,
+        "shift_labels": labels,
+    }
 
 
 DATASETS: dict[str, dict[str, Any]] = {
@@ -70,7 +74,7 @@ DATASETS: dict[str, dict[str, Any]] = {
 """What the trainer is trained on, and its arguments for it."""
 
 
-class Recorder(Records, SFTTrainer):
+class Recorder(Records, SFTTrainer):  # type: ignore[misc]
     """Has the loader of its case."""
 
     def get_train_dataloader(self) -> Any:
@@ -130,7 +134,9 @@ WHOLE = {name: whole_of(case) for name, case in STOPPED.items() if "made one" no
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, launcher: None) -> dict[str, list[list[int]]]:
-    return launch(plain_epochs, str(tmp_path_factory.mktemp("plain")), list(DATASETS), num_ranks=1)[0]
+    found: dict[str, list[list[int]]]
+    [found] = launch(plain_epochs, str(tmp_path_factory.mktemp("plain")), list(DATASETS), num_ranks=1)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +198,7 @@ def test_a_run_that_is_killed_twice_is_trained_on_what_one_that_is_not_has(
 
 def in_two_lines(folder: str) -> Any:
     """Train with a trainer of TRL's as it is, and resume it, with the lines of the guide."""
-    seen: list[list[list[int]]] = []
+    seen: list[Any] = []
     for resume in (False, True):
         trainer = SFTTrainer(
             tiny_model(),
@@ -201,8 +207,9 @@ def in_two_lines(folder: str) -> Any:
             processing_class=tokenizer(),
         )
         loader = stoker.DataLoader(trainer.train_dataset, 4, shuffle=True, collate_fn=trainer.data_collator)
-        trainer.get_train_dataloader = lambda own=loader: own  # type: ignore[method-assign]
-        step, batches = trainer.training_step, []
+        trainer.get_train_dataloader = lambda own=loader: own
+        step = trainer.training_step
+        batches: list[list[list[int]]] = []
 
         def recorded(model: Any, inputs: Any, *rest: Any, step: Any = step, batches: Any = batches) -> Any:
             if len(batches) == 5:
@@ -210,7 +217,7 @@ def in_two_lines(folder: str) -> Any:
             batches.append(inputs["input_ids"].tolist())
             return step(model, inputs, *rest)
 
-        trainer.training_step = recorded  # type: ignore[method-assign]
+        trainer.training_step = recorded
         with suppress(Stopped):
             trainer.train(resume_from_checkpoint=resume or None)
         seen.append(batches)
