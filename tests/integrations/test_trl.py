@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import trl
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import default_collate
@@ -18,6 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 import stoker
+from stoker.errors import ArgumentError
 from tests.integrations.launch import launch
 from tests.integrations.trained import (
     ARGUMENTS,
@@ -229,3 +232,41 @@ def test_two_lines_are_enough(tmp_path: Path, plain: dict[str, Any]) -> None:
     got = tokens_of(row for batch in first[:4] + second for row in batch)
     assert got == (plain["texts"][0] + plain["texts"][1])[: len(got)]
     assert global_step == 9
+
+
+# ---------------------------------------------------------------- trainers that need an order of their own
+
+
+def groups_of_prompts(name: str, folder: str) -> Any:
+    """Return what becomes of our own order, and batches in TRL's order, from our loader and from TRL's."""
+    settings = {name: value for name, value in ARGUMENTS.items() if name != "learning_rate"}
+    trainer = getattr(trl, f"{name}Trainer")(
+        tiny_model(),
+        reward_funcs=lambda completions, **columns: [0.0 for _ in completions],
+        args=getattr(trl, f"{name}Config")(
+            folder,
+            **settings | {"bf16": False, "num_generations": 2, "max_completion_length": 2, "max_steps": 2, "beta": 0.0},
+        ),
+        train_dataset=Dataset.from_dict({"prompt": TEXTS}),
+        processing_class=tokenizer(),
+    )
+    theirs = [[sample["prompt"] for sample in batch] for batch in trainer.get_train_dataloader()]
+    data = {"dataset": trainer.train_dataset, "collate_fn": trainer.data_collator}
+    loader = stoker.DataLoader(**data, batch_size=4, shuffle=True)
+    trainer.get_train_dataloader = lambda: loader
+    with pytest.raises(ArgumentError) as caught:
+        trainer.train()
+    size = trainer._train_batch_size * trainer.args.steps_per_generation
+    loader = stoker.DataLoader(**data, batch_size=size, sampler=trainer._get_train_sampler())
+    ours = [[sample["prompt"] for sample in batch] for batch in trainer.accelerator.prepare(loader)]
+    trainer.train()
+    return [str(caught.value), theirs, ours, trainer.state.global_step]
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), [("GRPO", 2), ("RLOO", 1)])
+def test_trainers_that_compare_answers_to_a_prompt_need_its_groups(tmp_path: Path, name: str, num_ranks: int) -> None:
+    for message, theirs, ours, global_step in launch(groups_of_prompts, name, str(tmp_path), num_ranks=num_ranks):
+        expected = rf"(?s){name}Trainer needs .*hint: .*sampler=trainer\._get_train_sampler\(\)"
+        assert re.search(expected, message), message
+        assert ours == theirs
+        assert global_step == 2

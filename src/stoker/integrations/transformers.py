@@ -141,6 +141,7 @@ def _set_initial_training_values(call: dict[str, Any]) -> Any:
             "stoker.DataLoader does not support",
             hint="use context parallelism, ParallelismConfig(cp_size=...), or torch's DataLoader",
         )
+    _check_order(trainer, loader)
     _take_over(trainer, loader)
     values = _original["set_initial_training_values"](**call)
     num_batches = len(loader) if has_length(loader) else None
@@ -155,6 +156,19 @@ def _set_initial_training_values(call: dict[str, Any]) -> Any:
     _, _, num_examples, num_train_samples, batch_size, _, _ = values
     num_train_epochs, max_steps = run.count(args, global_step)
     return num_train_epochs, run.per_epoch, num_examples, num_train_samples, batch_size, num_batches, max_steps
+
+
+def _check_order(trainer: Any, loader: DataLoader[Any]) -> None:
+    """Refuse our order where a trainer of TRL groups its batches by prompt, as for GRPO."""
+    own = (kind for kind in type(trainer).__mro__ if "get_train_dataloader" in vars(kind))
+    kind = next((kind for kind in own if kind.__module__.startswith("trl.")), None)
+    if kind is not None and loader._is_planned:
+        raise ArgumentError(
+            f"{kind.__name__} needs each prompt several times in a row, in batches of its own size, but this loader "
+            "gives each sample once: rewards of different prompts would be compared with each other",
+            hint="leave get_train_dataloader to TRL, or give the loader TRL's order: "
+            "sampler=trainer._get_train_sampler() and batch_size=per_device_train_batch_size * steps_per_generation",
+        )
 
 
 def _init_training_state(call: dict[str, Any]) -> Any:
