@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
+from datasets import Dataset
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 import stoker
@@ -100,6 +101,12 @@ LOADERS: dict[str, Make] = {
     "stream": lambda **o: stoker.DataLoader(Stream(), batch_size=4, **o),
     "shared stream": lambda **o: stoker.DataLoader(Stream(), batch_size=4, shard="auto", num_workers=2, **o),
     "copied stream": lambda **o: stoker.DataLoader(Stream(), batch_size=4, num_workers=2, **o),
+    "hugging face stream": lambda **o: stoker.DataLoader(
+        Dataset.from_dict({"tokens": list(range(LENGTH))})
+        .to_iterable_dataset(num_shards=3)
+        .shuffle(seed=1, buffer_size=8),
+        **{"batch_size": 4, "shard": "auto", "num_workers": 2, **o},
+    ),
     "random sampler": lambda **o: stoker.DataLoader(
         Numbers(LENGTH), batch_size=4, sampler=RandomSampler(Numbers(LENGTH)), **o
     ),

@@ -41,7 +41,9 @@ def run(names: list[str], folder: str, how: dict[str, Any]) -> Any:
     seen: list[list[Any]] = [[] for _ in loaders]
     if "save" in how:
         for batches, iterator, loader in zip(seen, iterators, loaders, strict=True):
-            num_steps = {"all": len(loader), "over": len(loader) + 1}.get(how["steps"], how["steps"])
+            num_steps = how["steps"]
+            if num_steps in ("all", "over"):
+                num_steps = len(loader) + (num_steps == "over")
             batches.extend(batch for _, batch in zip(range(num_steps), iterator, strict=False))
         driver.save_state(f"{folder}/{how['save']}")
         noted = Path(folder, f"{how['save']}_{driver.process_index}.json")
@@ -113,7 +115,7 @@ SEEDABLE = {"use_seedable_sampler": True}
 def test_streams_and_samplers_of_the_users_go_on_exactly(
     tmp_path: Path, num_ranks: int, configuration: dict[str, Any]
 ) -> None:
-    names, folder = ["stream", "shared stream", *OWN_ORDER], str(tmp_path)
+    names, folder = ["stream", "shared stream", "hugging face stream", *OWN_ORDER], str(tmp_path)
     how = {"configuration": configuration, "more": 2}
     whole = launch(run, names, folder, how, num_ranks=num_ranks)
     launch(run, names, folder, how | {"save": "a", "steps": 1, "kill": True}, num_ranks=num_ranks, killed=True)

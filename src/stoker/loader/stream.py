@@ -29,6 +29,7 @@ from stoker.engine.identity import act_as, has_looked
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
 from stoker.errors import EarlyStop
+from stoker.loader.dataset_state import has_exact_state, state_between_epochs, with_state
 from stoker.loader.work import AwayTask, Ended, Finisher, Made, Posted, Reading, batch_key, finished, posted
 from stoker.plan import Layout, Recipe, Tail, derived_key
 from stoker.randomness import SampleContext, entered, reading_in_epoch
@@ -138,8 +139,8 @@ class StreamMaker:
             raise EarlyStop("the iterable dataset") from error
         if drawn is None:
             # parts are split off anew in every epoch
-            lives_on = self.setting.stays and turn.sharing != "split" and hasattr(self.dataset, "state_dict")
-            return EndTask(Ended(turn.part, copy.deepcopy(self.dataset.state_dict()) if lives_on else None))
+            lives_on = self.setting.stays and turn.sharing != "split"
+            return EndTask(Ended(turn.part, state_between_epochs(self.dataset) if lives_on else None))
         recipe, samples, skipped, where = drawn
         # a copy: with threads, the next turn is drawn before this one is done
         transform = watch.seconds - before
@@ -224,6 +225,7 @@ class _Reader:
         # A stream that can tell where it is is asked; when several go through it, each is elsewhere, and only the
         # count is common.
         self.is_alone = turn.sharing != "whole" or (turn.num_parts == 1 and setting.num_ranks == 1)
+        self.is_asked = self.is_alone and has_exact_state(self.dataset)
         self.steps = self.index = 0
         self.is_ended = False
         self.iterator: Any = None
@@ -235,17 +237,17 @@ class _Reader:
         dataset, begin = self.dataset, self.begin
         if self.sharing == "split":
             dataset = dataset.split(*self.split)
-        state = begin.get("state") if self.is_alone else None
+        state = begin.get("state") if self.is_asked else None
         loaded = begin.get("begin_state") if state is None else state
-        if loaded is not None and hasattr(dataset, "load_state_dict"):
-            dataset.load_state_dict(loaded)
+        if loaded is not None:
+            dataset = with_state(dataset, loaded)
         with reading_in_epoch(self.epoch):
             iterator = iter(dataset)
         if state is not None:
             if hasattr(iterator, "load_state_dict"):
                 iterator.load_state_dict(state)
             self.steps, self.index, self.is_ended = self.num_before, begin["samples"], bool(begin.get("is_ended"))
-        if self.is_alone:
+        if self.is_asked:
             self.teller = next((it for it in (iterator, dataset) if hasattr(it, "state_dict")), None)
         self.iterator = iterator
 

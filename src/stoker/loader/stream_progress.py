@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 from stoker.errors import StateError
+from stoker.loader.dataset_state import state_between_epochs
 from stoker.loader.progress import VERSION, differing
 from stoker.loader.running import RunningDigest
 from stoker.loader.stream import StreamSetting, Turn
@@ -46,8 +47,9 @@ class StreamProgress:
     def _start(self) -> dict[str, Any]:
         """Return the place at which the epoch begins, with what the stream, or each worker's copy, tells of it."""
         place: dict[str, Any] = {"turn": 0, "steps": 0, "samples": 0, "parts": {}}
-        if self.is_here and hasattr(self.dataset, "state_dict"):
-            place["begin_state"] = copy.deepcopy(self.dataset.state_dict())
+        state = state_between_epochs(self.dataset) if self.is_here else None
+        if state is not None:
+            place["begin_state"] = state
         for part, state in self._ends.items():
             if state is None:
                 continue
