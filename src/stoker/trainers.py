@@ -7,6 +7,7 @@ Accelerate, Lightning and Fabric build a new loader from the attributes of the o
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from contextlib import suppress
@@ -74,6 +75,18 @@ def redirect(function: Any, to: Callable[..., Any]) -> Callable[..., Any]:
     function.__kwdefaults__ = {"_to": to}
     function.__wrapped__ = original  # type: ignore[attr-defined]
     return original
+
+
+def named_arguments(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call of `function` by name, defaults included."""
+    signature = inspect.signature(function)
+    call = signature.bind(*args, **kwargs)
+    call.apply_defaults()
+    named = dict(call.arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named |= named.pop(parameter.name)
+    return named
 
 
 def _forwarded(*args: Any, _to: Callable[..., Any], **kwargs: Any) -> Any:

@@ -7,7 +7,6 @@ and this loader cannot is refused by name.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from stoker.loader.iterator import LoaderIterator
 from stoker.loader.progress import readable
 from stoker.loader.rebuilt import describe_class
 from stoker.plan import Recipe, Tail
-from stoker.trainers import redirect
+from stoker.trainers import named_arguments, redirect
 
 _original: dict[str, Callable[..., Any]] = {}
 
@@ -57,15 +56,8 @@ def install(module: ModuleType) -> None:
 
 
 def _call(name: str, hook: Callable[[dict[str, Any]], Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `hook` with the arguments of Accelerate's function by name, defaults included."""
-    signature = inspect.signature(_original[name])
-    call = signature.bind(*args, **kwargs)
-    call.apply_defaults()
-    named = dict(call.arguments)
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            named |= named.pop(parameter.name)
-    return hook(named)
+    """Call `hook` in the place of Accelerate's function, with the arguments by name."""
+    return hook(named_arguments(_original[name], args, kwargs))
 
 
 def is_ours(loader: Any) -> bool:
@@ -363,8 +355,8 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
                 assert batches.recipe is not None
                 assert self.plan is not None
                 num_samples = self.plan.samples_in(batches.recipe.step)
-                for _ in batches:  # there is none: the epoch is over, and the state is the beginning of the next one
-                    raise AssertionError("a batch after the last one")
+                following = next(batches, None)  # ends the iteration: the state is now the beginning of the next epoch
+                assert following is None, "a batch after the last one"
                 self._note_last(num_samples % self.total_batch_size)
             yield batch
 
@@ -384,7 +376,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
     def _position(self) -> tuple[dict[str, Any] | StateError, Recipe | None]:
         try:
             return super().state_dict(), super().recipe
-        except StateError as error:  # some streams have no state; whoever asks for it is told
+        except StateError as error:  # raised if somebody asks for the state of a stream that has none
             return error, super().recipe
 
     def _remainder(self, last: dict[str, Any] | StateError) -> int:
@@ -454,7 +446,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
         return next((part for part in parts if isinstance(part, SeedableRandomSampler)), None)
 
     def __reduce__(self) -> Any:
-        return _unpickled, (type(self).__bases__[1], self.__getstate__())
+        return _unpickle, (type(self).__bases__[1], self.__getstate__())
 
 
 @lru_cache(maxsize=64)
@@ -463,7 +455,7 @@ def _prepared_class(kind: Any) -> type[PreparedLoader]:
     return type(kind.__name__, (PreparedLoader, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
-def _unpickled(kind: Any, state: dict[str, Any]) -> PreparedLoader:
+def _unpickle(kind: Any, state: dict[str, Any]) -> PreparedLoader:
     loader = object.__new__(_prepared_class(kind))
     loader.__setstate__(state)
     return loader

@@ -7,7 +7,6 @@ Trainer's numbers of epochs and steps follow from that.
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections.abc import Callable
@@ -28,13 +27,13 @@ from stoker.errors import ArgumentError, StateError, StateMismatch
 from stoker.integrations.accelerate import is_ours
 from stoker.loader import DataLoader
 from stoker.loader.progress import readable
-from stoker.trainers import redirect
+from stoker.trainers import named_arguments, redirect
 
 _original: dict[str, Callable[..., Any]] = {}
 
 
 def install(module: ModuleType) -> None:
-    """Let the Trainer ask our loader where it is, and save what it says."""
+    """Redirect the Trainer's methods that count steps, and that save and load checkpoints."""
     missing = [name for name in _HOOKS if not hasattr(module.Trainer, name)]
     if missing:
         warnings.warn(
@@ -45,36 +44,35 @@ def install(module: ModuleType) -> None:
         )
         return
     for name, hook in _HOOKS.items():
-        _original[name] = redirect(getattr(module.Trainer, name), partial(_called, name, hook))
+        _original[name] = redirect(getattr(module.Trainer, name), partial(_call, name, hook))
 
 
-def _called(name: str, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    call = inspect.signature(_original[name]).bind(*args, **kwargs)
-    call.apply_defaults()
-    return hook(call.arguments)
+def _call(name: str, hook: Callable[[dict[str, Any]], Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `hook` in the place of the Trainer's method, with the arguments by name."""
+    return hook(named_arguments(_original[name], args, kwargs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a loader goes on, in batches of this run."""
+    """Where a loader continues, in batches of this run."""
 
     epoch: int
-    done: int
-    """Batches of the epoch that are behind us."""
-    left: int | None
-    """Batches of the epoch that are to come; None if nobody knows."""
+    num_done: int
+    """Batches of the epoch before this place."""
+    num_left: int | None
+    """Batches of the epoch after it; None if unknown."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """One call of `train`: its loader, where it began, and how many optimizer steps are to come."""
+    """One call of `train`: its loader, where it began, and how many optimizer steps it will take."""
 
     loader: DataLoader[Any]
     num_batches: int | None
-    """Of a whole epoch; None if nobody knows."""
+    """Batches of a whole epoch; None if unknown."""
     accumulation: int
     place: _Place | None = None
-    """Where the loader went on, if not at the beginning."""
+    """Where the loader continued, if not at the beginning."""
     num_epochs: int = 0
     num_steps: int = 0
     """Optimizer steps up to the end of the last epoch."""
@@ -90,8 +88,8 @@ class _Run:
         return max(1, ceil(self.num_batches / self.accumulation))
 
     def count(self, args: Any, global_step: int) -> tuple[int, int]:
-        """Return the number of epochs and that of all optimizer steps, with those that are behind us."""
-        place = self.place or _Place(epoch=0, done=0, left=None)
+        """Return the number of epochs and of optimizer steps in all, those before `global_step` included."""
+        place = self.place or _Place(epoch=0, num_done=0, num_left=None)
         if args.max_steps > 0:
             max_steps, num_epochs, total = args.max_steps, place.epoch, global_step + self.num_unused
             while total < max_steps:
@@ -116,8 +114,8 @@ class _Run:
 
     def _steps_in(self, epoch: int, place: _Place) -> int:
         """Return the number of optimizer steps in what is left of an epoch."""
-        if epoch == place.epoch and place.left is not None:
-            return ceil(place.left / self.accumulation)
+        if epoch == place.epoch and place.num_left is not None:
+            return ceil(place.num_left / self.accumulation)
         plan = self.loader.plan
         if plan is None or not plan.skip:
             return self.per_epoch
@@ -150,7 +148,7 @@ def _set_initial_training_values(call: dict[str, Any]) -> Any:
     run = trainer._stoker_run = _Run(
         loader=loader, num_batches=num_batches, accumulation=args.gradient_accumulation_steps
     )
-    global_step = _begin(trainer, run, getattr(trainer, "_stoker_checkpoint", None))
+    global_step = _load_place(trainer, run, getattr(trainer, "_stoker_checkpoint", None))
     if num_batches is None:
         return values
     _, _, num_examples, num_train_samples, batch_size, _, _ = values
@@ -175,7 +173,7 @@ def _init_training_state(call: dict[str, Any]) -> Any:
     trainer, checkpoint = call["self"], call["resume_from_checkpoint"]
     run = trainer._stoker_run
     if run is not None and not hasattr(trainer, "_stoker_checkpoint"):
-        global_step, counted = _begin(trainer, run, checkpoint), (call["num_train_epochs"], call["max_steps"])
+        global_step, counted = _load_place(trainer, run, checkpoint), (call["num_train_epochs"], call["max_steps"])
         if run.num_batches is not None and run.count(trainer.args, global_step) != counted:
             raise ArgumentError(
                 "the batch size or number of processes has changed since the checkpoint, and the Trainer has counted "
@@ -183,10 +181,10 @@ def _init_training_state(call: dict[str, Any]) -> Any:
                 hint="import stoker at the top of the script",
             )
     counted = _original["_init_training_state"](**call)
-    return counted if run is None or run.place is None else (run.place.epoch, run.place.done)
+    return counted if run is None or run.place is None else (run.place.epoch, run.place.num_done)
 
 
-def _begin(trainer: Any, run: _Run, checkpoint: str | None) -> int:
+def _load_place(trainer: Any, run: _Run, checkpoint: str | None) -> int:
     """Load the state of a checkpoint, if there is one; return the optimizer steps before the place it gives."""
     global_step, place = 0, None
     skips = checkpoint is not None and not trainer.args.ignore_data_skip
@@ -198,7 +196,7 @@ def _begin(trainer: Any, run: _Run, checkpoint: str | None) -> int:
         place = _place_of(run, run.loader.state_dict())
     if place is None:
         return 0  # the Trainer counts, as without us
-    run.place = replace(place, done=place.done // run.accumulation * run.accumulation if skips else 0)
+    run.place = replace(place, num_done=place.num_done // run.accumulation * run.accumulation if skips else 0)
     return global_step
 
 
@@ -211,13 +209,15 @@ def _run_epoch(call: dict[str, Any]) -> Any:
     plan, place = run.loader.plan, run.place if run.place is not None and run.place.epoch == epoch else None
     num_batches = None if plan is None else plan.num_steps(epoch)
     if place is not None:
-        num_batches = None if place.left is None else place.done + place.left
+        num_batches = None if place.num_left is None else place.num_done + place.num_left
     if num_batches is not None:
         call["steps_in_epoch"] = num_batches
         call["num_update_steps_per_epoch"] = ceil(num_batches / run.accumulation)
     result = _original["_run_epoch"](**call)
     control = trainer.control
-    is_left_early = control.should_epoch_stop or control.should_training_stop or (place is not None and not place.left)
+    is_left_early = (
+        control.should_epoch_stop or control.should_training_stop or (place is not None and not place.num_left)
+    )
     if run.num_batches is not None and not is_left_early and not run.loader.end_of_dataloader:
         warnings.warn(
             f"epoch {epoch} has more batches than the {call['steps_in_epoch']} that the Trainer counted, so the last "
@@ -253,7 +253,7 @@ def _save_checkpoint(call: dict[str, Any]) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         path, num_processes = _path(folder, trainer.args.process_index), trainer.args.world_size
         beside = path.with_suffix(".part")
-        torch.save({"num_processes": num_processes} | _saved(trainer, run), beside)
+        torch.save({"num_processes": num_processes} | _loader_state(trainer, run), beside)
         os.replace(beside, path)
         if trainer.args.process_index == 0:
             for other in folder.glob("stoker_*.pt"):  # of an earlier run, when there were more
@@ -262,7 +262,7 @@ def _save_checkpoint(call: dict[str, Any]) -> Any:
     return _original["_save_checkpoint"](**call)
 
 
-def _saved(trainer: Any, run: _Run) -> dict[str, Any]:
+def _loader_state(trainer: Any, run: _Run) -> dict[str, Any]:
     """Return what a checkpoint has of the loader: the place of the weights, which batches may be ahead of."""
     global_step, ends_epoch = trainer.state.global_step, trainer.control.should_epoch_stop
     if run.drawn is not None and run.drawn[0] == global_step:
@@ -272,7 +272,7 @@ def _saved(trainer: Any, run: _Run) -> dict[str, Any]:
     else:
         state = run.loader.state_dict()
     place = _place_of(run, state)
-    ends_epoch = ends_epoch and place.done > 0
+    ends_epoch = ends_epoch and place.num_done > 0
     num_unused = 0
     if run.num_batches is not None:
         following = _next_epoch(run, place) if ends_epoch else place
@@ -340,7 +340,7 @@ def _load(trainer: Any, run: _Run, checkpoint: str) -> _Place | None:
 
 def _next_epoch(run: _Run, place: _Place) -> _Place:
     plan, epoch = run.loader.plan, place.epoch + 1
-    return _Place(epoch=epoch, done=0, left=run.num_batches if plan is None else plan.num_steps(epoch))
+    return _Place(epoch=epoch, num_done=0, num_left=run.num_batches if plan is None else plan.num_steps(epoch))
 
 
 def _place_of(run: _Run, state: dict[str, Any]) -> _Place:
@@ -352,7 +352,7 @@ def _place_of(run: _Run, state: dict[str, Any]) -> _Place:
         left = sum(not plan.is_skipped(step) for step in steps) if plan.skip else len(steps)
         left -= len(state["ahead"])
         num_skipped = plan.steps_in(epoch) - plan.num_steps(epoch)
-        return _Place(epoch=epoch, done=plan.steps_in(plan.origin.epoch + 1) - num_skipped - left, left=left)
+        return _Place(epoch=epoch, num_done=plan.steps_in(plan.origin.epoch + 1) - num_skipped - left, num_left=left)
     size, drops_last = loader.batch_size, bool(loader.drop_last)
     num_batches, num_samples, length = 0, 0, None
     if state["kind"] == "sampler":
@@ -365,9 +365,9 @@ def _place_of(run: _Run, state: dict[str, Any]) -> _Place:
         parts = state["place"]["parts"].values()
         num_batches, num_samples = sum(part["steps"] for part in parts), sum(part["samples"] for part in parts)
     if run.num_batches is None:
-        return _Place(epoch=epoch, done=num_batches, left=None)
+        return _Place(epoch=epoch, num_done=num_batches, num_left=None)
     if size is not None and length is not None:  # which may have been cut into batches of another size
         left = (length - num_samples) // size if drops_last else ceil((length - num_samples) / size)
-        return _Place(epoch=epoch, done=run.num_batches - left, left=left)
+        return _Place(epoch=epoch, num_done=run.num_batches - left, num_left=left)
     done = num_batches if size is None else num_samples // size
-    return _Place(epoch=epoch, done=done, left=max(0, run.num_batches - done))
+    return _Place(epoch=epoch, num_done=done, num_left=max(0, run.num_batches - done))
