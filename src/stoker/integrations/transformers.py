@@ -1,4 +1,4 @@
-"""The Transformers Trainer, and those of TRL: it is given our loader as it is, and checkpoints have the loader's state.
+"""The Transformers Trainer and those of TRL: they get our loader as it is, and their checkpoints have its state.
 
 The Trainer resumes by counting: it divides its number of optimizer steps by those of an epoch, and skips the rest. That
 holds for the same batch size and number of processes only. A `stoker.DataLoader` says where it was instead, and the
