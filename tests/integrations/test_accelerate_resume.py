@@ -33,7 +33,10 @@ def run(names: list[str], folder: str, how: dict[str, Any]) -> Any:
     configuration = how.get("configuration", {})
     driver = accelerator(**configuration)
     set_seed(how.get("seed", 3), device_specific=how.get("device_specific", False))
-    prepared = driver.prepare(*[LOADERS[name](**how.get("options", {})) for name in names])
+    made = [LOADERS[name](**how.get("options", {})) for name in names]
+    for loader in made if "batch_size" in how else []:
+        loader.adapt(batch_size=how["batch_size"])
+    prepared = driver.prepare(*made)
     loaders = list(prepared) if len(names) > 1 else [prepared]
     if how.get("resume"):
         driver.load_state(f"{folder}/{how['resume']}")
@@ -161,6 +164,19 @@ def test_another_number_of_workers_goes_on_exactly(tmp_path: Path) -> None:
     saves = [noted(tmp_path, "a", 2)]
     for number, name in enumerate(names):
         assert steps_of(number, saves, ranks) == steps_of(number, [], whole), name
+
+
+def test_another_batch_size_goes_on_exactly(tmp_path: Path) -> None:
+    names, folder, how = ["shuffled", "padded", "mixture", "stream", "workers"], str(tmp_path), {"options": SEED}
+    launch(run, names, folder, how | {"save": "a", "steps": 1, "kill": True}, killed=True)
+    ranks = launch(run, names, folder, how | {"resume": "a", "batch_size": 2})
+    before = noted(tmp_path, "a", 2)
+    for number, name in enumerate(names):
+        behind = steps([rank[1][number] for rank in ranks])
+        assert {len(step) for step in behind[:-1]} == {4}
+        first, second = [flat(epoch) for epoch in expected(name, 2, seed=3)]
+        assert flat(steps([rank[number] for rank in before]) + behind) == first, name
+        assert flat(steps([rank[2][number][0] for rank in ranks])) == second, name
 
 
 @pytest.mark.parametrize("when", ["all", "over"])
