@@ -52,7 +52,7 @@ class Lists(Numbers):
 
 
 class ByEpoch(SequentialSampler):
-    """Another order in each epoch that it is told, and no generator."""
+    """Has another order in each epoch, and no generator."""
 
     epoch = 0
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration, set_seed
 
 from stoker.errors import StateError, StateMismatch
+from stoker.integrations.accelerate import write_state
 from tests.integrations.accelerated import LENGTH, LOADERS, accelerator, expected, flat, numbers, real, served
 from tests.integrations.launch import kill_this_process, launch
 
@@ -424,6 +427,30 @@ def test_states_of_two_saves_in_one_folder_are_refused(tmp_path: Path) -> None:
     assert first == []
     assert "has states of different saves: one process was at step 2 in epoch 0, this one at step 1" in message
     assert "hint: a save into this folder was interrupted" in message
+
+
+def killed_while_saving(folder: str) -> list[Any]:
+    """Return what comes after a save into the same folder that did not end."""
+    driver = accelerator()
+    loader = driver.prepare(LOADERS["shuffled"](**SEED))
+    batches = iter(loader)
+    next(batches)
+    driver.save_state(folder)
+    expected = [numbers(batch) for batch in batches]
+
+    def half(state: Any, path: Any) -> None:
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with patch.object(torch, "save", half), suppress(KeyboardInterrupt):
+        write_state(loader.state_dict(), Path(folder, "stoker_loader_0_0.bin"))
+    driver.load_state(folder)
+    return [expected, [numbers(batch) for batch in loader]]
+
+
+def test_a_save_that_is_cut_off_leaves_the_one_before(tmp_path: Path) -> None:
+    [[want, got]] = launch(killed_while_saving, str(tmp_path), num_ranks=1)
+    assert got == want
 
 
 def test_a_checkpoint_without_our_state_is_a_warning(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ and this loader cannot is refused by name.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -478,13 +479,20 @@ def _state_paths(folder: str | Path, number: int) -> dict[int, Path]:
     return dict(sorted((int(path.stem.rpartition("_")[2]), path) for path in found))
 
 
+def write_state(state: dict[str, Any], path: Path) -> None:
+    """Write a state to a file, which stays as it was if the process is killed meanwhile."""
+    part = path.with_suffix(".part")
+    torch.save(state, part)
+    os.replace(part, path)
+
+
 def _save_state(call: dict[str, Any]) -> Any:
     """Save the states of our loaders beside the others, each process its own."""
     result = _original["save_accelerator_state"](**call)
     for number, loader in enumerate(call["dataloaders"]):
         if isinstance(loader, PreparedLoader):
             path = Path(call["output_dir"], f"stoker_loader_{number}_{call['process_index']}.bin")
-            torch.save(loader.state_dict(), path)
+            write_state(loader.state_dict(), path)
             for process, other in _state_paths(call["output_dir"], number).items():
                 if process >= PartialState().num_processes:  # of an earlier save, when there were more
                     other.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ Trainer's numbers of epochs and steps follow from that.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,7 +23,7 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import has_length
 
 from stoker.errors import ArgumentError, StateError, StateMismatch
-from stoker.integrations.accelerate import is_ours
+from stoker.integrations.accelerate import is_ours, write_state
 from stoker.loader import DataLoader
 from stoker.loader.progress import readable
 from stoker.trainers import named_arguments, redirect
@@ -252,9 +251,7 @@ def _save_checkpoint(call: dict[str, Any]) -> Any:
         folder = Path(trainer._get_output_dir(trial=call["trial"]), f"checkpoint-{trainer.state.global_step}")
         folder.mkdir(parents=True, exist_ok=True)
         path, num_processes = _path(folder, trainer.args.process_index), trainer.args.world_size
-        beside = path.with_suffix(".part")
-        torch.save({"num_processes": num_processes} | _loader_state(trainer, run), beside)
-        os.replace(beside, path)
+        write_state({"num_processes": num_processes} | _loader_state(trainer, run), path)
         if trainer.args.process_index == 0:
             for other in folder.glob("stoker_*.pt"):  # of an earlier run, when there were more
                 if int(other.stem.rpartition("_")[2]) >= num_processes:
