@@ -90,7 +90,7 @@ def test_every_argument_is_an_attribute_under_its_own_name() -> None:
         {"dataset": Counting(9), "shard": "auto"},
         {"dataset": stoker.mix({"a": (Numbers(9), 0.5), "b": (Numbers(9), 0.5)})},
     ],
-    ids=str,
+    ids=["shuffled", "sampler", "auto", "single", "mesh", "stream", "mixture"],
 )
 def test_all_members_of_a_loader_can_be_listed_at_any_time(arguments: dict[str, Any]) -> None:
     """As debuggers and notebooks do."""
