@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from stoker.batch.collate import is_registered
+from stoker.foundation import trees
 
 _AS_THEY_ARE = "or pass a collate_fn: collate_fn=list gives the samples as they are"
 
@@ -118,12 +119,7 @@ def _form(sample: Any) -> Any:
 
 
 def _entries(sample: Any) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """Yield the parts of a container: how each is written, and what reads it."""
-    if isinstance(sample, Mapping):
-        yield from ((f"[{key!r}]", itemgetter(key)) for key in sample)
-    elif dataclasses.is_dataclass(sample):
-        yield from ((f".{field.name}", attrgetter(field.name)) for field in dataclasses.fields(sample))
-    elif hasattr(sample, "_fields"):
-        yield from ((f".{name}", attrgetter(name)) for name in sample._fields)
-    else:
-        yield from ((f"[{at}]", itemgetter(at)) for at in range(len(sample)))
+    """Yield the parts of a container: how each is written in Python, and a function that reads it."""
+    is_by_name = trees.is_named_tuple(sample) or trees.is_dataclass_instance(sample)
+    for name, _ in trees.items(sample) or ():
+        yield (f".{name}", attrgetter(name)) if is_by_name else (f"[{name!r}]", itemgetter(name))

@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker.batch.placing import empty_array, offered
 from stoker.batch.pool import Pool
+from stoker.foundation import trees
 
 
 class Gathering:
@@ -35,15 +36,6 @@ def _placed(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 def tensors(batch: Any) -> Any:
     """Return a batch with its arrays as tensors that share their memory."""
-    if type(batch) is dict:
-        return {
-            key: torch.from_numpy(value) if type(value) is np.ndarray else tensors(value)
-            for key, value in batch.items()
-        }
-    if isinstance(batch, np.ndarray):
-        return torch.from_numpy(batch)
-    if type(batch) is list or type(batch) is tuple:
-        return type(batch)(tensors(value) for value in batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(tensors, batch))
-    return batch
+    if type(batch) is dict and all(type(value) is np.ndarray for value in batch.values()):
+        return {key: torch.from_numpy(value) for key, value in batch.items()}  # what nearly all datasets return
+    return trees.map_leaves(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)

@@ -6,9 +6,10 @@ Nothing is imported for it: tensors and arrays of all libraries have a `shape` a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from stoker.foundation import trees
 
 MAX_DEPTH = 16
 """Nested deeper than that, nothing is looked at: it may be a ring."""
@@ -109,13 +110,9 @@ def _is_list(batch: Any) -> bool:
     return isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
 
 
-def _parts(batch: Any) -> Iterator[Any]:
-    if isinstance(batch, Mapping):
-        yield from batch.values()
-    elif isinstance(batch, list | tuple):
-        yield from batch
-    elif is_dataclass(batch) and not isinstance(batch, type):
-        for one in fields(batch):
-            yield getattr(batch, one.name)
-    elif hasattr(batch, "__dict__") and not isinstance(batch, type) and not callable(batch):
-        yield from vars(batch).values()
+def _parts(batch: Any) -> Iterable[Any]:
+    """Return what is inside a container, or inside an object of a class of the user's."""
+    inside = trees.children(batch)
+    if inside is None and hasattr(batch, "__dict__") and not isinstance(batch, type) and not callable(batch):
+        inside = vars(batch).values()
+    return () if inside is None else inside

@@ -5,12 +5,11 @@ Nothing is imported for it: tensors and arrays of all libraries have a `shape`, 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, MutableMapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from stoker.errors import ArgumentError
+from stoker.foundation import trees
 
 ATOMS = (str, bytes, int, float, complex, type(None))
 """What is the same for all samples of a batch, where it is not in a list of them."""
@@ -37,7 +36,7 @@ def resized(batch: Any, *, num_samples: int, size: int) -> Any:
                 raise _unknown(f"it has a {type(part).__name__} of {len(part)} in it", num_samples)
             num_changed += 1
             return type(part)(part[place] for place in places)
-        return rebuilt(part, change)
+        return _rebuilt(part, change)
 
     found = change(batch)
     if not num_changed:
@@ -47,26 +46,14 @@ def resized(batch: Any, *, num_samples: int, size: int) -> Any:
 
 def renewed(batch: Any) -> Any:
     """Return a batch with the same contents in new containers: what a step takes out of a dict is there next time."""
-    return batch if hasattr(batch, "shape") else rebuilt(batch, renewed, is_strict=False)
+    return batch if hasattr(batch, "shape") else _rebuilt(batch, renewed, is_strict=False)
 
 
-def rebuilt(part: Any, change: Callable[[Any], Any], *, is_strict: bool = True) -> Any:
-    """Return a container of its kind whose parts are changed; what is none is as it is, or refused."""
-    new: Any
-    if isinstance(part, MutableMapping):
-        new = copy.copy(part)
-        for name, value in part.items():
-            new[name] = change(value)
-        return new
-    if isinstance(part, tuple) and hasattr(part, "_fields"):
-        return type(part)(*map(change, part))
-    if isinstance(part, list | tuple):
-        return type(part)(map(change, part))
-    if is_dataclass(part) and not isinstance(part, type):
-        new = copy.copy(part)
-        for one in fields(part):
-            object.__setattr__(new, one.name, change(getattr(part, one.name)))
-        return new
+def _rebuilt(part: Any, change: Callable[[Any], Any], *, is_strict: bool = True) -> Any:
+    """Return a container of its kind whose parts are changed; a leaf is returned as it is, or refused."""
+    inside = trees.children(part)
+    if inside is not None:
+        return trees.rebuild(part, list(map(change, inside)))
     if is_strict and not isinstance(part, ATOMS) and not hasattr(part, "shape"):
         raise _unknown(f"what is in a {type(part).__name__} is not known", None)
     return part

@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -26,6 +25,7 @@ from stoker.bench.step_shape import BATCHED, check_needs_no_size, check_takes_ba
 from stoker.bench.target import called, resolved
 from stoker.engine.failure import WorkerTraceback
 from stoker.errors import ArgumentError
+from stoker.foundation import trees
 from stoker.machine import tree_cpu_seconds
 
 PHASES = ("imports", "make", "first", "count", "end")
@@ -169,17 +169,14 @@ def digest_of(batch: Any) -> str:
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
+    """Yield what is in a batch; dicts in the order of their keys, because loaders differ in it."""
+    inside = trees.children(batch)
     if isinstance(batch, Mapping):
-        for name in sorted(batch, key=str):
-            yield from _leaves(batch[name])
-    elif isinstance(batch, list | tuple):
-        for part in batch:
-            yield from _leaves(part)
-    elif is_dataclass(batch) and not isinstance(batch, type):
-        for one in fields(batch):
-            yield from _leaves(getattr(batch, one.name))
-    else:
+        inside = [batch[name] for name in sorted(batch, key=str)]
+    if inside is None:
         yield batch
+    for child in inside or ():
+        yield from _leaves(child)
 
 
 def _told(error: BaseException) -> dict[str, Any]:

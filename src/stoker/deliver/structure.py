@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import enum
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from inspect import Parameter, signature
 from typing import Any
@@ -15,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from stoker.foundation import trees
 
 OnTensor = Callable[[Tensor, str | None], Any]
 """Takes a tensor and its field: the nearest dict key, named tuple field or dataclass field around it."""
@@ -54,34 +54,16 @@ def mapped(
     def inner(item: Any, name: str | None) -> Any:
         return mapped(on_tensor, item, on_mover=on_mover, on_rest=on_rest, on_kind=on_kind, field=name)
 
-    if kind is dict:
-        return {key: inner(item, _named(key, field)) for key, item in batch.items()}
     if kind is list:
         return [item if type(item) in ATOMS else inner(item, field) for item in batch]  # there may be many strings
-    if kind is tuple:
-        return tuple([inner(item, field) for item in batch])
     if moves_itself(batch):
         if on_mover is not None:
             return on_mover(batch, field)
         if isinstance(batch, tuple):
             return batch  # a PackedSequence: its parts belong together
-    if isinstance(batch, tuple):
-        names = getattr(batch, "_fields", None)
-        if names is not None:
-            return kind(*[inner(item, name) for name, item in zip(names, batch)])
-        return kind([inner(item, field) for item in batch])
-    if isinstance(batch, list):
-        rebuilt = copy.copy(batch)
-        rebuilt[:] = [inner(item, field) for item in batch]
-        return rebuilt
-    if isinstance(batch, Mapping):
-        return _mapping(batch, {key: inner(item, _named(key, field)) for key, item in batch.items()})
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        clone: Any = copy.copy(batch)
-        for part in dataclasses.fields(batch):
-            # past `__setattr__`, because it may be frozen
-            object.__setattr__(clone, part.name, inner(getattr(batch, part.name), part.name))
-        return clone
+    entries = trees.items(batch)
+    if entries is not None:
+        return trees.rebuild(batch, [inner(item, _named(name, field)) for name, item in entries])
     if on_rest is not None:
         on_rest(batch)
     return batch
@@ -89,19 +71,15 @@ def mapped(
 
 def put_row(batch: Any, row: int, one: Any) -> None:
     """Write the only row of `one`, a batch of the same structure, into row `row` of `batch`."""
-    if isinstance(batch, Tensor | np.ndarray):
+    is_list_of_atoms = isinstance(batch, list) and all(type(item) in ATOMS for item in batch)
+    if is_list_of_atoms or isinstance(batch, Tensor | np.ndarray):
         batch[row] = one[0]
     elif isinstance(batch, Mapping):
         for key, part in batch.items():
             put_row(part, row, one[key])
-    elif isinstance(batch, tuple) or (isinstance(batch, list) and not all(type(item) in ATOMS for item in batch)):
-        for part, its_one in zip(batch, one, strict=True):
+    elif (parts := trees.children(batch)) is not None:
+        for part, its_one in zip(parts, trees.children(one) or (), strict=True):
             put_row(part, row, its_one)
-    elif isinstance(batch, list):
-        batch[row] = one[0]
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        for field in dataclasses.fields(batch):
-            put_row(getattr(batch, field.name), row, getattr(one, field.name))
 
 
 def moves_itself(thing: Any) -> bool:
@@ -177,17 +155,6 @@ def _is_private(name: str) -> bool:
 
 def _named(key: Any, field: str | None) -> str | None:
     return key if isinstance(key, str) else field
-
-
-def _mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    if isinstance(batch, MutableMapping):
-        rebuilt = copy.copy(batch)
-        rebuilt.update(items)
-        return rebuilt
-    try:
-        return type(batch)(items)  # type: ignore[call-arg]
-    except TypeError:
-        return items
 
 
 @lru_cache(maxsize=256)

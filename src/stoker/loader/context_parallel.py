@@ -11,8 +11,7 @@ rank, number of ranks), so that no rank has to ask another. Two orders are known
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stoker.errors import ArgumentError, BatchError
+from stoker.foundation import trees
 from stoker.store.crops import IGNORED
 
 SequenceOrder = Literal["head_tail", "contiguous"]
@@ -261,31 +261,18 @@ def _checked_fields(fields: Any) -> dict[Field, float | None] | None:
 
 def _items(batch: Any) -> dict[Field, Any]:
     """Return what a batch holds, by name or index."""
-    if isinstance(batch, Mapping):
-        return dict(batch)
-    names = getattr(batch, "_fields", None)
-    if isinstance(batch, tuple) and names is not None:
-        return dict(zip(names, batch))
-    if isinstance(batch, tuple | list):
-        return dict(enumerate(batch))
-    raise BatchError(
-        f"split_sequence expects a batch that is a dict, tuple, list, tensor or array, got {type(batch).__name__}\n"
-        "hint: return a dict from the dataset or the collate function"
-    )
+    entries = trees.items(batch)
+    if entries is None:
+        raise BatchError(
+            f"split_sequence expects a batch that is a dict, tuple, list, tensor or array, got {type(batch).__name__}\n"
+            "hint: return a dict from the dataset or the collate function"
+        )
+    return dict(entries)
 
 
 def _rebuilt(batch: Any, parts: Mapping[Field, Any]) -> Any:
     """Return a batch of the same type with some items replaced."""
-    replaced: Any = getattr(batch, "_replace", None)
-    if isinstance(batch, tuple) and callable(replaced):
-        return replaced(**{str(name): part for name, part in parts.items()})
-    if isinstance(batch, tuple | list):
-        return type(batch)(parts.get(index, item) for index, item in enumerate(batch))
-    if type(batch) is not dict and isinstance(batch, MutableMapping):
-        clone: Any = copy.copy(batch)
-        clone.update(parts)
-        return clone
-    return {**batch, **parts}
+    return trees.rebuild(batch, (_items(batch) | dict(parts)).values())
 
 
 def _length_of(value: Any, dim: int, what: str) -> int:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from stoker.batch.size import size_of
 from stoker.deliver import CopyCounter
 from stoker.engine.lap import FOLDED_TOGETHER, WIDTH, Laps
 from stoker.engine.stats import ProcessStats, Quantiles, Stage, Stats
 from stoker.engine.tally import Tally
+from stoker.foundation import trees
 from stoker.loader.stats_log import StatsLog
 from stoker.loader.work import Made
 from stoker.machine import Usage, pss_bytes, thread_delay_seconds, usage_of
@@ -80,7 +80,7 @@ class Counters:
 
     def _look_at(self, batch: Any) -> None:
         """Once in a while: see how large a batch is."""
-        self._sized_bytes += size_of(batch)
+        self._sized_bytes += trees.num_bytes(batch)
         self._num_sized += 1
         self._num_left = 1 if self._num_sized < 4 else SIZED_EVERY
         self.is_due = True

@@ -12,10 +12,11 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from stoker.bench.hook import recording
-from stoker.bench.hook.contents import num_samples_of, prints_of, size_of
+from stoker.bench.hook.contents import num_samples_of, prints_of
 from stoker.bench.hook.probe import is_of_library
 from stoker.bench.hook.spool import BEGINS, ENDS, HANDED
 from stoker.bench.hook.survey import facts_of, lengths_of
+from stoker.foundation import trees
 
 SIZED_FIRST, SIZED_EVERY = 4, 64
 """Batches that are looked at for their size: the first ones, and one out of so many."""
@@ -85,7 +86,7 @@ class Course:
             here.unpack_seconds,
             here.copy_seconds,
             num_samples,
-            size_of(batch) if is_sized else 0,
+            trees.num_bytes(batch) if is_sized else 0,
             cpu_now - cpu,
             delay_now - delay,
             process_cpu,
