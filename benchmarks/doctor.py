@@ -31,7 +31,7 @@ from benchmarks.report import Column, Report, Setting
 from benchmarks.stand import alone
 from stoker.bench.diagnosis import Diagnosis
 from stoker.bench.verdict import diagnose
-from stoker.machine import num_cores
+from stoker.foundation.machine import num_cores
 from tests.bench.pathologies import (
     Copying,
     Counting,

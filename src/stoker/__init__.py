@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from stoker.deliver import Normalize
     from stoker.engine.ledger import Ledger, Policy, Skipped
     from stoker.engine.stats import Stats
+    from stoker.foundation.randomness import epoch, rng, sample_context
+    from stoker.foundation.stages import transforming
     from stoker.loader import DataLoader
     from stoker.loader.context_parallel import SequenceSplit
     from stoker.loader.mesh import Mesh
     from stoker.plan import Plan, Sequential, Shuffle, Window
-    from stoker.randomness import epoch, rng, sample_context
     from stoker.source import Lines
     from stoker.source.opening import open  # noqa: A004  # stoker.open, as in zarr or xarray
-    from stoker.stages import transforming
     from stoker.store import Store
 
 # Every name and where it lives. Nothing is imported before it is used: `import stoker` stays quick and without torch.
@@ -66,14 +66,14 @@ _HOMES = {
     "Store": "stoker.store",
     "Window": "stoker.plan",
     "doctor": "stoker.bench.doctor",
-    "epoch": "stoker.randomness",
+    "epoch": "stoker.foundation.randomness",
     "images": "stoker.compose.images",
     "mix": "stoker.compose.mixed",
     "open": "stoker.source.opening",
     "pack": "stoker.compose.packed",
-    "rng": "stoker.randomness",
-    "sample_context": "stoker.randomness",
-    "transforming": "stoker.stages",
+    "rng": "stoker.foundation.randomness",
+    "sample_context": "stoker.foundation.randomness",
+    "transforming": "stoker.foundation.stages",
     "watch": "stoker.bench.watch",
 }
 _ROOMS = (

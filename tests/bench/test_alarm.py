@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from stoker.bench.hook.alarm import Alarm, Rest
-from stoker.machine import Clock
+from stoker.foundation.machine import Clock
 
 pytestmark = pytest.mark.timed
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import machine
+from stoker.foundation import machine
 from stoker.bench.batch_record import OK, OUT_OF_MEMORY, SLOW, BatchTrial, BatchTune
 from stoker.bench.batch_search import rounded
 from stoker.bench.batch_size import tune_batch

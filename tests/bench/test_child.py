@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stoker import machine
+from stoker.foundation import machine
 from stoker.bench.child import Child, ChildEnded, ChildSlow, forked
 from stoker.errors import ArgumentError
 

@@ -15,7 +15,7 @@ from stoker.bench.diagnosis import Diagnosis
 from stoker.bench.run import Run
 from stoker.bench.verdict import diagnose
 from stoker.bench.watch import watch
-from stoker.machine import core_seconds
+from stoker.foundation.machine import core_seconds
 
 NUM_TRIES = 3
 DISTURBED_CORES = 0.4

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker import machine
+from stoker.foundation import machine
 from stoker.engine.setting import Setting
 from stoker.errors import WorkerDied, WorkerError
 from tests.engine.test_resizing import num_alive, steered_by_hand, team, until
@@ -277,7 +277,7 @@ def test_a_pilot_is_told_of_workers_that_cannot_be_had(
 ENDING = """
 import os, signal, sys, time
 import stoker
-from stoker import machine
+from stoker.foundation import machine
 machine.num_cores = lambda: 4
 class Slow:
     def __len__(self): return 10**6

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import RandomSampler
 
 import stoker
-from stoker import machine
+from stoker.foundation import machine
 from stoker.engine.relay import Relay
 from stoker.engine.setting import Setting
 from tests.faults.test_process_faults import begun, kill

@@ -24,7 +24,7 @@ import torch
 import torch.utils.data as torch_data
 
 import stoker
-from stoker import machine
+from stoker.foundation import machine
 from stoker.compose.images import Images
 from stoker.engine.setting import Setting
 from stoker.errors import ArgumentError, WorkerStuck

@@ -14,7 +14,7 @@ from PIL import Image
 import stoker
 from stoker.compose.images import Images
 from stoker.errors import ArgumentError
-from stoker.randomness import rng
+from stoker.foundation.randomness import rng
 from stoker.transform import Apply, CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from stoker.transform.image.pipeline import Pipeline
 from stoker.transform.image.uniforms import uniforms

@@ -18,7 +18,7 @@ from stoker.bench.monitor import Monitor
 from stoker.bench.run import Run
 from stoker.bench.signals import KEPT
 from stoker.errors import ArgumentError
-from stoker.machine import described, tree
+from stoker.foundation.machine import described, tree
 
 DOOR = Path(__file__).parent / "hook" / "door"
 """The folder that is put on Python's path."""

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stoker import machine
 from stoker.bench.batch_contents import num_samples_in
 from stoker.bench.batch_resized import renewed, resized
 from stoker.bench.drive import batch_size_of
@@ -22,6 +21,7 @@ from stoker.bench.target import called, resolved
 from stoker.bench.train_target import step_and_loader
 from stoker.bench.trial_child import IN_TRIAL
 from stoker.errors import ArgumentError
+from stoker.foundation import machine
 
 NUM_WARM = 2
 """Steps that are not timed: in the first one optimizers make their state, which the second has to find room beside."""

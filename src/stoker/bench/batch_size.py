@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stoker import machine
 from stoker.bench import batch_child
 from stoker.bench.batch_record import OK, OUT_OF_MEMORY, SLOW, BatchTrial, BatchTune
 from stoker.bench.batch_search import max_trials, next_below, rounded, search
@@ -13,6 +12,7 @@ from stoker.bench.out_of_memory import may_be_out_of_memory, tells_of_memory
 from stoker.bench.sweep import Watch, in_turn
 from stoker.bench.target import check_spec
 from stoker.errors import ArgumentError, WorkerDied
+from stoker.foundation import machine
 
 MARGIN = 0.05
 """The share of memory that is kept free in all trials: batches differ, and allocators leave gaps in time."""

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from stoker.engine.failure import Failure
 from stoker.engine.launch import named_end
-from stoker.machine import tree
+from stoker.foundation.machine import tree
 
 Answering = Callable[..., Callable[..., Any]]
 """Makes, in the child, what is then called with each question. It is sent by its name, so it stands in a module."""

@@ -18,7 +18,7 @@ from stoker.bench.verdict import diagnose
 from stoker.bench.watch import Watch
 from stoker.bench.words import time_told
 from stoker.errors import ArgumentError
-from stoker.machine import described
+from stoker.foundation.machine import described
 
 ENOUGH_STEPS = 20
 """Batches that a loader has to have given, for its own counters to be judged by."""

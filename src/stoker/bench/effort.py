@@ -10,7 +10,7 @@ import os
 import threading
 from typing import Any, NamedTuple, Protocol, Self
 
-from stoker import machine
+from stoker.foundation import machine
 
 ENOUGH_SECONDS = 1e-3
 """Work that takes less than this in all is too little to judge by."""

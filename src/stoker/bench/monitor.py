@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter, thread_time
 
 from stoker.bench.run import Moment
-from stoker.machine import Memory, core_seconds, memory_of, thread_times, tree, usage_of
+from stoker.foundation.machine import Memory, core_seconds, memory_of, thread_times, tree, usage_of
 
 EVERY_SECONDS = 0.2
 MAX_MOMENTS = 400

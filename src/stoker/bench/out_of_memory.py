@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
-from stoker import machine
+from stoker.foundation import machine
 
 SAYINGS = (
     "out of memory",  # CUDA, HIP, XPU, MPS, NCCL

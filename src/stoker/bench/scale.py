@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from stoker import machine
 from stoker.bench.child import Child, ChildEnded, ChildSlow
 from stoker.bench.scale_cases import Case, host, loaders, samples_for
 from stoker.bench.scale_record import (
@@ -30,6 +29,7 @@ from stoker.bench.scale_record import (
     Scale,
 )
 from stoker.errors import ArgumentError
+from stoker.foundation import machine
 
 PLACES: dict[str, tuple[int, ...]] = {
     SAMPLES: (10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 10**9),

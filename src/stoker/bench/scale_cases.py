@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from stoker import machine
 from stoker.bench.child import forked
 from stoker.bench.out_of_memory import is_out_of_memory, limit_memory
 from stoker.bench.scale_record import (
@@ -28,6 +27,7 @@ from stoker.bench.scale_record import (
     TORCH,
     WORKERS,
 )
+from stoker.foundation import machine
 
 BATCH_SIZE = 8
 """Of a rank. Small, so that what a batch costs is not hidden by what its samples cost."""

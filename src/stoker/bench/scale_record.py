@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from stoker import machine
 from stoker.bench.record_file import csv_of, save_record
 from stoker.engine.stats import Plain
+from stoker.foundation import machine
 
 STOKER, TORCH, STATEFUL = "stoker", "torch", "StatefulDataLoader"
 """The loaders that are measured; the last if torchdata is installed."""

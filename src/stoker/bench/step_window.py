@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from stoker import machine
 from stoker.bench.drive import arguments_of, num_ahead_of
 from stoker.bench.effort import Effort, Gauge
 from stoker.bench.ready_batches import fresh
 from stoker.errors import ArgumentError
+from stoker.foundation import machine
 
 Step = Callable[[Any], Any]
 

@@ -18,7 +18,7 @@ from stoker.bench.record_file import csv_of, load_record, save_record
 from stoker.bench.run import Run
 from stoker.bench.trial import OK, Order, Trial, run_trial, watched_run
 from stoker.engine.stats import Plain
-from stoker.machine import described
+from stoker.foundation.machine import described
 
 FORMAT = "stoker-sweep"
 

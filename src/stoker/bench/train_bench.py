@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from stoker import machine
 from stoker.bench.batch_contents import num_samples_in
 from stoker.bench.drive import arguments_of, batch_size_of, kind_of, quantiles
 from stoker.bench.effort import Effort, Gauge, Threaded, Watched, gauge_of
@@ -25,6 +24,7 @@ from stoker.bench.sweep import Watch, in_turn
 from stoker.bench.train_record import CACHED, REAL, RESIDENT, WAYS, TrainBench, Way
 from stoker.engine.stats import Quantiles
 from stoker.errors import ArgumentError
+from stoker.foundation import machine
 
 MIN_STEPS, MAX_STEPS = 8, 2000
 """Timed in a round."""

@@ -26,7 +26,7 @@ from stoker.bench.target import called, resolved
 from stoker.engine.failure import WorkerTraceback
 from stoker.errors import ArgumentError
 from stoker.foundation import trees
-from stoker.machine import tree_cpu_seconds
+from stoker.foundation.machine import tree_cpu_seconds
 
 PHASES = ("imports", "make", "first", "count", "end")
 """What a child is asked for, in order; one that is watched for "record" instead of "count"."""

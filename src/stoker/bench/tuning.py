@@ -19,7 +19,7 @@ from stoker.bench.target import named
 from stoker.bench.trial import Order
 from stoker.engine.stats import Plain
 from stoker.errors import ArgumentError
-from stoker.machine import num_cores
+from stoker.foundation.machine import num_cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from stoker.bench.hook import course as courses
 from stoker.bench.hook import recording
 from stoker.bench.run import Run
 from stoker.errors import ArgumentError
-from stoker.machine import described
+from stoker.foundation.machine import described
 
 if TYPE_CHECKING:
     from stoker.bench.diagnosis import Diagnosis

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from stoker.engine.stats import Plain
-from stoker.machine import command_of, memory_of, tree
+from stoker.foundation.machine import command_of, memory_of, tree
 
 INTERVAL_SECONDS = 0.5
 COST_SHARE = 0.02

@@ -50,7 +50,7 @@ def facts() -> Iterator[tuple[str, str]]:
 
 
 def _cores() -> str:
-    from stoker import machine
+    from stoker.foundation import machine
 
     present, usable = os.cpu_count() or 1, machine.num_cores()
     return str(present) if usable == present else f"{usable} usable of {present}"

@@ -17,9 +17,9 @@ from stoker.batch.tray import Empty
 from stoker.compose.chosen_pictures import Chosen
 from stoker.compose.image_tray import LooseTray, PictureTray
 from stoker.errors import ArgumentError, PositionError
-from stoker.randomness import rng_of
+from stoker.foundation.randomness import rng_of
+from stoker.foundation.stages import transforming
 from stoker.source.images import Pictures, open_pictures
-from stoker.stages import transforming
 from stoker.transform.image.decoding import MAX_PIXELS, MODES, Data
 from stoker.transform.image.forms import as_array, is_image, is_picture
 from stoker.transform.image.geometry import Geometric, Transform

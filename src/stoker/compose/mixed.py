@@ -31,12 +31,12 @@ from stoker.compose.mixed_terms import (
     epoch_length,
 )
 from stoker.errors import ArgumentError, StateMismatch, StateUnreadable
+from stoker.foundation.randomness import epoch as epoch_being_read
+from stoker.foundation.randomness import strand
 from stoker.plan import Order, derived_key, order_named
 from stoker.plan.blend import Blend, Weights
 from stoker.plan.order import Indices
 from stoker.plan.quota import Quota, apportioned, whole
-from stoker.randomness import epoch as epoch_being_read
-from stoker.randomness import strand
 from stoker.store.positions import Positions, in_range, one_position
 
 MOST_AHEAD = 4096

@@ -22,8 +22,8 @@ from stoker.compose.rows import FittedRows, LaidRows, Rows
 from stoker.compose.shelf import VERSION, Shelf
 from stoker.compose.spans import Span, Spans
 from stoker.errors import ArgumentError, DataError
+from stoker.foundation.randomness import epoch as epoch_being_read
 from stoker.native import Sheet
-from stoker.randomness import epoch as epoch_being_read
 from stoker.store.build import PACKS
 from stoker.store.crops import IGNORED
 from stoker.store.positions import Positions, in_range, one_position

@@ -12,7 +12,7 @@ from math import ceil
 from typing import NamedTuple, Protocol
 
 from stoker.engine.setting import INLINE_SECONDS, Kind, Room, Setting
-from stoker.machine import thread_delay_seconds
+from stoker.foundation.machine import thread_delay_seconds
 
 LOOK_SECONDS = 0.05
 """How long each of the two looks takes, if units are quick: a slow one is not cut short."""

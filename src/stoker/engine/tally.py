@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from stoker.engine.stats import ProcessStats
-from stoker.machine import pss_bytes, usage_of
+from stoker.foundation.machine import pss_bytes, usage_of
 
 LOOK_SECONDS = 10.0
 """How long the memory of a worker that has ended is as good as known, so that short epochs are not slowed down: a look

@@ -20,7 +20,6 @@ from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from stoker import machine
 from stoker.engine.arena import Region
 from stoker.engine.board import Board
 from stoker.engine.cargo import Cargo
@@ -55,6 +54,7 @@ from stoker.engine.stacks import Stacks
 from stoker.engine.tally import Tally
 from stoker.engine.worker import Job, Seat, work
 from stoker.errors import OutOfDescriptors, OutOfSharedMemory, WorkerDied, WorkerError
+from stoker.foundation import machine
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from weakref import finalize
 
 from stoker.engine.task import Task
 from stoker.errors import ForeignProcess, WorkerStuck
-from stoker.machine import current_frames
+from stoker.foundation.machine import current_frames
 
 log = logging.getLogger("stoker")
 

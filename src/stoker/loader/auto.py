@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 from weakref import ref
 
-from stoker import machine
 from stoker.engine.board import LANES
 from stoker.engine.meter import Meter, Observation
 from stoker.engine.pilot import Pilot
 from stoker.engine.relay import Relay
 from stoker.engine.scout import Scouted, first_choice
 from stoker.engine.setting import Room, Setting
+from stoker.foundation import machine
 from stoker.loader.work import Made
 
 log = logging.getLogger("stoker")

@@ -16,9 +16,9 @@ from stoker.engine.lap import FOLDED_TOGETHER, WIDTH, Laps
 from stoker.engine.stats import ProcessStats, Quantiles, Stage, Stats
 from stoker.engine.tally import Tally
 from stoker.foundation import trees
+from stoker.foundation.machine import Usage, pss_bytes, thread_delay_seconds, usage_of
 from stoker.loader.stats_log import StatsLog
 from stoker.loader.work import Made
-from stoker.machine import Usage, pss_bytes, thread_delay_seconds, usage_of
 
 on_begin: list[Callable[[Counters], None]] = []
 """Called at the start of each iteration of every loader: for whoever watches all of them."""

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-from stoker import machine
 from stoker.compose.contents import Content, contents
 from stoker.compose.mixed import Mixture
 from stoker.compose.wrapped import SHUFFLED_MIXTURE, fingerprint_of, has_wrapped_mixture
@@ -35,6 +34,7 @@ from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
 from stoker.engine.worker import Job
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable
+from stoker.foundation import machine
 from stoker.loader.arguments import (
     check_arguments,
     check_choices,

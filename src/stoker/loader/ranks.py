@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from stoker import machine
 from stoker.errors import ArgumentError
+from stoker.foundation import machine
 
 LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE"),

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.foundation.randomness import key_of
 from stoker.plan import added, digests
-from stoker.randomness import key_of
 
 SUMMED_TOGETHER = 64
 """Batches whose digest is worked out in one go: NumPy's cost per call is then small beside the rest of a batch."""

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from stoker import machine
 from stoker.engine.desk import Desk
 from stoker.engine.lap import Trip
 from stoker.engine.scout import Scouted, scouted
+from stoker.foundation import machine
 from stoker.loader.work import MapMaker, Sent, Told, positions_of, received, sent
 from stoker.plan import Recipe
 

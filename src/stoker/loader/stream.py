@@ -29,11 +29,11 @@ from stoker.engine.identity import act_as, has_looked
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
 from stoker.errors import EarlyStop
+from stoker.foundation.randomness import SampleContext, entered, reading_in_epoch
+from stoker.foundation.stages import watch
 from stoker.loader.dataset_state import has_exact_state, state_between_epochs, with_state
 from stoker.loader.work import AwayTask, Ended, Finisher, Made, Posted, Reading, batch_key, finished, posted
 from stoker.plan import Layout, Recipe, Tail, derived_key
-from stoker.randomness import SampleContext, entered, reading_in_epoch
-from stoker.stages import watch
 
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ from stoker.engine.lap import HERE, Times, Trip
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
 from stoker.errors import EarlyStop, NothingCollated, StokerError
+from stoker.foundation.randomness import SampleContext, entered, key_of, reading_in_epoch
+from stoker.foundation.stages import watch
 from stoker.loader.context_parallel import SequencePart
 from stoker.plan import Recipe, derived_key
 from stoker.plan.mixing import GOLDEN, MASK
-from stoker.randomness import SampleContext, entered, key_of, reading_in_epoch
-from stoker.stages import watch
 
 MAX_REPLACEMENTS = 8
 """Samples tried in the place of a bad one, before the error is raised after all."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stoker import machine, native
+from stoker import native
 from stoker.errors import ArgumentError, BadImage, DataError
+from stoker.foundation import machine
 from stoker.prepare.crew import Cell, Crew
 from stoker.transform.image.decoding import MAX_PIXELS, decode
 from stoker.transform.image.pillow_decoding import png_depth

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker import machine
 from stoker.errors import ArgumentError, DataError
+from stoker.foundation import machine
 from stoker.prepare.crew import NUM_COUNTS, Crew
 from stoker.prepare.images_report import ImageReport, cost_of
 from stoker.prepare.images_stock import CODE, PicturePiece, Stock, checked_piece_bytes, fitting_piece_bytes

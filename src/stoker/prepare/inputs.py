@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker import machine
 from stoker.errors import ArgumentError, StaleSource
+from stoker.foundation import machine
 from stoker.source.compression import Compression, compression_of, require_library
 
 Kind = Literal["parquet", "arrow", "json", "text"]

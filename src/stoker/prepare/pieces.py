@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from stoker import machine
+from stoker.foundation import machine
 from stoker.prepare.columns import ArrowFile, Unreadable, column_bytes
 from stoker.prepare.inputs import Input
 from stoker.prepare.settings import CODE, Settings

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stoker import machine
 from stoker.errors import ArgumentError, DataError
+from stoker.foundation import machine
 from stoker.prepare.choice import Backend, Choice, Findings, inspected, library_versions, settled
 from stoker.prepare.crew import NUM_COUNTS, Cell, Crew
 from stoker.prepare.encoding import COLUMN, Encoding

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker import machine
 from stoker.errors import DataError
+from stoker.foundation import machine
 from stoker.store.checksums import BLOCK_BYTES, checksum
 from stoker.store.column import OFFSETS, Column
 from stoker.store.header import Header

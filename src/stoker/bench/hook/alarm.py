@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from stoker.machine import Clock
+from stoker.foundation.machine import Clock
 
 TICK_SECONDS = 2e-5
 """What the timer counts in."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.bench.hook import recording
-from stoker.machine import usage_of
+from stoker.foundation.machine import usage_of
 
 
 class Opening:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.bench.hook.alarm import Rest
 from stoker.bench.hook.ticker import Ticker
-from stoker.machine import current_frames, thread_times
+from stoker.foundation.machine import current_frames, thread_times
 
 if TYPE_CHECKING:
     from stoker.bench.hook.recording import Recording

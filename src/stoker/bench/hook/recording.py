@@ -16,7 +16,7 @@ from typing import Any
 
 from stoker.bench.hook.probe import Probe
 from stoker.bench.hook.spool import LAPS, WORK, LapRow, Strip, Work
-from stoker.machine import Clock
+from stoker.foundation.machine import Clock
 
 NOTED_EVERY = 0.5
 """Seconds between two notes, which cost more than a row does."""

@@ -14,7 +14,7 @@ from pathlib import PurePath
 from time import perf_counter
 from typing import Any
 
-from stoker.machine import mount_of
+from stoker.foundation.machine import mount_of
 
 MOST_SECONDS = 0.05
 MAX_DEPTH = 4

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 from stoker.bench.hook.alarm import Alarm, Rest
-from stoker.machine import Clock
+from stoker.foundation.machine import Clock
 
 
 class Ticker:

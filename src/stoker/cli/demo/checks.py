@@ -16,8 +16,8 @@ import torch
 from stoker.cli.demo.data import Shapes
 from stoker.cli.demo.machine import MAX_OTHERS
 from stoker.cli.demo.training import Run
+from stoker.foundation.machine import usable_cores
 from stoker.loader import DataLoader
-from stoker.machine import usable_cores
 from stoker.plan import Window, added
 from stoker.source import Lines
 

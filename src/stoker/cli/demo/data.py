@@ -12,7 +12,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from stoker.randomness import rng
+from stoker.foundation.randomness import rng
 
 Advance = Callable[[], None]
 """Called after each thing written, to move a progress bar."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from time import perf_counter, process_time
 
-from stoker.machine import usable_cores
+from stoker.foundation.machine import usable_cores
 
 MAX_OTHERS = 0.2
 """Cores that other programs may use while speed is judged. Overlap needs a second core, and they would take it."""

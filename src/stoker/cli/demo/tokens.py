@@ -23,8 +23,8 @@ from stoker import prepare
 from stoker.cli.demo.checks import Claim
 from stoker.cli.demo.machine import MAX_OTHERS, Others
 from stoker.cli.words import seconds_told
+from stoker.foundation.machine import usable_cores
 from stoker.loader import DataLoader
-from stoker.machine import usable_cores
 from stoker.store import Store, verify
 from stoker.transform.tokenizer import Tokenizer, open_tokenizer
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from stoker.errors import ArgumentError
-from stoker.randomness import in_sample
+from stoker.foundation.randomness import in_sample
 from stoker.transform.image.forms import as_array, as_image
 from stoker.transform.image.uniforms import Uniform, key_from
 

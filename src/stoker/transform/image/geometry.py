@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.random import Generator
 
 from stoker.errors import ArgumentError
-from stoker.randomness import rng as sample_generator
+from stoker.foundation.randomness import rng as sample_generator
 from stoker.transform.image.arguments import check_filter, filling, four, is_one_side, numbers, pair, probability
 from stoker.transform.image.forms import as_image, like, pillow
 from stoker.transform.image.uniforms import Uniform, uniforms, whole_number

@@ -76,7 +76,7 @@ def _subject(given: Any, name: str) -> Subject:
 
 def _run_of(given: Any) -> Run:
     from stoker.bench.run import Run, Stats
-    from stoker.machine import described
+    from stoker.foundation.machine import described
 
     if isinstance(given, Run):
         return given

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import machine
+from stoker.foundation import machine
 
 
 def test_cores_are_those_this_process_may_use() -> None:
@@ -180,7 +180,7 @@ def test_what_a_process_opens_and_starts_is_held(tmp_path: Path) -> None:
 
 LOOKING = """
 import gc, sys, threading, time
-from stoker.machine import current_frames
+from stoker.foundation.machine import current_frames
 
 class Node: pass
 

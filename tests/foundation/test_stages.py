@@ -8,7 +8,7 @@ import time
 import pytest
 
 import stoker
-from stoker.stages import watch
+from stoker.foundation.stages import watch
 
 
 def test_a_block_counts_once_whatever_is_inside_it() -> None:
