@@ -296,7 +296,7 @@ class OutOfSharedMemory(WorkerError, MemoryError):
     """There is no memory for a batch."""
 
     def __init__(self, num_bytes: int, *, reason: str, what: str = "a batch") -> None:
-        size = f"{num_bytes / 2**20:.1f} MiB of " if num_bytes else ""
+        size = f"{num_bytes / 1e6:,.1f} MB of " if num_bytes else ""
         super().__init__(
             f"no shared memory for {size}{what}: {reason}\n"
             "hint: use fewer workers or a smaller prefetch_factor or batch_size, keep fewer batches, or raise the "

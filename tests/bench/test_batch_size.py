@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.foundation import machine
 from stoker.bench.batch_record import OK, OUT_OF_MEMORY, SLOW, BatchTrial, BatchTune
 from stoker.bench.batch_search import rounded
 from stoker.bench.batch_size import tune_batch
 from stoker.errors import ArgumentError, WorkerDied
+from stoker.foundation import machine
 from stoker.view.batch_tables import batch_remarks
 
 pytestmark = pytest.mark.timed

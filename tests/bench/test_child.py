@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from stoker.foundation import machine
 from stoker.bench.child import Child, ChildEnded, ChildSlow, forked
 from stoker.errors import ArgumentError
+from stoker.foundation import machine
 
 pytestmark = pytest.mark.timed
 

@@ -538,7 +538,7 @@ def test_what_is_as_quick_as_looking_at_it_is_nobodys_fault(wait: float, is_heal
 def test_time_outside_of_loops_is_told_if_it_is_much(seconds: float, is_told: bool) -> None:
     told = replace(run(stats(wait=0.03, step=0.01), moments=[Moment(at=1.0)]), seconds=seconds)  # 4 s in the loop
     evidence = str(diagnose(told).evidence)
-    assert ("6.0 s of 10.0 s were spent outside of the loop over this loader" in evidence) == is_told
+    assert ("6 s of 10 s were spent outside of the loop over this loader" in evidence) == is_told
     assert ("outside of" in evidence) == is_told
 
 
@@ -632,7 +632,7 @@ def test_a_training_loop_that_reads_values_one_by_one_is_named() -> None:
     steps = Sampled(num=50, places={"train.py:41 train `total += loss.item()`": 0.8, "train.py:30 train": 0.2})
     diagnosis = diagnose(run(stats(wait=0.0005, steps_sampled=steps)))
     assert diagnosis.verdict == "compute-bound"
-    assert "train.py:41 train `total += loss.item()` 80 %" in "\n".join(diagnosis.evidence)
+    assert "train.py:41 train `total += loss.item()` 80%" in "\n".join(diagnosis.evidence)
     (finding,) = diagnosis.findings
     assert (finding.about, "train.py:41" in finding.what) == ("item", True)
     once = replace(steps, places={"train.py:41 train `total += loss.item()`": 0.05, "train.py:30 train": 0.95})

@@ -13,6 +13,7 @@ from stoker import prepare
 from stoker.cli import inspect as inspecting
 from stoker.cli.app import app
 from stoker.cli.samples import shown
+from stoker.foundation.text import format_bytes
 from stoker.store import Build, Column, Store, Writer, open_store
 
 
@@ -65,7 +66,7 @@ def test_a_store_tells_its_columns_counts_and_sizes(store: Store) -> None:
     assert result.exit_code == 0, result.output
     size = sum(path.stat().st_size for path in store.path.glob("*.safetensors"))
     assert re.search(r"samples +1,001\b", result.output)
-    assert f"{size / 1024:.1f} KiB in {len(store.manifest.shards)} shards, {size / 1001:.1f} bytes" in result.output
+    assert f"{format_bytes(size)} in {len(store.manifest.shards)} shards, {size / 1001:.1f} bytes" in result.output
     assert re.search(r"note +made \[b\]by hand\[/b\]", result.output)
     assert re.search(r"path +not the store's", result.output)
     assert re.search(r"settings +side 4, flip no", result.output)

@@ -32,7 +32,7 @@ def test_text_becomes_tokens_and_the_result_is_told(corpus: Path, tmp_path: Path
     assert re.search(r"documents +50", result.output)
     num_tokens = sum(len(text) + 1 for text in TEXTS)
     assert re.search(rf"tokens +{num_tokens:,} \({num_tokens / 50:.1f} per document\)", result.output)
-    assert re.search(r"on disk +.*KiB, as uint16", result.output)
+    assert re.search(r"on disk +.*kB, as uint16", result.output)
     assert re.search(r"pieces +1, of which 0 were there from before", result.output)
     assert re.search(r"time +.* MB/s, by bytes", result.output)
     assert re.search(r"skipped +none", result.output)

@@ -104,7 +104,7 @@ def test_a_log_of_counters_is_drawn_as_it_last_was(tmp_path: Path) -> None:
     assert told.startswith(diagnose(Run(loaders=[slow, valid])).verdict)
     page = out.read_text()
     assert "<h1>live.jsonl</h1>" in page
-    assert "6,000\N{NO-BREAK SPACE}batches of train" in page
+    assert "6,000 batches of train" in page
     assert "watched for" not in page, "nobody has looked at the run from outside"
     run(log, "--against", log, "-o", out)
     ranks = [replace(one, laps=None) for one in runs.ranks().loaders]

@@ -83,7 +83,7 @@ def test_now_is_told_beside_the_whole(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").write_text(lines(slow, replace(quick, num_samples=100 * 8 + 100 * 16)))
     told = once(tmp_path / "run.jsonl")
     assert "160 samples/s  120 over all" in told
-    assert "10 %, 30 % over all" in told  # 5 s were waited in the first 10, and one in the second
+    assert "10%, 30% over all" in told  # 5 s were waited in the first 10, and one in the second
 
 
 def test_ranks_get_a_line_each_and_the_slowest_is_named(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.foundation import machine
 from stoker.engine.setting import Setting
 from stoker.errors import WorkerDied, WorkerError
+from stoker.foundation import machine
 from tests.engine.test_resizing import num_alive, steered_by_hand, team, until
 from tests.faults import test_process_faults as process_faults
 from tests.faults.test_process_faults import interrupted, kill, workers

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch.utils.data import RandomSampler
 
 import stoker
-from stoker.foundation import machine
 from stoker.engine.relay import Relay
 from stoker.engine.setting import Setting
+from stoker.foundation import machine
 from tests.faults.test_process_faults import begun, kill
 from tests.loader.datasets import Augmented, KeyedMany, KeyedOnly, KeyedWhole, Numbers, listed, plain
 

@@ -24,10 +24,10 @@ import torch
 import torch.utils.data as torch_data
 
 import stoker
-from stoker.foundation import machine
 from stoker.compose.images import Images
 from stoker.engine.setting import Setting
 from stoker.errors import ArgumentError, WorkerStuck
+from stoker.foundation import machine
 from stoker.loader.auto import Footprint
 from stoker.loader.ranks import share_of_cores
 from stoker.transform import RandomResizedCrop

@@ -58,7 +58,7 @@ def text_of(run: Any, **more: Any) -> str:
 HAND_MADE = Diagnosis(
     verdict="decode-bound",
     says="the trainer waits 22 ms of 54 ms per batch",
-    evidence=["workers are busy 99 % of the time", "they are at `images.py:88`"],
+    evidence=["workers are busy 99% of the time", "they are at `images.py:88`"],
     gain="22 ms per step",
     advice=["write `num_workers=6`", "or decode less"],
     findings=[Finding(about="batch_size", what="63 is odd", advice="write `batch_size=64`")],
@@ -75,7 +75,7 @@ def test_the_verdict_comes_first_with_all_that_is_said() -> None:
         "What to change",
         "num_workers=6",
         "Why",
-        "Workers are busy 99 % of the time",
+        "Workers are busy 99% of the time",
         "Also found",
         "63 is odd.",
         "batch_size=64",
@@ -104,12 +104,12 @@ def test_the_figures_are_those_of_the_record() -> None:
     text = text_of(run)
     assert f"throughput {stats.samples_per_second:,.0f} samples/s" in text
     assert f"step, mean {stats.step_seconds.mean * 1000:.1f}".rstrip("0").rstrip(".") in text
-    assert f"waiting for data, first batches apart {stats.wait_share * 100:.0f} %" in text
+    assert f"waiting for data, first batches apart {stats.wait_share * 100:.0f}%" in text
     assert f"{stats.num_stalls:,}, " in text
     assert f"first batch {stats.first_batch_seconds[0] * 1000:.0f} ms" in text
     assert "memory at the most" in text
     assert "images.py:88 decode" in text
-    assert "6,000 (100 %)" in text  # copies from ordinary memory
+    assert "6,000 (100%)" in text  # copies from ordinary memory
 
 
 def test_decisions_of_auto_are_listed() -> None:
@@ -316,7 +316,7 @@ def test_two_runs_stand_side_by_side_with_what_differs() -> None:
     slow, quick = runs.starved(), runs.healthy()
     text = text_of(quick, against=slow)
     ratio = quick.loaders[0].samples_per_second / slow.loaders[0].samples_per_second
-    assert f"This run has {ratio:.2f} \N{MULTIPLICATION SIGN} the throughput of the baseline: better." in text
+    assert f"This run has {ratio:.2f}\N{MULTIPLICATION SIGN} the throughput of the baseline: better." in text
     assert "worse" not in text.partition("What was set differently")[0].partition("Differences")[2]
     assert "num_workers 4 2" in text
     back = text_of(slow, against=quick)

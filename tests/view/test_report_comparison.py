@@ -18,7 +18,7 @@ def test_the_answer_stands_above_the_verdicts() -> None:
     text = text_of(quick, against=slow)
     ratio = quick.loaders[0].samples_per_second / slow.loaders[0].samples_per_second
     order = [
-        f"This run has {ratio:.2f} \N{MULTIPLICATION SIGN} the throughput of the baseline: better. Throughput: ",
+        f"This run has {ratio:.2f}\N{MULTIPLICATION SIGN} the throughput of the baseline: better. Throughput: ",
         "waiting for data, first batches apart: ",
         "memory at the most: ",
         "Compute-bound",
@@ -66,7 +66,7 @@ def test_loaders_of_one_kind_mean_the_same_by_what_is_not_set() -> None:
     [
         ("mount", {"point": "/", "kind": "ext4", "is_remote": False, "is_rotational": None}, "point: /, kind: ext4"),
         ("sizes", [1, 2000], "1, 2,000"),
-        ("files_bytes", 1 << 20, "1 MiB"),
+        ("files_bytes", 1 << 20, "1.05 MB"),
         ("device", None, "not set"),
     ],
 )

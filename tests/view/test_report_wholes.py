@@ -8,7 +8,7 @@ from dataclasses import replace
 import stoker
 from stoker.bench.reckoning import reckoned
 from stoker.bench.run import Moment, ProcessStats, Quantiles, Run, Stats
-from stoker.view import words
+from stoker.foundation.text import format_duration, format_number, format_percent
 from stoker.view.page.durations import durations
 from stoker.view.page.subject import Loader, Subject
 from stoker.view.page.times import batches_of
@@ -26,9 +26,9 @@ def test_durations_lead_with_the_mean_which_fits_the_throughput() -> None:
     text = text_of(run)
     period, step = stats.batch_seconds, stats.step_seconds
     assert period.mean > 1.2 * period.p50, "some batches take far longer than most"
-    assert told(f"from batch to batch, mean {words.duration(period.mean)} p50 {words.duration(period.p50)}, ") in text
-    assert told(f"step, mean {words.duration(step.mean)} p50 {words.duration(step.p50)}, ") in text
-    speed = f"{words.digits(stats.samples_per_second)} samples/s {words.digits(stats.num_batches / stats.seconds)}"
+    assert told(f"from batch to batch, mean {format_duration(period.mean)} p50 {format_duration(period.p50)}, ") in text
+    assert told(f"step, mean {format_duration(step.mean)} p50 {format_duration(step.p50)}, ") in text
+    speed = f"{format_number(stats.samples_per_second)} samples/s {format_number(stats.num_batches / stats.seconds)}"
     assert told(f"throughput {speed} batches/s, first batches among them") in text
 
 
@@ -37,14 +37,14 @@ def test_shares_of_waiting_say_of_which_whole_they_are() -> None:
     [stats] = run.loaders
     text = text_of(run)
     wait, period = stats.wait_seconds.mean, stats.batch_seconds.mean
-    share = words.share(stats.wait_share)
-    tile = f"{share} {words.duration(wait)} of {words.duration(period)} from batch to batch"
+    share = format_percent(stats.wait_share)
+    tile = f"{share} {format_duration(wait)} of {format_duration(period)} from batch to batch"
     assert told(f"waiting for data, first batches apart {tile}") in text
     assert "of the time (in the loop, first batches among it)" in text.partition("What to change")[0], "what is to win"
     assert "the time of waiting and of being at work is that from batch to batch, without first batches" in text
-    assert told(f"trainer: {words.duration(stats.seconds)} in the loop") in text
+    assert told(f"trainer: {format_duration(stats.seconds)} in the loop") in text
     assert told(f"from batch to batch alone, without first batches, {share} is waiting") in text
-    fills = words.share(reckoned(stats).occupancy)
+    fills = format_percent(reckoned(stats).occupancy)
     assert told(f"without first batches, their work fills {fills}") in text
     late = text_of(runs.ranks()).partition("What to change")[0]
     assert "of the time (from batch to batch)" in late, "a rank is late by a part of each batch"
@@ -58,8 +58,8 @@ def test_time_outside_of_the_loop_is_a_part_of_the_whole_run() -> None:
     text = text_of(watched)
     whole = watched.seconds
     parts = (("in this loop", stats.seconds), ("in other loops", 3.0), ("outside of loops", 9.0))
-    assert told(f"the whole run: {words.duration(whole)}") in text
-    assert told(" ".join(f"{name} {words.share(part / whole)}" for name, part in parts)) in text
+    assert told(f"the whole run: {format_duration(whole)}") in text
+    assert told(" ".join(f"{name} {format_percent(part / whole)}" for name, part in parts)) in text
     alone = text_of(Run(loaders=[stats], seconds=stats.seconds))
     assert "the whole run" not in alone
     assert "What the trainer did outside the loop, before it, after it or between iterations, is not told here" in alone
@@ -85,20 +85,20 @@ def test_memory_says_whose_and_when() -> None:
         runs.starved().loaders[0], trainer=process(1, "trainer", 312), workers=[process(2, "worker 0", 93)], laps=None
     )
     text = text_of(with_memory([stats]))
-    assert "memory at the most 354 MiB then: trainer 175 MiB, workers 179 MiB" in text
-    assert "354 MiB at the most, of which the trainer has 175 MiB then" in text
+    assert "memory at the most 371 MB then: trainer 184 MB, workers 188 MB" in text
+    assert "371 MB at the most, of which the trainer has 184 MB then" in text
     assert "memory, last seen" in text
     assert "a trainer whose workers have ended has more than beside them" in text
     ranks = text_of(with_memory([replace(stats, rank=rank, num_ranks=2) for rank in range(2)]))
-    assert "then: trainers of all 2 ranks 175 MiB, workers 179 MiB" in ranks
-    assert "of which the trainers of all 2 ranks have 175 MiB then" in ranks
+    assert "then: trainers of all 2 ranks 184 MB, workers 188 MB" in ranks
+    assert "of which the trainers of all 2 ranks have 184 MB then" in ranks
     assert "Use of workers, rank 0" in ranks, "and here it is one rank"
 
 
 def test_memory_of_ranks_that_nobody_looked_at_over_time_is_that_of_one() -> None:
     loaders = [replace(one, trainer=process(1, "trainer", 10 + one.rank), workers=[]) for one in runs.ranks().loaders]
     text = text_of(Run(loaders=loaders, seconds=1.0))
-    assert "memory at the most 13 MiB of the rank with most, at the last look" in text
+    assert "memory at the most 13.6 MB of the rank with most, at the last look" in text
 
 
 def test_first_batches_are_not_among_the_waits_that_are_drawn() -> None:

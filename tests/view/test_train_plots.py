@@ -80,7 +80,7 @@ def test_tables_fit_into_eighty_columns(bench: TrainBench) -> None:
 def test_remarks_say_what_follows(bench: TrainBench) -> None:
     told = train_remarks(bench)
     assert told[0] == (
-        "stalls take 50% of a step: 96.0 hours a day of 8 GPUs; without them a step takes 10.0 ms instead of 20.0 ms"
+        "stalls take 50% of a step: 96.0 hours a day of 8 GPUs; without them a step takes 10 ms instead of 20 ms"
     )
     assert told[1] == "that is 1,600 samples per second, and 3,200 without stalls"
     assert told[2] == "fetch and preparation are told apart by counters"
@@ -91,7 +91,7 @@ def test_noise_and_shared_cores_are_told() -> None:
     ways = [way(RESIDENT, 0.010, spread=0.3), way(CACHED, 0.010), way(REAL, 0.020, wait=0.002)]
     bench = TrainBench(ways=ways, counts_slowing=True, notes=["a note"], kind="torch", config={"num_workers": 2})
     told = " ".join(train_remarks(bench))
-    assert "beside working workers the step itself takes 8.00 ms longer: they share its cores" in told
+    assert "beside working workers the step itself takes 8 ms longer: they share its cores" in told
     assert "the machine is noisy" in told
     assert told.endswith("a note")
 
@@ -99,9 +99,9 @@ def test_noise_and_shared_cores_are_told() -> None:
 @pytest.mark.parametrize(
     ("kind", "config", "who"),
     [
-        ("torch", {"num_workers": 0}, "after the making of a batch in the same thread the step itself takes 8.00 ms"),
-        ("stoker", {"num_workers": 0, "num_threads": 2}, "beside working threads the step itself takes 8.00 ms longer"),
-        ("iterable", {}, "with the real loader the step itself takes 8.00 ms longer"),
+        ("torch", {"num_workers": 0}, "after the making of a batch in the same thread the step itself takes 8 ms"),
+        ("stoker", {"num_workers": 0, "num_threads": 2}, "beside working threads the step itself takes 8 ms longer"),
+        ("iterable", {}, "with the real loader the step itself takes 8 ms longer"),
     ],
 )
 def test_who_slows_a_step_down_is_called_by_its_name(kind: str, config: dict[str, int], who: str) -> None:
@@ -115,7 +115,7 @@ def test_a_way_that_noise_made_quicker_than_one_that_does_less_has_one_time_in_a
     bench = TrainBench(ways=[way(RESIDENT, 0.00508), way(CACHED, 0.00461), way(REAL, 0.01)], num_samples=32)
     assert any(line[:2] == ["compute", "4.61"] for line in text_of(parts_table(bench)))
     told = train_remarks(bench)
-    assert told[0].endswith("without them a step takes 4.61 ms instead of 10.0 ms")
+    assert told[0].endswith("without them a step takes 4.61 ms instead of 10 ms")
     assert told[1] == "that is 3,200 samples per second, and 6,941 without stalls"
     assert told[2] == (
         "batches on the device: 5.08 ms, which is longer than cached batches, loader (4.61 ms) and can only be noise: "

@@ -8,8 +8,8 @@ from stoker.bench import remedies
 from stoker.bench.diagnosis import Diagnosis
 from stoker.bench.reckoning import Reckoning, Surroundings, recurring_firsts, setting, undisturbed
 from stoker.bench.run import Stage
-from stoker.bench.words import count_told, share_told, size_told, time_told
 from stoker.engine.stats import Sampled
+from stoker.foundation.text import format_bytes, format_count, format_duration, format_percent
 
 FEWEST_SAMPLES = 10
 """Of a training loop, without which it is not said where it was."""
@@ -32,8 +32,8 @@ def _named(one: Reckoning) -> str:
     num_threads = setting(stats, "num_threads")
     hands = {
         "inline": "no workers",
-        "threads": count_told(one.num_lanes, "thread"),
-        "processes": count_told(setting(stats, "num_workers"), "worker")
+        "threads": format_count(one.num_lanes, "thread"),
+        "processes": format_count(setting(stats, "num_workers"), "worker")
         + (f" of {num_threads} threads" if num_threads > 1 else ""),
     }[stats.engine]
     name = f"the loader of {stats.name}" if stats.name else "the loader"
@@ -43,8 +43,8 @@ def _named(one: Reckoning) -> str:
 def _usual_evidence(one: Reckoning) -> list[str]:
     stats = one.stats
     evidence = [
-        f"the trainer waits {time_told(one.wait)} of {time_told(one.period)} from batch to batch: "
-        f"{share_told(one.wait / one.period if one.period else 0.0)} of the time; {_named(one)}, "
+        f"the trainer waits {format_duration(one.wait)} of {format_duration(one.period)} from batch to batch: "
+        f"{format_percent(one.wait / one.period if one.period else 0.0)} of the time; {_named(one)}, "
         f"{stats.samples_per_second:,.0f} samples/s"
     ]
     if stats.queue_depth is not None and stats.engine != "inline":
@@ -57,11 +57,11 @@ def _usual_evidence(one: Reckoning) -> list[str]:
 
 def healthy(one: Reckoning) -> Diagnosis:
     """The loader keeps up."""
-    own = f"{time_told(one.step)} of {time_told(one.period)} per step are the training's own"
+    own = f"{format_duration(one.step)} of {format_duration(one.period)} per step are the training's own"
     if not one.period:
-        own = f"first batches are there within {time_told(max(one.stats.first_batch_seconds, default=0.0))}"
+        own = f"first batches are there within {format_duration(max(one.stats.first_batch_seconds, default=0.0))}"
     elif one.wait_share >= 0.1:  # of next to nothing
-        own = f"a batch is there within {time_told(one.wait)}, which is next to nothing"
+        own = f"a batch is there within {format_duration(one.wait)}, which is next to nothing"
     evidence = _usual_evidence(one)
     steps = one.stats.steps_sampled
     if steps is not None and steps.num >= FEWEST_SAMPLES:
@@ -71,15 +71,15 @@ def healthy(one: Reckoning) -> Diagnosis:
 
 def _format_places(sampled: Sampled) -> str:
     places = sorted(sampled.places.items(), key=lambda item: -item[1])[:3]
-    return "; ".join(f"{place} {share_told(share)}" for place, share in places)
+    return "; ".join(f"{place} {format_percent(share)}" for place, share in places)
 
 
 def gain_told(one: Reckoning, seconds: float, share: float) -> tuple[str, float]:
     """Return what there is to win, in words and as a share."""
-    told = f"up to {time_told(seconds)} of {time_told(one.period)} per step"
+    told = f"up to {format_duration(seconds)} of {format_duration(one.period)} per step"
     if one.period and abs(share - seconds / one.period) > 0.02:  # first batches are no steps
-        return f"{told}; with what epochs begin with, {share_told(share)} of all their time", share
-    return f"{told}, {share_told(share)} of the time", share
+        return f"{told}; with what epochs begin with, {format_percent(share)} of all their time", share
+    return f"{told}, {format_percent(share)} of the time", share
 
 
 def _gain_of_lanes(verdict: str, one: Reckoning, cores: int) -> tuple[str, float]:
@@ -95,7 +95,10 @@ def _gain_of_lanes(verdict: str, one: Reckoning, cores: int) -> tuple[str, float
     if lanes <= one.num_lanes or not 0.05 * one.period < saved < 0.8 * one.wait:
         return gain, share
     part = share * saved / one.wait
-    return f"about {time_told(saved)} of {time_told(one.period)} per step with {lanes} at work; {gain} in all", part
+    return (
+        f"about {format_duration(saved)} of {format_duration(one.period)} per step with {lanes} at work; {gain} in all",
+        part,
+    )
 
 
 def waiting(one: Reckoning, around: Surroundings, cores: int) -> Diagnosis:
@@ -111,23 +114,27 @@ def waiting(one: Reckoning, around: Surroundings, cores: int) -> Diagnosis:
         size = stats.num_bytes / max(1, stats.num_batches)
         hand_over = stats.stages.get("hand-over", Stage()).busy_seconds / max(1, stats.num_batches)
         evidence += [
-            f"{share_told(one.hand_over_share or 0.0)} of the waiting was for batches that had been made already",
-            f"a batch is {size_told(size)}, and takes {time_told(hand_over)} from worker to trainer "
-            f"beside {time_told(one.making)} to be made",
+            f"{format_percent(one.hand_over_share or 0.0)} of the waiting was for batches that had been made already",
+            f"a batch is {format_bytes(size)}, and takes {format_duration(hand_over)} from worker to trainer "
+            f"beside {format_duration(one.making)} to be made",
         ]
-        says = f"batches of {size_told(size)} are made in time and take {time_told(hand_over)} to reach the trainer"
+        says = (
+            f"batches of {format_bytes(size)} are made in time and take {format_duration(hand_over)} to reach the "
+            "trainer"
+        )
     else:
         evidence += work_evidence(one)
         if verdict == "decode-bound" and one.gil_share is None:
             evidence.append("nobody looked whether that is Python or native code: `stoker doctor -- python ...` does")
         says = {
-            "storage-bound": f"whoever makes batches is blocked for {share_told(one.blocked_share)} of the time, on "
+            "storage-bound": f"whoever makes batches is blocked for {format_percent(one.blocked_share)} of the time, "
+            "on "
             "the disk, the network or whatever else is waited for in reading",
-            "decode-bound": f"making a batch takes {time_told(one.making)}, on a core"
+            "decode-bound": f"making a batch takes {format_duration(one.making)}, on a core"
             + (", mostly in native code" if one.gil_share is not None else ""),
-            "python-bound": f"making a batch takes {time_told(one.making)}, mostly in Python, "
+            "python-bound": f"making a batch takes {format_duration(one.making)}, mostly in Python, "
             "which runs in one thread of a process at a time",
-            "collate-bound": f"{share_told(one.collate_share)} of making a batch is putting its samples together",
+            "collate-bound": f"{format_percent(one.collate_share)} of making a batch is putting its samples together",
         }[verdict]
     return Diagnosis(
         verdict=verdict,
@@ -175,31 +182,32 @@ def work_evidence(one: Reckoning) -> list[str]:
         ]
     or_waiting = " or waiting for Python's lock" if one.is_python and setting(stats, "num_threads") > 1 else ""
     evidence = [
-        f"making a batch takes {time_told(one.making)}, the training's own step {time_told(one.step)}: "
+        f"making a batch takes {format_duration(one.making)}, the training's own step {format_duration(one.step)}: "
         f"{one.making / one.step:.1f} batches have to be in the making at a time"
         if one.step > NO_STEP * one.making
-        else f"making a batch takes {time_told(one.making)}, the training's own step next to nothing",
-        f"each of {one.num_lanes} was at work for {share_told(one.occupancy)} of the time"
+        else f"making a batch takes {format_duration(one.making)}, the training's own step next to nothing",
+        f"each of {one.num_lanes} was at work for {format_percent(one.occupancy)} of the time"
         if one.num_lanes > 1
-        else f"who makes them was at work for {share_told(one.occupancy)} of the time",
-        f"of the making, {share_told(one.cpu_share)} on a core{or_waiting}, {share_told(one.blocked_share)} blocked, "
-        f"{share_told(one.delay_in_work_share)} ready and without a core",
+        else f"who makes them was at work for {format_percent(one.occupancy)} of the time",
+        f"of the making, {format_percent(one.cpu_share)} on a core{or_waiting}, {format_percent(one.blocked_share)} "
+        "blocked, "
+        f"{format_percent(one.delay_in_work_share)} ready and without a core",
     ]
     stages = {
         name: stats.stages[name].busy_seconds for name in ("read", "transform", "collate") if name in stats.stages
     }
     if (whole := sum(stages.values())) > 0:
-        parts = [f"{name} {share_told(seconds / whole)}" for name, seconds in stages.items() if seconds]
+        parts = [f"{name} {format_percent(seconds / whole)}" for name, seconds in stages.items() if seconds]
         evidence.append("stages: " + ", ".join(parts))
     if one.gil_share is not None:
-        evidence.append(f"Python held its lock at {share_told(one.gil_share)} of the looks")
+        evidence.append(f"Python held its lock at {format_percent(one.gil_share)} of the looks")
     if stats.sampled is not None and stats.sampled.places:
         # who wants the lock gets it, and sees, where it is let go of
         where = "where it was let go of" if one.is_python else "where"
         evidence.append(f"{where}: {_format_places(stats.sampled)}")
     read_bytes = sum(worker.read_bytes or 0 for worker in (*stats.workers, *([stats.trainer] if stats.trainer else [])))
     if stats.seconds > 0 and read_bytes / stats.seconds > 1e6:
-        evidence.append(f"{size_told(read_bytes / stats.seconds)}/s came from disks, and not from memory")
+        evidence.append(f"{format_bytes(read_bytes / stats.seconds)}/s came from disks, and not from memory")
     return evidence
 
 
@@ -212,9 +220,9 @@ def starting(one: Reckoning) -> Diagnosis:
         num_batches = max(num_batches, stats.facts["num_batches"])
     epoch = first + max(0.0, num_batches - 1) * one.period
     evidence = [
-        f"the first batch of an epoch came after {time_told(first)}, others after {time_told(one.wait)}",
-        f"an epoch has {num_batches:.0f} batch{'es' * (num_batches >= 1.5)} and takes {time_told(epoch)}; "
-        f"seen: {count_told(stats.num_iterations, 'epoch')}",
+        f"the first batch of an epoch came after {format_duration(first)}, others after {format_duration(one.wait)}",
+        f"an epoch has {num_batches:.0f} batch{'es' * (num_batches >= 1.5)} and takes {format_duration(epoch)}; "
+        f"seen: {format_count(stats.num_iterations, 'epoch')}",
     ]
     if stats.config.get("num_workers"):
         kept = "stay" if stats.config.get("persistent_workers") else "are started anew for each epoch"
@@ -224,9 +232,10 @@ def starting(one: Reckoning) -> Diagnosis:
         )
     return Diagnosis(
         verdict="start-up-bound",
-        says=f"{share_told(one.start_up_share)} of an epoch goes into its first batch, {time_told(first)}",
+        says=f"{format_percent(one.start_up_share)} of an epoch goes into its first batch, {format_duration(first)}",
         evidence=evidence,
-        gain=f"up to {time_told(first)} of {time_told(epoch)} per epoch, {share_told(one.start_up_share)} of the time",
+        gain=f"up to {format_duration(first)} of {format_duration(epoch)} per epoch, "
+        f"{format_percent(one.start_up_share)} of the time",
         gain_share=one.start_up_share,
         advice=remedies.starting(one),
     )
@@ -238,17 +247,17 @@ def copying(one: Reckoning) -> Diagnosis:
     assert copies is not None
     per_step = one.copy_share * one.period
     evidence = [
-        f"{share_told(one.copy_share)} of the trainer's time went into {copies.num:,} copies to the device",
-        f"{share_told(copies.num_pageable / copies.num)} of them from pageable memory, "
-        f"{share_told(copies.num_blocking / copies.num)} blocking",
-        f"a batch is {size_told(one.stats.num_bytes / max(1, one.stats.num_batches))}",
+        f"{format_percent(one.copy_share)} of the trainer's time went into {copies.num:,} copies to the device",
+        f"{format_percent(copies.num_pageable / copies.num)} of them from pageable memory, "
+        f"{format_percent(copies.num_blocking / copies.num)} blocking",
+        f"a batch is {format_bytes(one.stats.num_bytes / max(1, one.stats.num_batches))}",
     ]
     if copies.device_seconds is not None:
-        evidence.append(f"one takes {time_told(copies.device_seconds)} on the device")
+        evidence.append(f"one takes {format_duration(copies.device_seconds)} on the device")
     gain, gain_share = gain_told(one, per_step, one.copy_share)
     return Diagnosis(
         verdict="copy-bound",
-        says=f"batches take {time_told(per_step)} of each step to be copied to the device",
+        says=f"batches take {format_duration(per_step)} of each step to be copied to the device",
         evidence=evidence,
         gain=gain,
         gain_share=gain_share,
@@ -259,7 +268,7 @@ def copying(one: Reckoning) -> Diagnosis:
 def crowded(one: Reckoning, around: Surroundings, cores: int, loss: float) -> Diagnosis:
     """Others have the cores. What the loader would be like without them is said too."""
     are_ours = remedies.are_our_workers(one, around, cores)
-    evidence = [f"the trainer's thread was ready and had no core for {share_told(one.delay_share)} of the time"]
+    evidence = [f"the trainer's thread was ready and had no core for {format_percent(one.delay_share)} of the time"]
     if around.is_measured:
         evidence.append(
             f"in use on average: {around.trainer_cores:.1f} cores by the trainer, {around.workers_cores:.1f} by its "
@@ -267,12 +276,15 @@ def crowded(one: Reckoning, around: Surroundings, cores: int, loss: float) -> Di
         )
     if one.delay_in_work_share > 0:
         evidence.append(
-            f"whoever makes batches was ready and had no core for {share_told(one.delay_in_work_share)} of their work"
+            f"whoever makes batches was ready and had no core for {format_percent(one.delay_in_work_share)} of their "
+            "work"
         )
-    says = f"waiting for a core takes {share_told(loss)} of the time; it was not measured which programs had the cores"
+    says = (
+        f"waiting for a core takes {format_percent(loss)} of the time; it was not measured which programs had the cores"
+    )
     if around.is_measured or are_ours:
         who = "the loader's own workers take" if are_ours else "other programs take"
-        says = f"{who} the cores: {share_told(loss)} of the time is lost to waiting for one"
+        says = f"{who} the cores: {format_percent(loss)} of the time is lost to waiting for one"
     gain, gain_share = gain_told(one, loss * one.period, loss)
     if are_ours:
         saved = max(0.0, one.period - remedies.enough_workers(one, around, cores).period)
@@ -286,8 +298,8 @@ def crowded(one: Reckoning, around: Surroundings, cores: int, loss: float) -> Di
     if not are_ours and one.is_seen and own.wait_share >= KEEPS_UP and own.wait > LEAST_WAIT_SECONDS:
         own_cause = cause_of_waiting(own, Surroundings(), cores)
         evidence += [
-            f"without other programs the loader would be {own_cause}: about {time_told(own.wait)} of "
-            f"{time_told(own.period)} per step would still be waiting",
+            f"without other programs the loader would be {own_cause}: about {format_duration(own.wait)} of "
+            f"{format_duration(own.period)} per step would still be waiting",
             *work_evidence(own),
         ]
         if own_cause != "transport-bound":

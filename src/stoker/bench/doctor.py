@@ -16,9 +16,9 @@ from stoker.bench.hook.survey import facts_of
 from stoker.bench.run import Run
 from stoker.bench.verdict import diagnose
 from stoker.bench.watch import Watch
-from stoker.bench.words import time_told
 from stoker.errors import ArgumentError
 from stoker.foundation.machine import described
+from stoker.foundation.text import format_duration
 
 ENOUGH_STEPS = 20
 """Batches that a loader has to have given, for its own counters to be judged by."""
@@ -157,7 +157,7 @@ def _alone(run: Run, diagnosis: Diagnosis) -> Diagnosis:
     if not run.loaders or diagnosis.gain is None:
         return diagnosis
     period = run.loaders[0].batch_seconds.mean
-    often = f", and gave a batch every {time_told(period)}" if period else ""
+    often = f", and gave a batch every {format_duration(period)}" if period else ""
     return replace(
         diagnosis,
         evidence=[

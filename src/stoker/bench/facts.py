@@ -13,8 +13,8 @@ from stoker.bench.diagnosis import Finding
 from stoker.bench.reckoning import Reckoning, Surroundings, num_lanes, reckoned, setting
 from stoker.bench.remedies import MANY_OBJECTS, call, enough_workers
 from stoker.bench.run import Run
-from stoker.bench.words import count_told, share_told, size_told, time_told
 from stoker.engine.stats import Stats
+from stoker.foundation.text import format_bytes, format_count, format_duration, format_percent
 
 TILE = 8
 """Matrix units of accelerators work on so many rows at a time."""
@@ -103,7 +103,8 @@ def _synchronizing_step(case: Case) -> Iterator[Finding]:
     call_name = SYNCHRONIZING.search(place).group()  # type: ignore[union-attr]
     yield Finding(
         about=call_name.strip(".()"),
-        what=f"the training loop is at {place} in {share_told(share)} of samples: each `{call_name}` waits until the "
+        what=f"the training loop is at {place} in {format_percent(share)} of samples: each `{call_name}` waits until "
+        "the "
         "device has finished, and moves one value at a time",
         advice="keep losses and metrics as tensors (`total += loss.detach()`), and read them once every hundred steps",
     )
@@ -135,7 +136,7 @@ def _more_workers_than_cores(case: Case) -> Iterator[Finding]:
         fitting = enough_workers(case.reckoning, Surroundings.of(case.run.moments), max(1, cores // ranks)).num_workers
         if fitting >= case.num_workers:
             return  # fewer would be slower
-    what, advice = count_told(case.num_workers, "worker"), call(num_workers=fitting)
+    what, advice = format_count(case.num_workers, "worker"), call(num_workers=fitting)
     if lanes > case.num_workers:
         what = f"{lanes} threads in {what}"
         advice = call(num_workers=min(case.num_workers, fitting), num_threads=max(1, fitting // case.num_workers))
@@ -157,7 +158,8 @@ def _shared_memory(case: Case) -> Iterator[Finding]:
     if needed > 0.8 * size:
         yield Finding(
             about="shm",
-            what=f"/dev/shm has {size_told(size)}, and {num_batches} batches on their way need {size_told(needed)}: "
+            what=f"/dev/shm has {format_bytes(size)}, and {num_batches} batches on their way need "
+            f"{format_bytes(needed)}: "
             "workers die of a bus error when it is full",
             advice="`docker run --shm-size=...`, fewer workers or a smaller prefetch_factor; "
             "stoker.DataLoader does not use /dev/shm",
@@ -172,13 +174,13 @@ def _python_objects(case: Case) -> Iterator[Finding]:
     forked = case.config.get("start_method") in (None, "fork")
     yield Finding(
         about="copy-on-read",
-        what=f"the dataset holds about {num:,} Python objects ({size_told(size)}, most in `{where}`): "
+        what=f"the dataset holds about {num:,} Python objects ({format_bytes(size)}, most in `{where}`): "
         + (
             "looking at one changes its reference count, so that each forked worker comes to copy them all"
             if forked
             else "each worker gets a copy of them, pickled when it starts"
         )
-        + f", {size_told(size * case.num_workers)} with {case.num_workers} workers",
+        + f", {format_bytes(size * case.num_workers)} with {case.num_workers} workers",
         advice="keep them in NumPy arrays (of bytes, with offsets, for texts), a pandas or Arrow table, or a store",
     )
 
@@ -208,7 +210,7 @@ def _in_memory(case: Case) -> Iterator[Finding]:
     if data < FITS_SHARE * memory and reads_much:
         yield Finding(
             about="fits in memory",
-            what=f"the data is about {size_told(data)}, and there are {size_told(memory)} of memory",
+            what=f"the data is about {format_bytes(data)}, and there are {format_bytes(memory)} of memory",
             advice="read it once, into an array or a store that is memory-mapped, and use it map-style: "
             "any order, no reading",
         )
@@ -221,9 +223,9 @@ def _beyond_memory(case: Case) -> Iterator[Finding]:
     if memory and held * copies > 0.5 * memory:
         yield Finding(
             about="memory",
-            what=f"the dataset holds {size_told(held)} in memory"
+            what=f"the dataset holds {format_bytes(held)} in memory"
             + (f", once for the trainer and once for each of {case.num_workers} workers" if copies > 1 else "")
-            + f", of {size_told(memory)}",
+            + f", of {format_bytes(memory)}",
             advice="memory-map it (`np.load(..., mmap_mode='r')`, `stoker.open`) or stream it",
         )
 
@@ -236,7 +238,8 @@ def _workers_that_stay(case: Case) -> Iterator[Finding]:
         yield Finding(
             about="persistent_workers",
             what="workers are started anew for each epoch, whose first batch takes "
-            f"{time_told(sum(firsts) / len(firsts))}: {share_told(case.reckoning.start_up_share)} of the time",
+            f"{format_duration(sum(firsts) / len(firsts))}: {format_percent(case.reckoning.start_up_share)} of the "
+            "time",
             advice=call(persistent_workers=True),
         )
 
@@ -252,7 +255,8 @@ def _prefetch(case: Case) -> Iterator[Finding]:
     if is_uneven and case.reckoning.wait_share > 0.03 and making.num >= 50:
         yield Finding(
             about="prefetch_factor",
-            what=f"one batch in a hundred takes {time_told(making.p99)} to make, most take {time_told(making.p50)}, "
+            what=f"one batch in a hundred takes {format_duration(making.p99)} to make, most take "
+            f"{format_duration(making.p50)}, "
             "and the trainer waits for the slow ones",
             advice=f"{call(prefetch_factor=2 * prefetch)}, or {call(in_order=False)} if the order does not matter",
         )
@@ -287,8 +291,9 @@ def _memory_in_a_short_run(case: Case) -> Iterator[Finding]:
     if last - first > max(MUCH_BYTES, GROWN_SHARE * first) and last > 0.95 * most:
         yield Finding(
             about="memory growth",
-            what=f"memory has grown by {size_told(last - first)} in {time_told(known[-1].at - known[0].at)}, from "
-            f"{size_told(first)} to {size_told(last)}: the run is too short to tell whether it goes on",
+            what=f"memory has grown by {format_bytes(last - first)} in "
+            f"{format_duration(known[-1].at - known[0].at)}, from "
+            f"{format_bytes(first)} to {format_bytes(last)}: the run is too short to tell whether it goes on",
             advice="watch it for longer, half a minute and more; what a dataset keeps of each sample adds up",
         )
 

@@ -8,7 +8,7 @@ from stoker.bench import remedies
 from stoker.bench.causes import cause_of_waiting, gain_told, work_evidence
 from stoker.bench.diagnosis import VERDICTS, Diagnosis
 from stoker.bench.reckoning import Reckoning, Surroundings
-from stoker.bench.words import time_told
+from stoker.foundation.text import format_duration
 
 
 def slowest(reckonings: dict[int, Reckoning]) -> tuple[Reckoning, float]:
@@ -37,18 +37,24 @@ def late(slow: Reckoning, reckonings: dict[int, Reckoning], around: Surroundings
     others = [one for one in reckonings.values() if one is not slow]
     rank = slow.stats.rank
     evidence = [
-        f"rank {one.stats.rank}: waits {time_told(one.wait)} of {time_told(one.period)} from batch to batch, "
-        f"its own step takes {time_told(one.step)}"
+        f"rank {one.stats.rank}: waits {format_duration(one.wait)} of {format_duration(one.period)} from batch to "
+        "batch, "
+        f"its own step takes {format_duration(one.step)}"
         for _, one in sorted(reckonings.items())[:8]
     ]
     waits = slow.wait - median(one.wait for one in others) >= 0.5 * loss * slow.period
     cause = cause_of_waiting(slow, around, cores) if waits else "compute-bound"
     if waits:
         evidence += [f"rank {rank} by itself is {cause}: {VERDICTS[cause]}", *work_evidence(slow)[1:]]
-        says = f"rank {rank} waits {time_told(slow.wait)} for each batch, and all others wait for it in their steps"
+        says = (
+            f"rank {rank} waits {format_duration(slow.wait)} for each batch, and all others wait for it in their steps"
+        )
     else:
         evidence.append(f"it is not its data: rank {rank} has batches in time, and takes longer for its own step")
-        says = f"rank {rank} takes {time_told(slow.period)} for a step, the others {time_told(others[0].period)}"
+        says = (
+            f"rank {rank} takes {format_duration(slow.period)} for a step, the others "
+            f"{format_duration(others[0].period)}"
+        )
     gain, gain_share = gain_told(slow, loss * slow.period, loss)
     return Diagnosis(
         verdict="slow-rank",

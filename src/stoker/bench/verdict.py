@@ -16,8 +16,8 @@ from stoker.bench.facts import findings
 from stoker.bench.memory_trend import Growth, growth_of
 from stoker.bench.reckoning import Reckoning, Surroundings, num_lanes, reckoned, recurring_firsts, setting, within
 from stoker.bench.run import Moment, Run
-from stoker.bench.words import share_told, size_told, time_told
 from stoker.engine.stats import Stats
+from stoker.foundation.text import format_bytes, format_duration, format_percent
 
 LEAST_START_SECONDS = 5e-3
 """First batches that come sooner are there at once."""
@@ -73,7 +73,10 @@ def _elsewhere(run: Run) -> list[str]:
     if not run.moments or outside < max(MUCH_ELSEWHERE * run.seconds, 1.0):
         return []
     loops = "the loop over this loader" if len(run.loaders) == 1 else "loops over these loaders"
-    return [f"{time_told(outside)} of {time_told(run.seconds)} were spent outside of {loops}: that is not judged here"]
+    return [
+        f"{format_duration(outside)} of {format_duration(run.seconds)} were spent outside of {loops}: that is not "
+        "judged here"
+    ]
 
 
 # -------------------------------------------------------------------- what comes first
@@ -102,7 +105,7 @@ def _duplicated(enough: list[Stats]) -> Diagnosis | None:
         return None
     num_workers = setting(worst, "num_workers")
     evidence = [
-        f"{share_told(share)} of the samples that were looked at had come from another of the {num_workers} workers"
+        f"{format_percent(share)} of the samples that were looked at had come from another of the {num_workers} workers"
     ]
     if worst.facts.get("looked_at_worker") is False:
         evidence.append("the dataset never looks at torch.utils.data.get_worker_info(): each worker reads all of it")
@@ -110,7 +113,7 @@ def _duplicated(enough: list[Stats]) -> Diagnosis | None:
         verdict="duplicated-data",
         says=f"every sample comes about {1 / max(1e-9, 1 - share):.1f} times an epoch: {VERDICTS['duplicated-data']}",
         evidence=evidence,
-        gain=f"{share_told(share)} of each epoch is a repetition; without it, an epoch is as much shorter",
+        gain=f"{format_percent(share)} of each epoch is a repetition; without it, an epoch is as much shorter",
         gain_share=share,
         advice=remedies.duplicated(worst),
     )
@@ -121,16 +124,18 @@ def _growing(enough: list[Stats], growth: Growth) -> Diagnosis:
     period = stats.batch_seconds.mean
     who = "workers" if growth.of_workers_share >= 0.5 else "trainer's process"
     evidence = [
-        f"{size_told(growth.grown_bytes)} more in {time_told(growth.seconds)}, steadily, without pages of files",
-        f"{share_told(growth.of_workers_share)} of it in workers, the rest in the trainer",
+        f"{format_bytes(growth.grown_bytes)} more in {format_duration(growth.seconds)}, steadily, without pages of "
+        "files",
+        f"{format_percent(growth.of_workers_share)} of it in workers, the rest in the trainer",
     ]
     if period > 0:
-        evidence.append(f"that is {size_told(growth.bytes_per_second * period)} for each batch")
+        evidence.append(f"that is {format_bytes(growth.bytes_per_second * period)} for each batch")
     if growth.seconds_left is not None:
-        evidence.append(f"at this rate the machine's memory lasts for another {time_told(growth.seconds_left)}")
+        left = format_duration(growth.seconds_left, digits=2)
+        evidence.append(f"at this rate the machine's memory lasts for another {left}")
     return Diagnosis(
         verdict="memory-growth",
-        says=f"memory of the {who} grows by {size_told(growth.bytes_per_second * 60)} a minute, batch after batch",
+        says=f"memory of the {who} grows by {format_bytes(growth.bytes_per_second * 60)} a minute, batch after batch",
         evidence=evidence,
         gain="the run goes on after memory would have run out",
         advice=remedies.growing(stats, growth),

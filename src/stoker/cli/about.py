@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.cli.words import bytes_told
+from stoker.foundation.text import format_bytes
 
 
 def about() -> None:
@@ -61,8 +61,8 @@ def _memory() -> str:
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
     except (OSError, ValueError):  # no control groups, or "max": no limit
-        return bytes_told(total)
-    return f"{bytes_told(limit)} (limit of the container; the machine has {bytes_told(total)})"
+        return format_bytes(total)
+    return f"{format_bytes(limit)} (limit of the container; the machine has {format_bytes(total)})"
 
 
 def _shared_memory() -> str:
@@ -70,7 +70,7 @@ def _shared_memory() -> str:
         usage = shutil.disk_usage("/dev/shm")
     except OSError:
         return "not there"
-    return f"{bytes_told(usage.total)}, {bytes_told(usage.free)} free"
+    return f"{format_bytes(usage.total)}, {format_bytes(usage.free)} free"
 
 
 def _open_files() -> str:
@@ -89,4 +89,4 @@ def _cuda() -> str:
     if not torch.cuda.is_available():
         return "no devices"
     names = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    return "\n".join(f"{number}: {told.name}, {bytes_told(told.total_memory)}" for number, told in enumerate(names))
+    return "\n".join(f"{number}: {told.name}, {format_bytes(told.total_memory)}" for number, told in enumerate(names))

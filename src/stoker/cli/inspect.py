@@ -359,12 +359,12 @@ def _where(source: Any, position: int) -> str | None:
 
 
 def _store_table(facts: Mapping[str, Any]) -> Table:
-    from stoker.cli.words import bytes_told, counted
+    from stoker.foundation.text import format_bytes, format_count
 
     table = _grid()
     table.add_row("store", _escaped(facts["path"]))
     table.add_row("samples", f"{facts['num_samples']:,}")
-    size = f"{bytes_told(facts['num_bytes'])} in {counted(facts['num_shards'], 'shard')}"
+    size = f"{format_bytes(facts['num_bytes'])} in {format_count(facts['num_shards'], 'shard')}"
     if facts["num_samples"]:
         size += f", {_bytes_each(facts['bytes_per_sample'])} per sample"
     table.add_row("size", size)
@@ -375,9 +375,9 @@ def _store_table(facts: Mapping[str, Any]) -> Table:
 
 
 def _bytes_each(num_bytes: float) -> str:
-    from stoker.cli.words import bytes_told
+    from stoker.foundation.text import format_bytes
 
-    return f"{num_bytes:.1f} bytes" if num_bytes < 1024 else bytes_told(round(num_bytes))
+    return f"{num_bytes:.1f} bytes" if num_bytes < 1024 else format_bytes(round(num_bytes))
 
 
 def _meta_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -423,17 +423,17 @@ def _tokenizer_told(known: Mapping[str, Any], remark: str | None) -> str:
 
 
 def _origin_told(origin: Mapping[str, Any]) -> str:
-    from stoker.cli.words import bytes_told, counted
+    from stoker.foundation.text import format_bytes, format_count
 
     inputs = [entry for entry in origin.get("inputs") or () if isinstance(entry, dict)]
     total = sum(int(entry.get("num_bytes", 0)) for entry in inputs)
-    lines = [f"{counted(len(inputs), 'file')}, {bytes_told(total)}"]
+    lines = [f"{format_count(len(inputs), 'file')}, {format_bytes(total)}"]
     rest = {name: value for name, value in origin.items() if name not in ("inputs", "libraries")}
     libraries = origin.get("libraries")
     rest |= libraries if isinstance(libraries, dict) else {}
     if rest:
         lines[0] += f" ({', '.join(f'{name} {_plain(value)}' for name, value in rest.items())})"
-    lines += [f"{entry.get('path')} ({bytes_told(int(entry.get('num_bytes', 0)))})" for entry in inputs[:MAX_INPUTS]]
+    lines += [f"{entry.get('path')} ({format_bytes(int(entry.get('num_bytes', 0)))})" for entry in inputs[:MAX_INPUTS]]
     if len(inputs) > MAX_INPUTS:
         lines.append(f"... {len(inputs) - MAX_INPUTS:,} more")
     return _escaped("\n".join(lines))

@@ -86,21 +86,21 @@ def _table(counts: list[Counted]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    from stoker.cli.words import bytes_told, seconds_told
+    from stoker.foundation.text import format_bytes, format_duration
 
     table = Table(box=box.SIMPLE, show_footer=len(counts) > 1)
     table.add_column("file", f"{len(counts)} files", overflow="fold")
     table.add_column("format")
-    table.add_column("size", bytes_told(sum(count.size_bytes for count in counts)), justify="right")
+    table.add_column("size", format_bytes(sum(count.size_bytes for count in counts)), justify="right")
     table.add_column("samples", f"{sum(count.num_samples for count in counts):,}", justify="right")
-    table.add_column("index", seconds_told(sum(count.seconds for count in counts)), justify="right")
+    table.add_column("index", format_duration(sum(count.seconds for count in counts)), justify="right")
     for count in counts:
         table.add_row(
             escape(str(count.path)),
             count.format,
-            bytes_told(count.size_bytes),
+            format_bytes(count.size_bytes),
             f"{count.num_samples:,}",
-            "kept" if count.was_indexed else seconds_told(count.seconds),
+            "kept" if count.was_indexed else format_duration(count.seconds),
         )
     return table
 

@@ -96,7 +96,7 @@ def print_step(told: dict[str, Any], packed: Packed, console: Console, *, max_ro
     from rich.text import Text
 
     from stoker.cli.samples import shortened
-    from stoker.cli.words import counted
+    from stoker.foundation.text import format_count
 
     console.print(f"[bold]step {told['step']:,}[/] of epoch {told['epoch']}: rows of {packed.length:,} tokens")
     if told["is_skipped"]:
@@ -108,7 +108,8 @@ def print_step(told: dict[str, Any], packed: Packed, console: Console, *, max_ro
             fill = row["spans"][-1]["columns"][1] / packed.length
             pads = ", only fills up the batch" if row["is_padding"] else ""
             console.print(
-                f"  row {row['row']} [dim](packed row {row['position']:,}, {counted(len(row['spans']), 'document')}, "
+                f"  row {row['row']} [dim](packed row {row['position']:,}, "
+                f"{format_count(len(row['spans']), 'document')}, "
                 f"{fill:.1%} full{pads})[/]"
             )
             for span in row["spans"]:

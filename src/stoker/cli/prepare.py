@@ -164,7 +164,7 @@ def tokenizer(
     from rich.console import Console
 
     from stoker import prepare
-    from stoker.cli.words import bytes_told
+    from stoker.foundation.text import format_bytes
 
     with _Display(Console(stderr=True, highlight=False)) as display:
         identity = prepare.tokenizer(
@@ -180,7 +180,7 @@ def tokenizer(
     path = out / "tokenizer.json" if out.is_dir() else out
     console = Console(highlight=False)
     console.print(
-        f"[bold]{identity.vocab_size:,}[/] tokens, ids as {identity.dtype}, {bytes_told(path.stat().st_size)}"
+        f"[bold]{identity.vocab_size:,}[/] tokens, ids as {identity.dtype}, {format_bytes(path.stat().st_size)}"
         f" at {_escaped(path)}"
     )
     if identity.vocab_size < vocab_size:
@@ -208,7 +208,7 @@ def _table(report: Report) -> Table:
     from rich import box
     from rich.table import Table
 
-    from stoker.cli.words import bytes_told, seconds_told
+    from stoker.foundation.text import format_bytes, format_duration
 
     table = Table(box=box.SIMPLE, show_header=False)
     table.add_column(style="bold")
@@ -217,8 +217,8 @@ def _table(report: Report) -> Table:
     rows = [
         ("documents", f"{report.documents:,}"),
         ("tokens", f"{report.tokens:,} ({per_document:,.1f} per document)"),
-        ("text", bytes_told(report.text_bytes)),
-        ("on disk", f"{bytes_told(report.disk_bytes)}, as {report.dtype}"),
+        ("text", format_bytes(report.text_bytes)),
+        ("on disk", f"{format_bytes(report.disk_bytes)}, as {report.dtype}"),
         ("skipped", _skipped(report)),
         ("where", _escaped(report.path)),
     ]
@@ -228,7 +228,7 @@ def _table(report: Report) -> Table:
             pieces += f"; removed: {report.num_removed:,}"
         speed = report.made_bytes / 1e6 / max(1e-9, report.seconds)
         made = f", {speed:,.1f} MB/s, by {report.backend}" if report.made_bytes else ""
-        rows[4:4] = [("pieces", pieces), ("time", f"{seconds_told(report.seconds)}{made}")]
+        rows[4:4] = [("pieces", pieces), ("time", f"{format_duration(report.seconds)}{made}")]
     for row in rows:
         table.add_row(*row)
     return table

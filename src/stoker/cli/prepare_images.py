@@ -113,7 +113,7 @@ def _table(report: ImageReport) -> Table:
     from rich.table import Table
 
     from stoker.cli.prepare import _escaped, _skipped
-    from stoker.cli.words import bytes_told, seconds_told
+    from stoker.foundation.text import format_bytes, format_duration
 
     table = Table(box=box.SIMPLE, show_header=False)
     table.add_column(style="bold")
@@ -124,24 +124,24 @@ def _table(report: ImageReport) -> Table:
     rows = [("pictures", f"{report.pictures:,} ({made})")]
     if report.classes is not None:
         rows.append(("classes", f"{report.classes:,}"))
-    size = f"{bytes_told(report.source_bytes)} before, {bytes_told(report.image_bytes)} now ({share:.0%})"
-    rows.append(("size", size if report.reencoded else bytes_told(report.source_bytes)))
+    size = f"{format_bytes(report.source_bytes)} before, {format_bytes(report.image_bytes)} now ({share:.0%})"
+    rows.append(("size", size if report.reencoded else format_bytes(report.source_bytes)))
     if report.before is not None and report.after is not None:
         before, after = report.before, report.after
         rows += [
-            ("each", f"{bytes_told(round(before.bytes_each))} before, {bytes_told(round(after.bytes_each))} now"),
+            ("each", f"{format_bytes(round(before.bytes_each))} before, {format_bytes(round(after.bytes_each))} now"),
             (
                 "decoding",
                 f"{before.decode_ms:.2f} ms before, {after.decode_ms:.2f} ms now, whole and by one core "
                 f"({after.num_tried} tried)",
             ),
         ]
-    rows.append(("on disk", bytes_told(report.disk_bytes)))
+    rows.append(("on disk", format_bytes(report.disk_bytes)))
     if not report.is_up_to_date:
         pieces = f"{report.num_pieces:,}, of which {report.num_reused:,} were there from before"
         if report.num_removed:
             pieces += f"; removed: {report.num_removed:,}"
-        rows += [("pieces", pieces), ("time", seconds_told(report.seconds))]
+        rows += [("pieces", pieces), ("time", format_duration(report.seconds))]
     rows += [("skipped", _skipped(report)), ("where", _escaped(report.path))]
     for row in rows:
         table.add_row(*row)

@@ -39,14 +39,14 @@ def report(
     """
     _check_output(out, [*runs, *(against or ())])
     from stoker.cli.records import loaded
-    from stoker.cli.words import bytes_told
+    from stoker.foundation.text import format_bytes
     from stoker.view import report as reported
 
     page = reported(loaded(runs), against=loaded(against) if against else None, title=title)
     page.save(out)
     for diagnosis, whose in zip(page.diagnoses, ("", "baseline: ")):
         print(f"{whose}{diagnosis.verdict}: {diagnosis.says}")
-    print(f"{out}: {bytes_told(len(page.html.encode()))}")
+    print(f"{out}: {format_bytes(len(page.html.encode()))}")
 
 
 def _check_output(out: Path, inputs: list[Path]) -> None:

@@ -106,12 +106,12 @@ def _verdict(tuning: Tuning) -> Text:
     """Return what to write, and what to expect of it."""
     from rich.text import Text
 
-    from stoker.view.quantities import seconds_told, time_unit, with_deviation
+    from stoker.foundation.text import format_duration, format_spread, time_unit
 
     unit, size = time_unit(tuning.seconds.mean)
-    time = with_deviation(tuning.seconds.mean, tuning.seconds.deviation, scale=size)
+    time = format_spread(tuning.seconds.mean, tuning.seconds.deviation, scale=size)
     what = "step" if tuning.step_seconds is not None else "batch"
-    waiting = f", of which {seconds_told(tuning.wait_seconds)} waiting for the batch" if what == "step" else ""
+    waiting = f", of which {format_duration(tuning.wait_seconds)} waiting for the batch" if what == "step" else ""
     text = Text.assemble((tuning.code, "bold green"), f"\nexpected time per {what}: {time} {unit}{waiting}")
     for sentence in tuning.says:
         text.append(f"\n- {sentence}")

@@ -128,7 +128,7 @@ def _counted(console: Console) -> Iterator[Callable[[int, int, int], None]]:
     """Show how many pictures are done, where somebody is looking."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from stoker.cli.words import bytes_told
+    from stoker.foundation.text import format_bytes
 
     columns = (
         TextColumn("{task.description}"),
@@ -141,7 +141,9 @@ def _counted(console: Console) -> Iterator[Callable[[int, int, int], None]]:
         task = progress.add_task("listing", total=None, size="")
 
         def watch(num_done: int, num_bytes: int, num_all: int) -> None:
-            progress.update(task, description="decoding", completed=num_done, total=num_all, size=bytes_told(num_bytes))
+            progress.update(
+                task, description="decoding", completed=num_done, total=num_all, size=format_bytes(num_bytes)
+            )
 
         yield watch
 
@@ -149,12 +151,15 @@ def _counted(console: Console) -> Iterator[Callable[[int, int, int], None]]:
 def _print_images(found: ImageCheck, seconds: float, console: Console) -> None:
     from rich.markup import escape
 
-    from stoker.cli.words import bytes_told, counted, seconds_told
+    from stoker.foundation.text import format_bytes, format_count, format_duration
 
     for bad in found.bad:
         console.print(f"[bold red]{bad.kind}[/] [bold]{escape(bad.path)}[/]: {escape(bad.reason)}", soft_wrap=True)
     speed = f"{found.num_pictures / seconds:,.0f} pictures/s"
-    seen = f"{counted(found.num_pictures, 'picture')}, {bytes_told(found.num_bytes)} ({seconds_told(seconds)}, {speed})"
+    seen = (
+        f"{format_count(found.num_pictures, 'picture')}, {format_bytes(found.num_bytes)} "
+        f"({format_duration(seconds)}, {speed})"
+    )
     if found.is_sound:
         console.print(f"[bold green]sound[/] {seen}", soft_wrap=True)
     else:
@@ -219,20 +224,20 @@ def _told(damage: Damage, store: Store) -> str:
 
 
 def _summary(verdict: Verdict, seconds: float) -> str:
-    from stoker.cli.words import bytes_told, counted, seconds_told
+    from stoker.foundation.text import format_bytes, format_count, format_duration
 
-    seen = f"{counted(verdict.num_blocks, 'block')} in {counted(verdict.num_shards, 'shard')}"
+    seen = f"{format_count(verdict.num_blocks, 'block')} in {format_count(verdict.num_shards, 'shard')}"
     if verdict.is_sound:
-        speed = f"{bytes_told(round(verdict.num_bytes / seconds))}/s"
-        size = bytes_told(verdict.num_bytes)
-        return f"[bold green]sound[/] {seen}, {size}, as they were written ({seconds_told(seconds)}, {speed})"
+        speed = f"{format_bytes(round(verdict.num_bytes / seconds))}/s"
+        size = format_bytes(verdict.num_bytes)
+        return f"[bold green]sound[/] {seen}, {size}, as they were written ({format_duration(seconds)}, {speed})"
     blocks = sum(damage.block is not None for damage in verdict.damages)
     whole = len(verdict.damages) - blocks
     files = len({damage.file for damage in verdict.damages})
-    parts = [counted(blocks, "block")] * bool(blocks) + [counted(whole, "file") + " as a whole"] * bool(whole)
+    parts = [format_count(blocks, "block")] * bool(blocks) + [format_count(whole, "file") + " as a whole"] * bool(whole)
     return (
-        f"[bold red]damaged[/] {' and '.join(parts)}, in {files} of {counted(verdict.num_shards, 'shard')} "
-        f"({counted(verdict.num_blocks, 'block')} compared in {seconds_told(seconds)})\n"
+        f"[bold red]damaged[/] {' and '.join(parts)}, in {files} of {format_count(verdict.num_shards, 'shard')} "
+        f"({format_count(verdict.num_blocks, 'block')} compared in {format_duration(seconds)})\n"
         "[bold cyan]hint:[/] copy these files again from where they are sound, or delete them and run the same "
         "`stoker prepare` again: it makes what is missing"
     )

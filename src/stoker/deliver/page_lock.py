@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from stoker.deliver.driver import driver
+from stoker.foundation.text import format_bytes
 
 PORTABLE = 1
 """cudaHostRegisterPortable: locked for every device, not only the one that is current."""
@@ -59,7 +60,7 @@ class CudaPageLock:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"{num_bytes / 2**20:.1f} MiB of memory for batches cannot be page-locked (CUDA says: "
+                f"{format_bytes(num_bytes)} of memory for batches cannot be page-locked (CUDA says: "
                 f"{runtime.cudaGetErrorString(code)}), so batches are copied to the device the ordinary way, slower\n"
                 "hint: raise the limit on locked memory (`ulimit -l`), or have fewer bytes in flight: a smaller "
                 "prefetch_factor, num_workers or batch_size",

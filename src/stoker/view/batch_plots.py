@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.bench.batch_record import KNEE_SHARE, BatchTune
+from stoker.foundation.text import format_bytes
 from stoker.view.plotting import FAINT, INK, heading, new_figure, plain, plain_numbers
-from stoker.view.quantities import bytes_told
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,7 +96,7 @@ def _title(tune: BatchTune) -> str:
 
 
 def _below(tune: BatchTune) -> str:
-    told = "" if tune.memory_bytes is None else f"{bytes_told(tune.memory_bytes)} of "
+    told = "" if tune.memory_bytes is None else f"{format_bytes(tune.memory_bytes)} of "
     pays = f"from here on larger sizes bring less than {KNEE_SHARE:.0%}"
     return (
         f"In {told}{tune.device}. Dotted: the largest that fits. Green: "

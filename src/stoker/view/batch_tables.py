@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 
 from stoker.bench.batch_record import KNEE_SHARE, BatchTune
+from stoker.foundation.text import format_bytes, format_number, format_spread
 from stoker.view.columns import table_of_rows
-from stoker.view.quantities import bytes_told, significant, with_deviation
 
 
 def batch_table(tune: BatchTune, *, width: int = 200) -> Table:
@@ -24,9 +24,9 @@ def batch_table(tune: BatchTune, *, width: int = 200) -> Table:
         rows.append(
             {
                 "batch size": f"{one.batch_size:,}",
-                "samples/s": "-" if one.samples_per_second is None else significant(one.samples_per_second),
-                "ms per step": with_deviation(one.step_seconds, one.deviation, scale=1e-3),
-                "memory": bytes_told(one.peak_bytes),
+                "samples/s": "-" if one.samples_per_second is None else format_number(one.samples_per_second),
+                "ms per step": format_spread(one.step_seconds, one.deviation, scale=1e-3),
+                "memory": format_bytes(one.peak_bytes),
                 "": note,
             }
         )
@@ -35,7 +35,7 @@ def batch_table(tune: BatchTune, *, width: int = 200) -> Table:
 
 def batch_remarks(tune: BatchTune) -> list[str]:
     """Return what follows, a sentence each."""
-    where = f"{bytes_told(tune.memory_bytes)} of {tune.device}" if tune.memory_bytes is not None else tune.device
+    where = f"{format_bytes(tune.memory_bytes)} of {tune.device}" if tune.memory_bytes is not None else tune.device
     if tune.largest is None and tune.is_interrupted:
         return [f"no size was found by then that fits into {where}"]
     if tune.largest is None:
@@ -49,7 +49,7 @@ def batch_remarks(tune: BatchTune) -> list[str]:
     knee = tune.knee
     if tune.is_slower_when_larger:
         speeds = tune.speeds()
-        best, last = significant(max(speeds.values())), significant(speeds[max(speeds)])
+        best, last = format_number(max(speeds.values())), format_number(speeds[max(speeds)])
         found.append(
             f"batch_size={tune.fastest} is the fastest, with {best} samples per second: take that; larger ones become "
             f"slower, and batch_size={max(speeds)} gives {last}"

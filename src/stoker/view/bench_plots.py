@@ -9,9 +9,9 @@ import numpy as np
 
 from stoker.bench.loader_bench import bytes_per_worker
 from stoker.bench.sweep import Result, Sweep
+from stoker.foundation.text import format_bytes, time_unit
 from stoker.view.bench_axes import BAD, SERIES, add_legend, draw_against, empty_figure, finish
 from stoker.view.plotting import FAINT, INK, plain_numbers
-from stoker.view.quantities import bytes_told, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def memory_figure(title: str, results: Sequence[Result]) -> Figure:
     _draw_processes(panels[0], known)
     growth = bytes_per_worker(results)
     if growth is not None:
-        told = f"grows by {bytes_told(max(0.0, growth))} with each worker, pages of files apart"
+        told = f"grows by {format_bytes(max(0.0, growth))} with each worker, pages of files apart"
         panels[0].set_title(told, loc="left", fontsize=10, color=INK)
     if has_growth:
         _draw_worker(panels[1], working)

@@ -15,8 +15,8 @@ from stoker.bench.loader_bench import bytes_per_worker
 from stoker.bench.sweep import Result, Sweep, varied
 from stoker.bench.trial import Trial
 from stoker.bench.tuning import Tuning
+from stoker.foundation.text import format_bytes, format_duration, format_spread, time_unit
 from stoker.view.columns import narrowed
-from stoker.view.quantities import bytes_told, seconds_told, time_unit, with_deviation
 
 MAX_TRACE_LINES = 14
 """Of what a failed trial told, that are shown."""
@@ -54,7 +54,7 @@ def loader_table(sweep: Sweep, *, width: int = 200) -> Table:
         ("memory", _size("memory_bytes")),
         ("of it\ntrainer", _size("trainer_bytes")),
         ("a worker\n/ largest", _size("worker_bytes", "largest_worker_bytes")),
-        ("start-\nup", lambda result: seconds_told(result.mean("startup_seconds"))),
+        ("start-\nup", lambda result: format_duration(result.mean("startup_seconds"))),
     ]
     if all(result.mean("worker_bytes") is None for result in results):  # then all of it is the trainer's
         columns = [column for column in columns if "trainer" not in column[0] and "worker" not in column[0]]
@@ -70,7 +70,7 @@ def compare_table(sweep: Sweep, *, width: int = 200) -> Table:
 
     def told_ratio(result: Result) -> str:
         found = ratio(sweep, result.config)
-        return "-" if found is None else with_deviation(found.mean, found.deviation)
+        return "-" if found is None else format_spread(found.mean, found.deviation)
 
     columns: list[tuple[str, Cell]] = [
         ("samples/s", _spread("samples_per_second")),
@@ -79,8 +79,8 @@ def compare_table(sweep: Sweep, *, width: int = 200) -> Table:
         (f"p99\n{unit}", _mean("p99_seconds", size)),
         (f"CPU {cpu}\n/sample", _mean("cpu_seconds_per_sample", cpu_size)),
         ("memory", _size("memory_bytes")),
-        ("start-\nup", lambda result: seconds_told(result.mean("startup_seconds"))),
-        ("first\nbatch", lambda result: seconds_told(result.mean("first_batch_seconds"))),
+        ("start-\nup", lambda result: format_duration(result.mean("startup_seconds"))),
+        ("first\nbatch", lambda result: format_duration(result.mean("first_batch_seconds"))),
     ]
     return table_of(results, columns, width=width, spare=("p50", "first", "p99", "start-", "CPU", "memory"))
 
@@ -123,7 +123,7 @@ def remarks(sweep: Sweep) -> list[str]:
     found = list(sweep.notes)
     growth = bytes_per_worker(results) if sweep.verb == "loader" else None
     if growth is not None:
-        found.append(f"memory grows by {bytes_told(max(0.0, growth))} with each worker")
+        found.append(f"memory grows by {format_bytes(max(0.0, growth))} with each worker")
     starts = [result for result in results if result.mean("epoch_start_seconds") is not None]
     if any(result.counts_epoch_starts for result in results):
         some = "; ".join(result.label for result in results if result.counts_epoch_starts)
@@ -134,7 +134,7 @@ def remarks(sweep: Sweep) -> list[str]:
         )
     elif starts:
         longest = max(result.mean("epoch_start_seconds") or 0.0 for result in starts)
-        found.append(f"the start of an epoch takes up to {seconds_told(longest)}, which is not in these numbers")
+        found.append(f"the start of an epoch takes up to {format_duration(longest)}, which is not in these numbers")
     return found
 
 
@@ -225,12 +225,12 @@ def _time_unit(results: Sequence[Result], name: str) -> tuple[str, float]:
 
 
 def _spread(name: str, scale: float = 1.0) -> Cell:
-    return lambda result: with_deviation(result.mean(name), result.deviation(name), scale=scale)
+    return lambda result: format_spread(result.mean(name), result.deviation(name), scale=scale)
 
 
 def _mean(name: str, scale: float) -> Cell:
-    return lambda result: with_deviation(result.mean(name), None, scale=scale)
+    return lambda result: format_spread(result.mean(name), None, scale=scale)
 
 
 def _size(*names: str) -> Cell:
-    return lambda result: bytes_told(*(result.mean(name) for name in names))
+    return lambda result: " / ".join(dict.fromkeys(format_bytes(result.mean(name)) for name in names))

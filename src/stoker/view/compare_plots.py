@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from stoker.bench.compare import ratio
 from stoker.bench.sweep import Result, Sweep
+from stoker.foundation.text import time_unit
 from stoker.view.bench_axes import SERIES, empty_figure, finish
 from stoker.view.plotting import INK
-from stoker.view.quantities import time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

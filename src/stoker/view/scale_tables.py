@@ -21,8 +21,8 @@ from stoker.bench.scale_record import (
     Point,
     Scale,
 )
+from stoker.foundation.text import format_bytes, format_duration
 from stoker.view.columns import narrowed
-from stoker.view.quantities import bytes_told, seconds_told
 
 AXIS_TITLES = {SAMPLES: "samples", WORKERS: "workers", RANKS: "ranks", STEPS: "steps done"}
 COSTS = {FIRST: "first batch", STEP: "a batch", STATE: "state_dict", MEMORY: "memory"}
@@ -100,5 +100,5 @@ def scale_remarks(scale: Scale) -> list[str]:
 
 def _told(curve: Curve, point: Point) -> str:
     if curve.measure != MEMORY:
-        return seconds_told(point.median)
-    return bytes_told(point.median) if point.median >= RESOLUTION[MEMORY] else "< 1 MB"
+        return format_duration(point.median)
+    return format_bytes(point.median) if point.median >= RESOLUTION[MEMORY] else "< 1 MB"

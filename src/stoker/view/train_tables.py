@@ -16,8 +16,8 @@ from stoker.bench.train_record import (
     TrainBench,
     Way,
 )
+from stoker.foundation.text import format_duration, format_number, format_spread
 from stoker.view.columns import table_of_rows
-from stoker.view.quantities import seconds_told, significant, with_deviation
 
 WAYS = {RESIDENT: "batches on the device", CACHED: "cached batches, loader", REAL: "the real loader"}
 PARTS = {
@@ -42,8 +42,8 @@ def ways_table(bench: TrainBench, *, width: int = 200) -> Table:
         rows.append(
             {
                 "ms from step to step": WAYS[way.name],
-                "mean": with_deviation(way.mean, way.deviation, scale=1e-3),
-                **{name: significant(1e3 * value) for name, value in quantiles.items()},
+                "mean": format_spread(way.mean, way.deviation, scale=1e-3),
+                **{name: format_number(1e3 * value) for name, value in quantiles.items()},
                 "steps": f"{way.num_steps:,}",
             }
         )
@@ -55,7 +55,7 @@ def parts_table(bench: TrainBench, *, width: int = 200) -> Table:
     rows = [
         {
             "where a step's time goes": PARTS[part.name],
-            "ms": with_deviation(part.seconds, part.deviation, scale=1e-3),
+            "ms": format_spread(part.seconds, part.deviation, scale=1e-3),
             "share": f"{part.share:.0%}",
             "GPU-hours a day": f"{part.gpu_hours_per_day:.1f}",
         }
@@ -72,7 +72,7 @@ def train_remarks(bench: TrainBench) -> list[str]:
     gpus = "a GPU" if bench.num_gpus == 1 else f"{bench.num_gpus:,} GPUs"
     found = [
         f"stalls take {bench.stall_share:.0%} of a step: {bench.lost_gpu_hours_per_day:.1f} hours a day of {gpus}; "
-        f"without them a step takes {seconds_told(bench.compute_seconds)} instead of {seconds_told(real.mean)}"
+        f"without them a step takes {format_duration(bench.compute_seconds)} instead of {format_duration(real.mean)}"
     ]
     if bench.num_samples:
         speeds = [f"{bench.num_samples / seconds:,.0f}" for seconds in (real.mean, bench.compute_seconds)]
@@ -101,8 +101,8 @@ def _told_noise(bench: TrainBench) -> list[str]:
     for way in reversed(ways):
         if quickest is not None and way.mean > quickest.mean:
             found.append(
-                f"{WAYS[way.name]}: {seconds_told(way.mean)}, which is longer than {WAYS[quickest.name]} "
-                f"({seconds_told(quickest.mean)}) and can only be noise: both are taken to be as quick as the latter"
+                f"{WAYS[way.name]}: {format_duration(way.mean)}, which is longer than {WAYS[quickest.name]} "
+                f"({format_duration(quickest.mean)}) and can only be noise: both are taken to be as quick as the latter"
             )
         else:
             quickest = way
@@ -111,7 +111,7 @@ def _told_noise(bench: TrainBench) -> list[str]:
 
 def _told_slowing(bench: TrainBench) -> str:
     """Return by how much the making of batches slows the step itself down, and who does so."""
-    longer = f"the step itself takes {seconds_told(bench.slowing_seconds)} longer"
+    longer = f"the step itself takes {format_duration(bench.slowing_seconds)} longer"
     for name, noun in (("num_workers", "workers"), ("num_threads", "threads")):
         if bench.config.get(name):
             return f"beside working {noun} {longer}: they share its cores"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.bench.tuning import Tuning
+from stoker.foundation.text import time_unit
 from stoker.view.bench_axes import BAD, SERIES, add_legend, draw_against, empty_figure, finish
 from stoker.view.plotting import FAINT, INK
-from stoker.view.quantities import time_unit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

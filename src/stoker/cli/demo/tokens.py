@@ -22,8 +22,8 @@ import stoker
 from stoker import prepare
 from stoker.cli.demo.checks import Claim
 from stoker.cli.demo.machine import MAX_OTHERS, Others
-from stoker.cli.words import seconds_told
 from stoker.foundation.machine import usable_cores
+from stoker.foundation.text import format_duration
 from stoker.loader import DataLoader
 from stoker.store import Store, verify
 from stoker.transform.tokenizer import Tokenizer, open_tokenizer
@@ -185,7 +185,7 @@ def _text_claim(done: Prepared) -> Claim:
     holds = holds and [done.tokenizer.decode(ids[:-1]) for ids in found] == done.texts
     return Claim(
         "prepared tokens are the text",
-        f"{report.documents:,} documents, {report.tokens:,} tokens in {seconds_told(report.seconds)} "
+        f"{report.documents:,} documents, {report.tokens:,} tokens in {format_duration(report.seconds)} "
         f"({speed:.0f} MB/s, by {report.backend}); {len(found)} decoded and compared",
         holds,
     )
@@ -195,8 +195,8 @@ def _again_claim(done: Prepared) -> Claim:
     again, changed = done.again, done.changed
     return Claim(
         "a second run makes what changed",
-        f"nothing to do: {seconds_told(again.seconds)}; a line added to one file: {changed.num_made} of "
-        f"{changed.num_pieces} pieces made, {seconds_told(changed.seconds)}",
+        f"nothing to do: {format_duration(again.seconds)}; a line added to one file: {changed.num_made} of "
+        f"{changed.num_pieces} pieces made, {format_duration(changed.seconds)}",
         again.is_up_to_date and changed.num_made == 1 and changed.documents == done.first.documents + 1,
     )
 
@@ -250,7 +250,7 @@ def _packed_claim(store: Store) -> Claim:
     alone = len(values) / (LENGTH * int((-(-lengths // LENGTH)).sum()))
     return Claim(
         "documents packed, nothing lost",
-        f"{len(store):,} documents planned in {seconds_told(seconds)}; {len(packed):,} rows of {LENGTH:,} are "
+        f"{len(store):,} documents planned in {format_duration(seconds)}; {len(packed):,} rows of {LENGTH:,} are "
         f"{report.fill:.2%} full (a document to a row: {alone:.1%}), and every token is in them once",
         np.array_equal(counts, np.bincount(values, minlength=VOCAB_SIZE)) and report.fill > alone,
     )

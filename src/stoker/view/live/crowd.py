@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from stoker.view import words
+from stoker.foundation.text import UNKNOWN, format_bytes, format_count, format_duration, format_number, format_percent
 from stoker.view.live.letters import Letters, bar, spark, warmth
 from stoker.view.live.panel import memory_of
 from stoker.view.live.track import Track
@@ -60,19 +60,19 @@ def _columns(tracks: Sequence[Track], slowest: Track | None, letters: Letters) -
     return [
         _Column("loader", [Text(track.name) for track in tracks], 5 if is_one_name else 12, is_number=False),
         _Column("rank", [Text(f"{track.latest.rank}{' slowest' if track is slowest else ''}") for track in tracks], 11),
-        _Column("batches", [Text(words.count(one.num_batches)) for one in latest], 8),
-        _Column("samples/s", [Text(words.digits(speed)) for speed in speeds], 10),
-        _Column("step p50", [Text(words.duration(one.step_seconds.p50)) for one in latest], 7),
-        _Column("p99", [Text(words.duration(one.step_seconds.p99)) for one in latest], 6),
-        _Column("waiting", [Text(words.share(share)) for share in shares], 9),
+        _Column("batches", [Text(format_count(one.num_batches)) for one in latest], 8),
+        _Column("samples/s", [Text(format_number(speed)) for speed in speeds], 10),
+        _Column("step p50", [Text(format_duration(one.step_seconds.p50)) for one in latest], 7),
+        _Column("p99", [Text(format_duration(one.step_seconds.p99)) for one in latest], 6),
+        _Column("waiting", [Text(format_percent(share)) for share in shares], 9),
         _Column("", [bar(share, BAR, letters, warmth(share)) for share in shares], 1, is_number=False),
         _Column(
             "queue",
-            [Text(words.NONE if one.queue_depth is None else words.digits(one.queue_depth, 2)) for one in latest],
+            [Text(UNKNOWN if one.queue_depth is None else format_number(one.queue_depth, 2)) for one in latest],
             4,
         ),
         _Column("CPU", [Text(_cores(track)) for track in tracks], 2),
-        _Column("memory", [Text(words.size(memory_of(one))) for one in latest], 3),
+        _Column("memory", [Text(format_bytes(memory_of(one))) for one in latest], 3),
         _Column("samples/s", curves, 0, is_number=False),
     ]
 
@@ -80,4 +80,4 @@ def _columns(tracks: Sequence[Track], slowest: Track | None, letters: Letters) -
 def _cores(track: Track) -> str:
     now = track.now
     used = [one for one in ((now.workers_cores, now.trainer_cores) if now else ()) if one is not None]
-    return words.digits(sum(used), 2) if used else words.NONE
+    return format_number(sum(used), 2) if used else UNKNOWN

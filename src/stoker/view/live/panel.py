@@ -15,7 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.bench.run import STAGES, Quantiles, Stats
-from stoker.view import words
+from stoker.foundation.text import (
+    UNKNOWN,
+    format_bytes,
+    format_cores,
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+)
 from stoker.view.live.letters import Letters, bar, spark, warmth
 from stoker.view.live.track import Track
 
@@ -68,7 +76,7 @@ def in_a_line(track: Track, *, age: float | None, width: int) -> Text:
     """Return what matters most about a loader, for a terminal of a few lines; its name too, if there is room."""
     stats, now = track.latest, track.now
     speed, share = (now.samples_per_second, now.wait_share) if now else (stats.samples_per_second, stats.wait_share)
-    told = Text(f"{words.digits(speed)} samples/s, waiting {words.share(share)}{_ago(age)}")
+    told = Text(f"{format_number(speed)} samples/s, waiting {format_percent(share)}{_ago(age)}")
     title = f"  {_title(track)}"
     return told.append(title, style="dim") if told.cell_len + cell_len(title) <= width else told
 
@@ -86,8 +94,10 @@ def _cells(track: Track, letters: Letters, room: int) -> Iterator[tuple[str, Ren
     yield "step", Text(f"{_quantiles(stats.step_seconds)}; from batch to batch {_quantiles(stats.batch_seconds)}")
     yield "waiting", _waiting(track, letters, room)
     if stats.queue_depth is not None:
-        empty = "" if stats.queue_empty_share is None else f", none at {words.share(stats.queue_empty_share)} of asks"
-        yield "queue", Text(f"{words.digits(stats.queue_depth, 2)} batches ready when one is asked for{empty}")
+        empty = (
+            "" if stats.queue_empty_share is None else f", none at {format_percent(stats.queue_empty_share)} of asks"
+        )
+        yield "queue", Text(f"{format_number(stats.queue_depth, 2)} batches ready when one is asked for{empty}")
     if stats.seconds and any(one.busy_seconds or one.waiting_seconds for one in stats.stages.values()):
         yield "stages", _stages(stats, letters, room)
     yield "CPU", _cores(track, letters, room)
@@ -97,18 +107,18 @@ def _cells(track: Track, letters: Letters, room: int) -> Iterator[tuple[str, Ren
 
 
 def _quantiles(told: Quantiles) -> str:
-    return f"p50 {words.duration(told.p50)}, p99 {words.duration(told.p99)}"
+    return f"p50 {format_duration(told.p50)}, p99 {format_duration(told.p99)}"
 
 
 def _throughput(track: Track, letters: Letters, room: int) -> Text:
     stats, now = track.latest, track.now
     speed = now.samples_per_second if now else stats.samples_per_second
     told = Text.assemble(
-        (f"{words.digits(speed)} samples/s", "bold"), f"  {words.digits(stats.samples_per_second)} over all"
+        (f"{format_number(speed)} samples/s", "bold"), f"  {format_number(stats.samples_per_second)} over all"
     )
     spans = list(track.spans)[-CURVE:]
     while len(spans) >= min(LEAST_BAR, len(track.spans)) > 0:
-        span = words.duration(sum(one.seconds for one in spans))
+        span = format_duration(sum(one.seconds for one in spans))
         if told.cell_len + 4 + len(spans) + len(span) <= room:
             told.append(f"  {spark((one.samples_per_second for one in spans), CURVE, letters)}", style="cyan")
             told.append(f"  {span}", style="dim")
@@ -121,8 +131,8 @@ def _waiting(track: Track, letters: Letters, room: int) -> Text:
     stats, now = track.latest, track.now
     share = now.wait_share if now else stats.wait_share
     told = (
-        f"{words.share(share)}, {words.share(stats.wait_share)} over all; "
-        f"{words.counted(stats.num_stalls, 'stall')}, {words.duration(stats.stall_seconds)}"
+        f"{format_percent(share)}, {format_percent(stats.wait_share)} over all; "
+        f"{format_count(stats.num_stalls, 'stall')}, {format_duration(stats.stall_seconds)}"
     )
     length = min(BAR, room - cell_len(told) - 1)
     if length < LEAST_BAR:
@@ -136,16 +146,16 @@ def _title(track: Track) -> str:
     if stats.num_ranks > 1:
         parts.append(f"rank {stats.rank} of {stats.num_ranks}")
     crew = len(stats.workers)
-    parts.append(words.counted(crew, "worker") if crew else stats.engine)
+    parts.append(format_count(crew, "worker") if crew else stats.engine)
     return ", ".join(parts)
 
 
 def _age(stats: Stats, age: float | None) -> Text:
-    return Text(words.counted(stats.num_batches, "batch", "batches") + _ago(age), style="dim")
+    return Text(format_count(stats.num_batches, "batch", "batches") + _ago(age), style="dim")
 
 
 def _ago(age: float | None) -> str:
-    return "" if age is None else f", {words.duration(max(0.0, round(age)))} ago"
+    return "" if age is None else f", {format_duration(max(0.0, round(age)))} ago"
 
 
 def _stages(stats: Stats, letters: Letters, room: int) -> RenderableType:
@@ -172,29 +182,29 @@ def _stages(stats: Stats, letters: Letters, room: int) -> RenderableType:
 
 
 def _at_a_time(seconds: float, stats: Stats, what: str) -> str:
-    return f"{words.digits(seconds / stats.seconds, 2)} {what}" if seconds else ""
+    return f"{format_number(seconds / stats.seconds, 2)} {what}" if seconds else ""
 
 
 def _cores(track: Track, letters: Letters, room: int) -> Text:
     stats, now = track.latest, track.now
     told = Text()
     if now is not None and now.trainer_cores is not None:
-        told.append(f"trainer {words.cores(now.trainer_cores)}")
+        told.append(f"trainer {format_cores(now.trainer_cores)}")
     if now is not None and now.workers_cores is not None:
-        told.append(f"{', ' if told else ''}workers {words.cores(now.workers_cores)}")
+        told.append(f"{', ' if told else ''}workers {format_cores(now.workers_cores)}")
         each = [one.cpu_seconds / stats.seconds for one in stats.workers] if stats.seconds else []
         each = each[:64]
         if told.cell_len + 1 + len(each) <= room:
             # from nothing to a whole core each, and not to the busiest one: equal workers are to look idle if they are
             told.append(f" {spark([*each, 1.0], 65, letters)[:-1]}", style="cyan")
-    return told or Text(words.NONE)
+    return told or Text(UNKNOWN)
 
 
 def _memory_told(stats: Stats) -> str:
     own = stats.trainer.pss_bytes if stats.trainer is not None else None
     workers = [one.pss_bytes for one in stats.workers if one.pss_bytes]
     if own is None and not workers:
-        return words.NONE
-    told = [f"trainer {words.size(own)}"] if own is not None else []
-    told += [f"workers {words.size(sum(workers))}"] if workers else []
+        return UNKNOWN
+    told = [f"trainer {format_bytes(own)}"] if own is not None else []
+    told += [f"workers {format_bytes(sum(workers))}"] if workers else []
     return ", ".join(told)

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from stoker.bench.diagnosis import Diagnosis
-from stoker.view import words
+from stoker.foundation.text import UNKNOWN, format_bytes, format_duration, format_number, format_percent
 from stoker.view.live.crowd import crowd
 from stoker.view.live.letters import Letters
 from stoker.view.live.panel import ROWS, in_a_line, memory_of, panel
@@ -53,11 +53,11 @@ def line(track: Track) -> str:
     parts = [
         f"{track.name} rank {stats.rank}" if stats.num_ranks > 1 else track.name,
         f"batch {stats.num_batches:,}",
-        f"{words.digits(now.samples_per_second) if now else words.NONE} samples/s",
-        f"step p50 {words.duration(stats.step_seconds.p50)} p99 {words.duration(stats.step_seconds.p99)}",
-        f"waiting {words.share(now.wait_share if now else None)}",
-        f"queue {words.NONE if stats.queue_depth is None else words.digits(stats.queue_depth, 2)}",
-        f"memory {words.size(memory_of(stats))}",
+        f"{format_number(now.samples_per_second) if now else UNKNOWN} samples/s",
+        f"step p50 {format_duration(stats.step_seconds.p50)} p99 {format_duration(stats.step_seconds.p99)}",
+        f"waiting {format_percent(now.wait_share if now else None)}",
+        f"queue {UNKNOWN if stats.queue_depth is None else format_number(stats.queue_depth, 2)}",
+        f"memory {format_bytes(memory_of(stats))}",
     ]
     return "  ".join(parts)
 
@@ -121,7 +121,7 @@ class _Frame:
         told = [f"{len(self._found) - num:,} more"] if num < len(self._found) else []
         known = [age for one in self._found if (age := self.ages.get(one.source)) is not None]
         if known:
-            youngest, oldest = (words.duration(max(0.0, round(age))) for age in (min(known), max(known)))
+            youngest, oldest = (format_duration(max(0.0, round(age))) for age in (min(known), max(known)))
             told.append(f"{youngest} ago" if youngest == oldest else f"{youngest} to {oldest} ago")
         return [*drawn, Text(", ".join(told), style="dim")] if told else drawn
 
@@ -129,5 +129,5 @@ class _Frame:
         slowest = self.tracks.slowest
         if slowest is None:
             return []
-        wait = words.duration(slowest.latest.wait_seconds.mean)
+        wait = format_duration(slowest.latest.wait_seconds.mean)
         return [Text(f"slowest: rank {slowest.latest.rank}, which waits {wait} per batch for data", style="bold")]

@@ -6,7 +6,7 @@ from math import isfinite, log2
 from typing import Any
 
 from stoker.bench.run import Stats
-from stoker.view import words
+from stoker.foundation.text import format_bytes, format_duration, format_number, format_percent, format_ratio
 from stoker.view.page.figures import PEAK, WAITING, Measure, measures, more_measures
 from stoker.view.page.frame import figure, missing, table
 from stoker.view.page.markup import Child, Markup, short, tag
@@ -25,13 +25,13 @@ def answer(run: Subject, against: Subject) -> Markup | None:
     ratio, word = judged(ours["throughput"], theirs["throughput"], is_same_work=not other_work)
     if ratio is None:
         return None
-    told = f"{run.name.capitalize()} has {words.times(ratio)} the throughput of the {against.name}: {word}."
+    told = f"{run.name.capitalize()} has {format_ratio(ratio)} the throughput of the {against.name}: {word}."
     if word == "same":
         told = "The throughput is about the same."
     if other_work:
         told = (
             f"The runs do different work ({'; '.join(other_work)}), so neither is better: {run.name} has "
-            f"{words.times(ratio)} the throughput of the {against.name}."
+            f"{format_ratio(ratio)} the throughput of the {against.name}."
         )
     beside = [
         f"{name}: {ours[name].told} ({against.name}: {theirs[name].told})"
@@ -62,7 +62,7 @@ def differences(run: Subject, against: Subject) -> Markup:
         "Differences",
         table(head, rows, caption=f"{run.name} beside {against.name}", class_="differences folds"),
         lead=("Bars to the right are better" if is_same_work else "The runs do different work, so no figure is judged")
-        + f"; differences under {words.share(ALIKE)} count as none.",
+        + f"; differences under {format_percent(ALIKE)} count as none.",
     )
 
 
@@ -91,8 +91,13 @@ def work_differences(run: Subject, against: Subject) -> list[str]:
         if fact in mine.facts and fact in other.facts and mine.facts[fact] != other.facts[fact]
     ]
     for name, limit, tell, (first, second) in (
-        ("bytes per sample", SAME_BYTES, words.size, [_per_sample(one, one.num_bytes) for one in (mine, other)]),
-        ("step per sample", SAME_STEP, words.duration, [_per_sample(one, _step_seconds(one)) for one in (mine, other)]),
+        ("bytes per sample", SAME_BYTES, format_bytes, [_per_sample(one, one.num_bytes) for one in (mine, other)]),
+        (
+            "step per sample",
+            SAME_STEP,
+            format_duration,
+            [_per_sample(one, _step_seconds(one)) for one in (mine, other)],
+        ),
     ):
         if first and second and max(first / second, second / first) > limit:
             found.append(f"{name}: {tell(first)} and {tell(second)}")
@@ -139,7 +144,7 @@ def _row(mine: Measure, other: Measure, *, is_same_work: bool) -> tuple[Child, .
         mine.name,
         mine.told,
         other.told,
-        words.times(ratio),
+        format_ratio(ratio),
         _diverging(ratio, word, mine),
         tag("span", tag("span", sign, aria_hidden="true") if sign else None, f" {word}", class_=f"judged {word}"),
     )
@@ -212,9 +217,9 @@ def setting_told(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name.endswith("_bytes") and isinstance(value, int | float):
-        return words.size(value)
+        return format_bytes(value)
     if name.endswith("_seconds") and isinstance(value, int | float):
-        return words.duration(value)
+        return format_duration(value)
     if isinstance(value, float):
-        return words.digits(value)
+        return format_number(value)
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
 from stoker._version import __version__
-from stoker.view import words
+from stoker.foundation.text import format_bytes, format_count, format_duration, format_number, format_percent
 from stoker.view.page import colours
 from stoker.view.page.comparison import answer, differences, settings
 from stoker.view.page.durations import durations
@@ -90,15 +90,15 @@ def _header(heading: str, subjects: Sequence[Subject]) -> Markup:
 def _about(subject: Subject) -> Child:
     run, machine = subject.run, subject.run.machine
     how = "watched" if subject.is_watched else "in the loop"
-    facts = [f"{how} for {words.duration(run.seconds)}" if run.seconds else ""]
+    facts = [f"{how} for {format_duration(run.seconds)}" if run.seconds else ""]
     if subject.lead is not None:
         stats = subject.lead.stats
-        facts.append(words.counted(stats.num_batches, "batch", "batches") + f" of {subject.lead.name}")
-        facts.append(words.counted(stats.num_ranks, "rank") if stats.num_ranks > 1 else "")
+        facts.append(format_count(stats.num_batches, "batch", "batches") + f" of {subject.lead.name}")
+        facts.append(format_count(stats.num_ranks, "rank") if stats.num_ranks > 1 else "")
     known = {"cores": "{} cores", "memory_bytes": "{}", "system": "{}", "architecture": "{}", "python": "Python {}"}
     for name, form in known.items():
         if machine.get(name) is not None:
-            told = words.size(machine[name]) if name == "memory_bytes" else str(machine[name])
+            told = format_bytes(machine[name]) if name == "memory_bytes" else str(machine[name])
             facts.append(form.format(told))
     return joined(
         tag("strong", f"{subject.name}: ") if subject.name else None,
@@ -190,8 +190,8 @@ def _others(subjects: Sequence[Subject]) -> Iterator[Markup]:
 def _line(loader: Loader) -> str:
     stats = loader.stats
     return (
-        f"{words.counted(stats.num_batches, 'batch', 'batches')}, {words.digits(stats.samples_per_second)} samples/s, "
-        f"waiting {words.share(stats.wait_share)}"
+        f"{format_count(stats.num_batches, 'batch', 'batches')}, {format_number(stats.samples_per_second)} samples/s, "
+        f"waiting {format_percent(stats.wait_share)}"
     )
 
 

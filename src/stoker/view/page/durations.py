@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bench.run import Quantiles
-from stoker.view import words
+from stoker.foundation.text import format_count, format_duration, format_percent
 from stoker.view.page.frame import columns, data, figure, missing, stretched, table, x_labels
 from stoker.view.page.markup import Child, Markup, short, tag
 from stoker.view.page.scales import Scale
@@ -55,7 +55,7 @@ def durations(loaders: Sequence[tuple[str, Loader]]) -> Markup:
         lead = f"How often each duration came among the latest batches (twice as high: four times as often). {lead}"
     lead += " The axis is logarithmic."
     drawn = [_row(*row, scale=scale) for row in rows]
-    ticks = [(scale(at), words.duration(at)) for at in scale.ticks(6)]
+    ticks = [(scale(at), format_duration(at)) for at in scale.ticks(6)]
     grid = tag(
         "div",
         tag("div", class_="none"),
@@ -66,8 +66,8 @@ def durations(loaders: Sequence[tuple[str, Loader]]) -> Markup:
     lines = [
         (
             what,
-            words.count(one.num),
-            *(words.duration(value) for value in (one.mean, one.deviation, one.p50, one.p90, one.p99, one.most)),
+            format_count(one.num),
+            *(format_duration(value) for value in (one.mean, one.deviation, one.p50, one.p90, one.p99, one.most)),
         )
         for what, _, one, _ in rows
     ]
@@ -97,7 +97,7 @@ def _row(what: str, kind: str, told: Quantiles, values: NDArray[np.float64], *, 
     marks = [
         tag(
             "line",
-            tag("title", f"{name}: {words.duration(getattr(told, at))}"),
+            tag("title", f"{name}: {format_duration(getattr(told, at))}"),
             x1=place,
             x2=place,
             y1=0,
@@ -107,7 +107,7 @@ def _row(what: str, kind: str, told: Quantiles, values: NDArray[np.float64], *, 
         for name, at in _MARKS
         for place in [f"{short(100 * scale(getattr(told, at)))}%"]
     ]
-    numbers = ", ".join(f"{name} {words.duration(getattr(told, at))}" for name, at in (("mean", "mean"), *_MARKS))
+    numbers = ", ".join(f"{name} {format_duration(getattr(told, at))}" for name, at in (("mean", "mean"), *_MARKS))
     drawn: Child = None
     points: Child = None
     if len(values):
@@ -116,8 +116,8 @@ def _row(what: str, kind: str, told: Quantiles, values: NDArray[np.float64], *, 
         drawn = stretched(tag("path", d=columns(places, heights, height=HEIGHT), class_=kind), height=HEIGHT)
         middles = [(left + right) / 2 for left, right in pairwise(places)]
         said = [
-            f"{what}: {words.duration(left, 2)} to {words.duration(right, 2)}: {count:,} "
-            f"({words.share(count / len(values))})"
+            f"{what}: {format_duration(left, 2)} to {format_duration(right, 2)}: {count:,} "
+            f"({format_percent(count / len(values))})"
             for left, right, count in zip(edges.tolist(), edges[1:].tolist(), counts.tolist())
         ]
         points = data("points", {"x": [round(at, 5) for at in middles], "told": said})
@@ -126,7 +126,7 @@ def _row(what: str, kind: str, told: Quantiles, values: NDArray[np.float64], *, 
         tag("div", tag("strong", what), tag("span", numbers), class_="about"),
         tag(
             "svg",
-            tag("title", f"{what}: {numbers}, at the most {words.duration(told.most)}"),
+            tag("title", f"{what}: {numbers}, at the most {format_duration(told.most)}"),
             drawn,
             tag("line", x1=0, x2="100%", y1=HEIGHT, y2=HEIGHT, class_="grid"),
             *marks,

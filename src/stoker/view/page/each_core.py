@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bench.run import Moment, Run
-from stoker.view import words
+from stoker.foundation.text import format_duration, format_percent
 from stoker.view.page.colours import NUM_HEATS
 from stoker.view.page.frame import figure, legend, missing, plot, stretched, table, time_axis
 from stoker.view.page.markup import Markup, short, tag
@@ -25,7 +25,7 @@ def each_core(runs: Sequence[tuple[str, Run]]) -> Markup:
     known = [(name, run) for name, run in runs if len(run.moments) > 1 and any(one.cores for one in run.moments)]
     if not known:
         return figure(title, missing("Single cores were not looked at more than once, so there are no strips."))
-    steps = [f"{words.share(at / NUM_HEATS)} to {words.share((at + 1) / NUM_HEATS)}" for at in range(NUM_HEATS)]
+    steps = [f"{format_percent(at / NUM_HEATS)} to {format_percent((at + 1) / NUM_HEATS)}" for at in range(NUM_HEATS)]
     return figure(
         title,
         legend(*((f"heat{at}", told) for at, told in enumerate(steps))),
@@ -35,7 +35,7 @@ def each_core(runs: Sequence[tuple[str, Run]]) -> Markup:
         table=table(
             ("core", "busy on average", "at the most"),
             [
-                (f"{name} {core}".strip(), words.share(float(values.mean())), words.share(float(values.max())))
+                (f"{name} {core}".strip(), format_percent(float(values.mean())), format_percent(float(values.max())))
                 for name, run in known
                 for core, values in enumerate(_heat(run.moments)[:512])
             ],
@@ -81,8 +81,8 @@ def _strips(name: str, run: Run) -> Markup:
             at = until
     drawn = [tag("path", d=d, class_=f"heat{level}") for level, d in enumerate(paths) if d]
     told = [
-        f"{words.duration(begins[b])}: {words.share(float(heat[:, at].mean()))} on average, the busiest "
-        f"{words.share(float(heat[:, at].max()))}"
+        f"{format_duration(begins[b])}: {format_percent(float(heat[:, at].mean()))} on average, the busiest "
+        f"{format_percent(float(heat[:, at].max()))}"
         for at, b in enumerate(edges[1:].tolist())
     ]
     every = max(1, -(-len(heat) // (16 if each == 14 else 8)))

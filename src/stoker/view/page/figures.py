@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker.bench.run import Quantiles, Run, Stats
-from stoker.view import words
+from stoker.foundation.text import UNKNOWN, format_bytes, format_duration, format_number, format_percent
 from stoker.view.page.frame import bar
 from stoker.view.page.markup import Child, Markup, tag
 from stoker.view.page.subject import Subject, trainers_of
@@ -51,7 +51,7 @@ def measures(subject: Subject) -> list[Measure]:
         Measure(
             name="throughput",
             value=speed or None,
-            unit=lambda value: f"{words.digits(value)} samples/s" if value else words.NONE,
+            unit=lambda value: f"{format_number(value)} samples/s" if value else UNKNOWN,
             is_more_better=True,
             tail=several or _batches_told(stats),
         ),
@@ -59,39 +59,41 @@ def measures(subject: Subject) -> list[Measure]:
         Measure(
             name="from batch to batch, mean",
             value=batch.mean if batch.num else None,
-            unit=words.duration,
+            unit=format_duration,
             tail=_tail(batch),
         ),
-        Measure(name="step, mean", value=step.mean if step.num else None, unit=words.duration, tail=_tail(step)),
+        Measure(name="step, mean", value=step.mean if step.num else None, unit=format_duration, tail=_tail(step)),
         Measure(
             name=WAITING,
             value=stats.wait_share if batch.num else None,
-            unit=words.share,
-            tail=f"{words.duration(wait.mean)} of {words.duration(batch.mean)} from batch to batch" if wait.num else "",
+            unit=format_percent,
+            tail=f"{format_duration(wait.mean)} of {format_duration(batch.mean)} from batch to batch"
+            if wait.num
+            else "",
             share=stats.wait_share if batch.num else None,
         ),
         Measure(
             name="batches that stall",
             value=stats.num_stalls / batch.num if batch.num else None,
-            unit=words.share,
-            tail=f"{stats.num_stalls:,}, {words.duration(stats.stall_seconds)} in all" if stats.num_stalls else "",
+            unit=format_percent,
+            tail=f"{stats.num_stalls:,}, {format_duration(stats.stall_seconds)} in all" if stats.num_stalls else "",
         ),
         Measure(
             name="first batch",
             value=firsts[0] if firsts else None,
-            unit=words.duration,
-            tail=f"{len(firsts):,} iterations: {words.duration(min(firsts))} to {words.duration(max(firsts))}"
+            unit=format_duration,
+            tail=f"{len(firsts):,} iterations: {format_duration(min(firsts))} to {format_duration(max(firsts))}"
             if len(firsts) > 1
             else "",
         ),
-        Measure(name=PEAK, value=peak, unit=words.size, tail=whose),
+        Measure(name=PEAK, value=peak, unit=format_bytes, tail=whose),
         Measure(
             name="CPU time per sample",
             value=own if of_workers is None else of_workers,
-            unit=words.duration,
+            unit=format_duration,
             tail="of the trainer, which makes batches too"
             if of_workers is None
-            else f"of workers; and {words.duration(own)} of the trainer",
+            else f"of workers; and {format_duration(own)} of the trainer",
         ),
     ]
 
@@ -111,7 +113,7 @@ def more_measures(subject: Subject) -> list[Measure]:
         ("making a batch, p50", stats.making_seconds),
     ):
         value = told.p50 if name.endswith("p50") else told.p99
-        found.append(Measure(name=name, value=value if told.num else None, unit=words.duration))
+        found.append(Measure(name=name, value=value if told.num else None, unit=format_duration))
     return found
 
 
@@ -137,13 +139,13 @@ def _tile(one: Measure) -> Markup:
 def _tail(told: Quantiles) -> str:
     if not told.num:
         return ""
-    return f"p50 {words.duration(told.p50)}, p90 {words.duration(told.p90)}, p99 {words.duration(told.p99)}"
+    return f"p50 {format_duration(told.p50)}, p90 {format_duration(told.p90)}, p99 {format_duration(told.p99)}"
 
 
 def _batches_told(stats: Stats) -> str:
     if not stats.seconds or not stats.num_batches:
         return ""
-    return f"{words.digits(stats.num_batches / stats.seconds)} batches/s, first batches among them"
+    return f"{format_number(stats.num_batches / stats.seconds)} batches/s, first batches among them"
 
 
 def peak_memory(subject: Subject) -> tuple[float | None, str]:
@@ -153,7 +155,7 @@ def peak_memory(subject: Subject) -> tuple[float | None, str]:
     if known:
         (own, workers), part = max(known, key=lambda one: sum(one[0]))
         where = ", in the part with most" if len(parts) > 1 else ""
-        return own + workers, f"then: {trainers_of(part)} {words.size(own)}, workers {words.size(workers)}{where}"
+        return own + workers, f"then: {trainers_of(part)} {format_bytes(own)}, workers {format_bytes(workers)}{where}"
     processes = [
         (one.trainer.pss_bytes if one.trainer is not None else None, [worker.pss_bytes for worker in one.workers])
         for one in subject.run.loaders

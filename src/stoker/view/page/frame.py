@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from stoker.view import words
+from stoker.foundation.text import UNKNOWN, format_moment
 from stoker.view.page.markup import Child, Markup, escaped, short, tag
 from stoker.view.page.scales import Scale, time_ticks
 
@@ -70,7 +70,7 @@ def table(
 
 
 def _kind(cell: Child, *, is_number: bool) -> str | None:
-    kinds = [*(["number"] if is_number else ()), *(["none"] if cell == words.NONE else ())]
+    kinds = [*(["number"] if is_number else ()), *(["none"] if cell == UNKNOWN else ())]
     return " ".join(kinds) or None
 
 
@@ -171,7 +171,7 @@ def stretched(*drawn: Child, height: int) -> Markup:
 def time_axis(scale: Scale) -> list[Tick]:
     """Return what is written along an axis of time."""
     ticks, step = time_ticks(scale.low, scale.high)
-    return [(scale(at), words.moment(at, step=step, high=scale.high)) for at in ticks]
+    return [(scale(at), format_moment(at, step=step, high=scale.high)) for at in ticks]
 
 
 def x_labels(xs: Sequence[Tick]) -> Markup:

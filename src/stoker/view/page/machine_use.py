@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bench.run import Moment, Run
-from stoker.view import words
+from stoker.foundation.text import (
+    format_bytes,
+    format_cores,
+    format_duration,
+    format_number,
+    format_percent,
+    trim_zeros,
+)
 from stoker.view.page.frame import Tick, area, figure, legend, missing, plot, stretched, table, time_axis
 from stoker.view.page.markup import Child, Markup, joined, short, tag
 from stoker.view.page.scales import Scale, byte_ticks, reaching
@@ -41,7 +48,7 @@ def memory(runs: Sequence[Named]) -> Markup:
     most = max(_bytes(one.trainer_pss_bytes) + _bytes(one.workers_pss_bytes) for *_, all_ in seen for one in all_)
     has_private = any(one.private_bytes is not None for *_, all_ in seen for one in all_)
     scale = reaching(1.08 * max(most, *(_bytes(one.private_bytes) for *_, all_ in seen for one in all_)))
-    ys = [(scale(at), words.size(at) if at else "0") for at in byte_ticks(scale.high)]
+    ys = [(scale(at), format_bytes(at) if at else "0") for at in byte_ticks(scale.high)]
     whose = _trainers(runs)
     panels = []
     for name, run, moments in seen:
@@ -52,7 +59,9 @@ def memory(runs: Sequence[Named]) -> Markup:
         private = np.array([np.nan if one.private_bytes is None else one.private_bytes for one in moments], np.float64)
         over = ("line", "all without files", private)
         panels.append(
-            _panel(name, moments, layers, scale, ys, words.size, f"Memory over time{_of(name)}", run.seconds, over=over)
+            _panel(
+                name, moments, layers, scale, ys, format_bytes, f"Memory over time{_of(name)}", run.seconds, over=over
+            )
         )
     return figure(
         title,
@@ -67,10 +76,10 @@ def memory(runs: Sequence[Named]) -> Markup:
             ("at", whose, "workers, all together", "all, without files"),
             [
                 (
-                    f"{name} {words.duration(one.at)}".strip(),
-                    words.size(one.trainer_pss_bytes),
-                    words.size(one.workers_pss_bytes),
-                    words.size(one.private_bytes),
+                    f"{name} {format_duration(one.at)}".strip(),
+                    format_bytes(one.trainer_pss_bytes),
+                    format_bytes(one.workers_pss_bytes),
+                    format_bytes(one.private_bytes),
                 )
                 for name, _, moments in seen
                 for one in _some(moments)
@@ -91,7 +100,7 @@ def cores_time(runs: Sequence[Named]) -> Markup:
     # a limit that is far above is told in words: drawn, it would press everything else flat
     is_near = limit is not None and limit <= 4 * most
     scale = reaching(1.08 * max(most, limit if is_near and limit is not None else 0.0))
-    ys = [(scale(at), words.trimmed(words.digits(at))) for at in scale.ticks(5)]
+    ys = [(scale(at), trim_zeros(format_number(at))) for at in scale.ticks(5)]
     panels = []
     for (name, run), its in zip(runs, limits):
         layers: list[Layer] = [
@@ -102,7 +111,7 @@ def cores_time(runs: Sequence[Named]) -> Markup:
         lines = [scale(its)] if its is not None and is_near else []
         panels.append(
             _panel(
-                name, run.moments, layers, scale, ys, words.cores, f"Cores' time{_of(name)}", run.seconds, lines=lines
+                name, run.moments, layers, scale, ys, format_cores, f"Cores' time{_of(name)}", run.seconds, lines=lines
             )
         )
     return figure(
@@ -114,9 +123,9 @@ def cores_time(runs: Sequence[Named]) -> Markup:
             ("at", _trainers(runs), "workers", "other programs", "trainer had no core"),
             [
                 (
-                    f"{name} {words.duration(one.at)}".strip(),
-                    *(words.digits(value) for value in (one.trainer_cores, one.workers_cores, one.others_cores)),
-                    words.share(one.trainer_delay_share),
+                    f"{name} {format_duration(one.at)}".strip(),
+                    *(format_number(value) for value in (one.trainer_cores, one.workers_cores, one.others_cores)),
+                    format_percent(one.trainer_delay_share),
                 )
                 for name, run in runs
                 for one in _some(run.moments)
@@ -160,7 +169,7 @@ def _panel(
         paths.append(tag("path", d=f"M{line}", class_=kind))
         every.append(over)
     told = [
-        f"{words.duration(one)}: " + ", ".join(f"{what} {unit(float(values[number]))}" for _, what, values in every)
+        f"{format_duration(one)}: " + ", ".join(f"{what} {unit(float(values[number]))}" for _, what, values in every)
         for number, one in enumerate(at)
     ]
     return tag(
@@ -184,13 +193,13 @@ def _memory_told(name: str, run: Run, moments: Sequence[Moment]) -> str:
         return f"{name or 'This run'}: memory was not looked at. "
     sums = [_bytes(one.trainer_pss_bytes) + _bytes(one.workers_pss_bytes) for one in moments]
     peak = max(range(len(sums)), key=lambda at: sums[at])
-    own = words.size(_bytes(moments[peak].trainer_pss_bytes))
+    own = format_bytes(_bytes(moments[peak].trainer_pss_bytes))
     whose = trainers_of(run)
     has = "has" if whose == "trainer" else "have"
-    told = f"{words.size(sums[peak])} at the most, of which the {whose} {has} {own} then"
+    told = f"{format_bytes(sums[peak])} at the most, of which the {whose} {has} {own} then"
     total = run.machine.get("memory_bytes")
     if total is not None and _is_number(total) and total > 0:
-        told += f"; {words.share(sums[peak] / total)} of the {words.size(total)} there are"
+        told += f"; {format_percent(sums[peak] / total)} of the {format_bytes(total)} there are"
     return f"{f'{name}: ' if name else ''}{told}. "
 
 
@@ -203,13 +212,13 @@ def _cores_told(name: str, run: Run, limit: float | None) -> str:
     if not run.moments:
         return f"{name or 'This run'}: the machine was not looked at. "
     mean = sum(map(_used, run.moments)) / len(run.moments)
-    told = f"{words.cores(mean)} on average" + (
-        f", of {words.trimmed(words.digits(limit))} (dashed)" if limit is not None else ""
+    told = f"{format_cores(mean)} on average" + (
+        f", of {trim_zeros(format_number(limit))} (dashed)" if limit is not None else ""
     )
     delays = [one.trainer_delay_share for one in run.moments if _is_number(one.trainer_delay_share)]
     if delays:
         delay = sum(float(one) for one in delays if one is not None) / len(delays)
-        told += f"; the trainer, ready to run, had no core for {words.share(delay)} of the time"
+        told += f"; the trainer, ready to run, had no core for {format_percent(delay)} of the time"
     return f"{f'{name}: ' if name else ''}{told}. "
 
 

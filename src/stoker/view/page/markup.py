@@ -14,6 +14,11 @@ _UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uff
 """What no page may hold: control characters, and halves of characters, which no file can."""
 
 
+_BEFORE_UNIT = re.compile(
+    r"(?<=\d) (?=(?:ns|µs|ms|s|min|h|bytes?|kB|MB|GB|TB|PB|cores)\b)|(?<=\bmin) (?=\d+ s\b)|(?<=\bh) (?=\d+ min\b)"
+)
+
+
 class Markup(str):
     """Text that is HTML already, and put into a page as it is."""
 
@@ -25,10 +30,14 @@ Value: TypeAlias = "str | int | float | bool | None"
 
 
 def escaped(text: object) -> Markup:
-    """Return a text so that it reads as itself in a page, inside elements and inside quoted attributes."""
+    """Return a text so that it reads as itself in a page, inside elements and inside quoted attributes.
+
+    A number and its unit stay on one line.
+    """
     if isinstance(text, Markup):
         return text
-    return Markup(html.escape(_UNFIT.sub("\N{REPLACEMENT CHARACTER}", str(text))))
+    whole = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", _UNFIT.sub("\N{REPLACEMENT CHARACTER}", str(text)))
+    return Markup(html.escape(whole))
 
 
 def joined(*children: Child) -> Markup:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stoker.bench.reckoning import reckoned
 from stoker.bench.run import STAGES, Run, Stats
-from stoker.view import words
+from stoker.foundation.text import UNKNOWN, format_duration, format_number, format_percent
 from stoker.view.page.frame import barred, figure, legend, missing, table
 from stoker.view.page.markup import Child, Markup, joined, short, tag
 
@@ -58,7 +58,7 @@ def _shares(name: str, stats: Stats, run: Run | None) -> Child:
     makers = [*at_work, ("nothing to do", "rail", idle)]
     who = "workers" if stats.workers else "threads" if stats.engine == "threads" else "making batches"
     of = name and f", {name}"
-    in_loop = words.duration(stats.seconds)
+    in_loop = format_duration(stats.seconds)
     several = f", of {len(stats.workers):,} together" if len(stats.workers) > 1 else ""
     bars = [
         _stacked(f"trainer{of}: {in_loop} in the loop", trainer, note=_without_firsts(stats)),
@@ -67,7 +67,7 @@ def _shares(name: str, stats: Stats, run: Run | None) -> Child:
     if not any(bars):
         return None
     if run is not None:
-        bars.append(_stacked(f"the whole run{of}: {words.duration(run.seconds)}", _whole_run(stats, run)))
+        bars.append(_stacked(f"the whole run{of}: {format_duration(run.seconds)}", _whole_run(stats, run)))
     return joined(*bars)
 
 
@@ -76,7 +76,7 @@ def _without_firsts(stats: Stats) -> str:
     if not stats.first_batch_seconds or not stats.batch_seconds.num:
         return ""
     return (
-        f"Of the time from batch to batch alone, without first batches, {words.share(stats.wait_share)} is waiting: "
+        f"Of the time from batch to batch alone, without first batches, {format_percent(stats.wait_share)} is waiting: "
         "figures and the verdict's reasons tell that share."
     )
 
@@ -86,7 +86,7 @@ def _at_work_without_firsts(stats: Stats) -> str:
     if not share:
         return ""
     return (
-        f"Of the time from batch to batch alone, without first batches, their work fills {words.share(share)}: the "
+        f"Of the time from batch to batch alone, without first batches, their work fills {format_percent(share)}: the "
         "verdict's reasons tell that share."
     )
 
@@ -113,11 +113,11 @@ def _stacked(name: str, parts: Sequence[tuple[str, str, float]], *, note: str = 
         if value <= 0:
             continue
         share = value / whole
-        told.append((kind, f"{what} {words.share(share)}"))
+        told.append((kind, f"{what} {format_percent(share)}"))
         rects.append(
             tag(
                 "rect",
-                tag("title", f"{what}: {words.share(share)}, {words.duration(value)}"),
+                tag("title", f"{what}: {format_percent(share)}, {format_duration(value)}"),
                 x=f"{short(100 * at)}%",
                 width=f"{short(100 * share)}%",
                 height="100%",
@@ -145,10 +145,10 @@ def _stages(name: str, stats: Stats) -> Markup:
         rows.append(
             (
                 joined(stage, tag("small", MEANINGS.get(stage))),
-                barred(busy / most, "load", words.duration(_each(busy, stats))) if busy else words.NONE,
-                words.digits(busy / stats.seconds) if stats.seconds and busy else words.NONE,
-                barred(waiting / most, "wait", words.duration(_each(waiting, stats))) if waiting else words.NONE,
-                words.digits(waiting / stats.seconds) if stats.seconds and waiting else words.NONE,
+                barred(busy / most, "load", format_duration(_each(busy, stats))) if busy else UNKNOWN,
+                format_number(busy / stats.seconds) if stats.seconds and busy else UNKNOWN,
+                barred(waiting / most, "wait", format_duration(_each(waiting, stats))) if waiting else UNKNOWN,
+                format_number(waiting / stats.seconds) if stats.seconds and waiting else UNKNOWN,
             )
         )
     head = ("stage", "busy, per batch", "at work at a time", "waiting, per batch", "waiting at a time")

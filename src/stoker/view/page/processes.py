@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.bench.run import ProcessStats, Stats
-from stoker.view import words
+from stoker.foundation.text import UNKNOWN, format_bytes, format_cores, format_count, format_duration, format_percent
 from stoker.view.page.frame import barred, figure, missing, table
 from stoker.view.page.markup import Child, Markup, tag
 
@@ -26,7 +26,7 @@ def processes(stats: Stats, *, of: str = "") -> Markup:
     return figure(
         title,
         table(head, rows, caption="Processes, over the time in the loop", class_="bars folds"),
-        missing(f"{words.counted(left_out, 'more worker')} not listed.") if left_out else None,
+        missing(f"{format_count(left_out, 'more worker')} not listed.") if left_out else None,
         _memory_note(stats) if most else None,
         lead=_lead(stats),
     )
@@ -38,13 +38,14 @@ def places(stats: Stats, *, of: str = "") -> Markup | None:
     if sampled is None or not sampled.places:
         return None
     rows = [
-        (place, barred(share, "load", words.share(share)))
+        (place, barred(share, "load", format_percent(share)))
         for place, share in sorted(sampled.places.items(), key=lambda one: -one[1])[:20]
     ]
-    lead = f"Seen at {words.counted(sampled.num, 'look')}, now and then."
+    lead = f"Seen at {format_count(sampled.num, 'look')}, now and then."
     if sampled.gil_share is not None:
         lead += (
-            f" At {words.share(sampled.gil_share)} of them the interpreter's lock was held, which means Python rather "
+            f" At {format_percent(sampled.gil_share)} of them the interpreter's lock was held, which means Python "
+            "rather "
             "than native code."
         )
     return figure(
@@ -58,19 +59,19 @@ def _row(one: ProcessStats, stats: Stats, cores: float, most: int) -> tuple[Chil
     seconds = stats.seconds
     return (
         one.role,
-        words.count(one.num_batches),
+        format_count(one.num_batches),
         _barred(one.busy_seconds / seconds if one.busy_seconds is not None and seconds else None, "load"),
-        barred(one.cpu_seconds / seconds / cores, "step", words.cores(one.cpu_seconds / seconds))
+        barred(one.cpu_seconds / seconds / cores, "step", format_cores(one.cpu_seconds / seconds))
         if seconds
-        else words.duration(one.cpu_seconds),
-        words.share(one.delay_seconds / seconds) if one.delay_seconds is not None and seconds else words.NONE,
-        words.size(one.read_bytes),
-        barred(one.pss_bytes / most, "send", words.size(one.pss_bytes)) if one.pss_bytes and most > 0 else words.NONE,
+        else format_duration(one.cpu_seconds),
+        format_percent(one.delay_seconds / seconds) if one.delay_seconds is not None and seconds else UNKNOWN,
+        format_bytes(one.read_bytes),
+        barred(one.pss_bytes / most, "send", format_bytes(one.pss_bytes)) if one.pss_bytes and most > 0 else UNKNOWN,
     )
 
 
 def _barred(share: float | None, kind: str) -> Child:
-    return words.NONE if share is None else barred(share, kind, words.share(share))
+    return UNKNOWN if share is None else barred(share, kind, format_percent(share))
 
 
 def _lead(stats: Stats) -> str | None:
@@ -79,10 +80,11 @@ def _lead(stats: Stats) -> str | None:
     if not made or not busy:
         return None
     each = f"{min(made):,} to {max(made):,}" if min(made) != max(made) else f"{min(made):,}"
-    told = f"{words.counted(len(made), 'worker')} made {each} batches each"
-    told = f"One worker made {words.counted(made[0], 'batch', 'batches')}" if len(made) == 1 else told
+    told = f"{format_count(len(made), 'worker')} made {each} batches each"
+    told = f"One worker made {format_count(made[0], 'batch', 'batches')}" if len(made) == 1 else told
     return (
-        f"{told}, and {'was' if len(made) == 1 else 'were'} at it for {words.share(sum(busy) / len(busy))} of the time "
+        f"{told}, and {'was' if len(made) == 1 else 'were'} at it for {format_percent(sum(busy) / len(busy))} of the "
+        "time "
         "in the loop, first batches among it."
     )
 

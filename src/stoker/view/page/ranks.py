@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.view import words
+from stoker.foundation.text import UNKNOWN, format_count, format_duration, format_number, format_percent
 from stoker.view.page.frame import figure, legend, table
 from stoker.view.page.markup import Child, Markup, joined, short, tag
 from stoker.view.page.subject import Group, Loader
@@ -44,7 +44,7 @@ def _lead(group: Group) -> Child:
     wait = slowest.stats.wait_seconds.mean
     return joined(
         tag("strong", f"Rank {slowest.stats.rank} is the slowest"),
-        f": it waits {words.duration(wait)} per batch for data, the others {words.duration(_others(group))}. In a "
+        f": it waits {format_duration(wait)} per batch for data, the others {format_duration(_others(group))}. In a "
         "synchronous step all others wait for it.",
     )
 
@@ -68,7 +68,7 @@ def _period(loader: Loader) -> float:
 def _row(loader: Loader, most: float, *, is_slowest: bool) -> tuple[Child, ...]:
     stats = loader.stats
     step, wait = stats.step_seconds.mean, stats.wait_seconds.mean
-    label = f"rank {stats.rank}: step {words.duration(step)}, wait {words.duration(wait)}"
+    label = f"rank {stats.rank}: step {format_duration(step)}, wait {format_duration(wait)}"
     drawn = tag(
         "svg",
         tag("title", label),
@@ -81,12 +81,12 @@ def _row(loader: Loader, most: float, *, is_slowest: bool) -> tuple[Child, ...]:
     )
     return (
         joined(f"rank {stats.rank}", tag("strong", "slowest", class_="badge") if is_slowest else None),
-        tag("span", drawn, tag("span", f"{words.duration(step)} + {words.duration(wait)}"), class_="barred long"),
-        words.digits(stats.samples_per_second),
-        words.duration(stats.step_seconds.p50),
-        words.duration(stats.step_seconds.p99),
-        words.duration(stats.wait_seconds.p99),
-        words.share(stats.wait_share),
-        words.count(stats.num_stalls),
-        words.duration(stats.making_seconds.p50) if stats.making_seconds.num else words.NONE,
+        tag("span", drawn, tag("span", f"{format_duration(step)} + {format_duration(wait)}"), class_="barred long"),
+        format_number(stats.samples_per_second),
+        format_duration(stats.step_seconds.p50),
+        format_duration(stats.step_seconds.p99),
+        format_duration(stats.wait_seconds.p99),
+        format_percent(stats.wait_share),
+        format_count(stats.num_stalls),
+        format_duration(stats.making_seconds.p50) if stats.making_seconds.num else UNKNOWN,
     )

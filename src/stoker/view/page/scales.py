@@ -48,15 +48,9 @@ def round_step(raw: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
 
 
-_BINARY = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-
-
 def byte_ticks(high: float, about: int = 4) -> list[float]:
-    """Return round numbers of bytes from 0 to `high`: whole ones of binary units."""
-    unit = 1.0
-    while unit * 1024 <= high:
-        unit *= 1024
-    step = next((unit * factor for factor in _BINARY if unit * factor * about >= high), unit * 1024)
+    """Return round numbers of bytes from 0 to `high`."""
+    step = round_step(high / about)
     if step * 2 > high:  # a tick at 0 alone would tell nothing
         step /= 2
     return [number * step for number in range(int(high / step + 1e-9) + 1)]

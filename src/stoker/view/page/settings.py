@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.bench.run import Stats
-from stoker.view import words
+from stoker.foundation.text import format_bytes, format_count, format_duration, format_number, format_percent
 from stoker.view.page.comparison import OF_WATCHING, setting_told
 from stoker.view.page.frame import figure, table
 from stoker.view.page.markup import Child, Markup, tag
@@ -29,11 +29,11 @@ def copies(stats: Stats, *, of: str = "") -> Markup | None:
     if seen is None or not seen.num:
         return None
     rows = [
-        ("copies to the device", words.count(seen.num)),
+        ("copies to the device", format_count(seen.num)),
         ("from ordinary memory, not page-locked", _of_all(seen.num_pageable, seen.num)),
         ("for which the trainer waited", _of_all(seen.num_blocking, seen.num)),
-        ("time of the trainer", words.duration(seen.seconds)),
-        ("time of one copy, on the device", words.duration(seen.device_seconds)),
+        ("time of the trainer", format_duration(seen.seconds)),
+        ("time of one copy, on the device", format_duration(seen.device_seconds)),
     ]
     return figure(f"Copies to the device{of}", table(("", ""), rows, caption="Copies"))
 
@@ -51,16 +51,16 @@ def settings_tables(subject: Subject) -> Markup:
             "batches": stats.num_batches,
             "samples": stats.num_samples,
             "iterations": stats.num_iterations,
-            "bytes of all batches": words.size(stats.num_bytes) if stats.num_bytes else None,
-            "batches ready when asked": None if stats.queue_depth is None else words.digits(stats.queue_depth),
+            "bytes of all batches": format_bytes(stats.num_bytes) if stats.num_bytes else None,
+            "batches ready when asked": None if stats.queue_depth is None else format_number(stats.queue_depth),
             "asks at which none was ready": None
             if stats.queue_empty_share is None
-            else words.share(stats.queue_empty_share),
+            else format_percent(stats.queue_empty_share),
             "batches that had come before": None
             if stats.duplicate_share is None
-            else words.share(stats.duplicate_share),
-            "imports": None if stats.import_seconds is None else words.duration(stats.import_seconds),
-            "construction": None if stats.construction_seconds is None else words.duration(stats.construction_seconds),
+            else format_percent(stats.duplicate_share),
+            "imports": None if stats.import_seconds is None else format_duration(stats.import_seconds),
+            "construction": None if stats.construction_seconds is None else format_duration(stats.construction_seconds),
         }
         tables.append(_table(group.slowest.name, {name: value for name, value in about.items() if value is not None}))
     return tag(
@@ -77,4 +77,4 @@ def _table(name: str, values: Mapping[str, Any]) -> Markup:
 
 
 def _of_all(part: int, whole: int) -> str:
-    return f"{part:,} ({words.share(part / whole)})"
+    return f"{part:,} ({format_percent(part / whole)})"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.view import words
+from stoker.foundation.text import UNKNOWN, format_count, format_duration, format_percent
 from stoker.view.page.frame import columns, data, figure, legend, missing, stretched, table, time_axis, x_labels
 from stoker.view.page.markup import Child, Markup, joined, short, tag
 from stoker.view.page.scales import Scale
@@ -72,9 +72,9 @@ def timeline(loader: Loader, *, ident: str, of: str = "") -> Markup:
     begin, end, what = _first_window(batches)
     first, last = (int(np.searchsorted(batches.handed, at)) for at in (begin, end))
     lead = joined(
-        f"{words.counted(len(batches), 'batch', 'batches')}"
+        f"{format_count(len(batches), 'batch', 'batches')}"
         f"{f' (the latest of {loader.stats.num_batches:,})' if batches.first else ''}"
-        f" over {words.duration(batches.end - batches.begin)}.",
+        f" over {format_duration(batches.end - batches.begin)}.",
         f" Below: batches {batches.first + first:,} to {batches.first + min(last, len(batches) - 1):,}{what}."
         if len(batches) > 1
         else None,
@@ -146,7 +146,7 @@ def _first_window(batches: Batches) -> tuple[float, float, str]:
     first = min(max(0, middle - NUM_SHOWN // 2), len(batches) - NUM_SHOWN)
     last = first + NUM_SHOWN - 1
     end = batches.stepped[last] if np.isfinite(batches.stepped[last]) else batches.handed[last]
-    told = f", around the longest wait ({words.duration(float(waits[longest]))})" if is_stall else ", from the middle"
+    told = f", around the longest wait ({format_duration(float(waits[longest]))})" if is_stall else ", from the middle"
     return float(batches.asked[first]), float(end), told
 
 
@@ -164,7 +164,7 @@ def _overview(batches: Batches, begin: float, end: float) -> Markup:
             tag(
                 "title",
                 f"Shares of the trainer's time over all batches: step from below, wait from above. "
-                f"{words.share(float(waits.mean()))} of what is drawn is waiting, first batches among it.",
+                f"{format_percent(float(waits.mean()))} of what is drawn is waiting, first batches among it.",
             ),
             stretched(
                 tag("path", d=columns(places, steps.tolist(), height=OVERVIEW), class_="step"),
@@ -248,8 +248,8 @@ def _trainer(batches: Batches, scale: Scale, layout: _Layout) -> Markup:
     for at in inside.tolist():
         asked, handed, stepped = batches.asked[at], batches.handed[at], batches.stepped[at]
         name = f"batch {batches.first + at:,}"
-        wait = f"{name}: waited {words.duration(handed - asked)}"
-        step = f"{name}: step {words.duration(stepped - handed)}"
+        wait = f"{name}: waited {format_duration(handed - asked)}"
+        step = f"{name}: step {format_duration(stepped - handed)}"
         drawn.append(_block(scale, asked, handed, layout.wait, ROW, "wait", wait))
         drawn.append(_block(scale, handed, stepped, layout.step, ROW, "step", step))
     return joined(*drawn)
@@ -263,10 +263,10 @@ def _makings(batches: Batches, scale: Scale, layout: _Layout) -> Markup:
     for at in inside.tolist():
         y = layout.lanes + int(batches.lane[at]) * layout.lane
         began, made, sent = batches.began[at], batches.made[at], batches.sent[at]
-        told = f"batch {batches.first + at:,}: made in {words.duration(made - began)}"
+        told = f"batch {batches.first + at:,}: made in {format_duration(made - began)}"
         made_of.append(_block(scale, began, made, y, height, "load", told))
         if sent > made:
-            sent_of.append(_block(scale, made, sent, y, height, "send", f"sent in {words.duration(sent - made)}"))
+            sent_of.append(_block(scale, made, sent, y, height, "send", f"sent in {format_duration(sent - made)}"))
     return joined(*sent_of, *made_of)  # the next may be in the making while one is on its way
 
 
@@ -300,13 +300,13 @@ def _longest(batches: Batches) -> Markup:
     rows = [
         (
             f"{batches.first + at:,}",
-            words.duration(float(batches.asked[at])),
-            words.duration(float(batches.waits[at])),
-            words.duration(float(batches.stepped[at] - batches.handed[at])),
-            words.duration(float(batches.made[at] - batches.began[at])),
-            batches.maker(at) or words.NONE,
+            format_duration(float(batches.asked[at])),
+            format_duration(float(batches.waits[at])),
+            format_duration(float(batches.stepped[at] - batches.handed[at])),
+            format_duration(float(batches.made[at] - batches.began[at])),
+            batches.maker(at) or UNKNOWN,
         )
         for at in order
     ]
     head = ("batch", "asked for at", "wait", "step", "made in", "by")
-    return table(head, rows, caption=f"The {words.counted(len(rows), 'longest wait', 'longest waits')}")
+    return table(head, rows, caption=f"The {format_count(len(rows), 'longest wait', 'longest waits')}")
