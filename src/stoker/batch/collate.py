@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import default_collate as torch_collate
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from stoker.batch.placing import empty_array, offered
+from stoker.foundation.torch_private import default_collate_fn_map
 
 Batch = Any
 

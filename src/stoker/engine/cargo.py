@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from stoker.engine.arena import memory_file
 from stoker.errors import NotPicklable
+from stoker.foundation import torch_private
 
 MIN_SHARED_BYTES = 4096
 """A page: smaller arrays stay in the stream, where they cost less than the note of where they lie."""
@@ -241,7 +242,7 @@ class _Unpacker(pickle.Unpickler):
         found = super().find_class(module, name)  # asked for once per name, not once per use
         if found is _traveller:
             return self._travellers.__getitem__
-        return _rebuild_tensor_v3 if found is torch._utils._rebuild_tensor_v3 else found
+        return _rebuild_tensor_v3 if found is torch_private.rebuild_tensor_v3 else found
 
 
 def _traveller(number: int) -> Any:
@@ -301,7 +302,7 @@ def _storage_over(memory: Any) -> torch.UntypedStorage:
 
 
 def _typed_storage(storage: torch.TypedStorage) -> Any:
-    return _typed_storage_over, (storage._untyped_storage, storage.dtype)
+    return _typed_storage_over, (torch_private.untyped_storage(storage), storage.dtype)
 
 
 def _typed_storage_over(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
@@ -314,7 +315,7 @@ def _rebuild_tensor_v3(storage: torch.UntypedStorage, *rest: Any) -> Any:
 
     torch pickles their storages untyped, and counts on its own loader to give typed ones back.
     """
-    rebuild: Reducer = torch._utils._rebuild_tensor_v3
+    rebuild: Reducer = torch_private.rebuild_tensor_v3
     return rebuild(_typed_storage_over(storage, torch.uint8), *rest)
 
 

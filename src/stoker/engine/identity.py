@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.data._utils.worker as torch_worker
+
+from stoker.foundation import torch_private
 
 
-class Info(torch_worker.WorkerInfo):
+class Info(torch_private.WorkerInfo):
     """torch's WorkerInfo, with a note of whether anyone looked at it."""
 
     def __init__(self, **told: Any) -> None:
-        torch_told = torch_worker.WorkerInfo(**told)
+        torch_told = torch_private.WorkerInfo(**told)
         names = [name for name in ("rng", "worker_method") if hasattr(torch_told, name)]
         object.__setattr__(self, "_told", told | {name: getattr(torch_told, name) for name in names})
         object.__setattr__(self, "_has_looked", False)
@@ -32,18 +33,18 @@ def become(worker: int, num_workers: int, *, seed: int, dataset: Any) -> None:
     own = (seed + worker) & (2**63 - 1)
     random.seed(own)
     torch.manual_seed(own)
-    np.random.seed(torch_worker._generate_state(seed, worker))  # type: ignore[no-untyped-call]
-    torch_worker._worker_info = Info(id=worker, num_workers=num_workers, seed=own, dataset=dataset)
+    np.random.seed(torch_private.numpy_seed(seed, worker))
+    torch_private.set_worker_info(Info(id=worker, num_workers=num_workers, seed=own, dataset=dataset))
 
 
 def act_as(worker: int) -> None:
     """Let the user's code in this worker see `worker` as its number: after a resume another one may take its turn."""
-    info: Any = torch_worker._worker_info
+    info = torch_private.worker_info()
     if isinstance(info, Info):
         info._told["id"] = worker
 
 
 def has_looked() -> bool:
     """Return whether the user's code has looked at which worker it runs in."""
-    info: Any = torch_worker._worker_info
+    info = torch_private.worker_info()
     return not isinstance(info, Info) or bool(info._has_looked)

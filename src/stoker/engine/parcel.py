@@ -21,6 +21,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from stoker.engine.desk import Desk
+from stoker.foundation.torch_private import untyped_storage
 
 SMALL_BYTES = 16 << 10
 """Buffers up to this size are copied out of the batch; for larger ones the copy would begin to show."""
@@ -140,7 +141,7 @@ class Packer:
         return _viewed_array, (offset, array.dtype.str, array.shape, strides)
 
     def _storage(self, storage: Any) -> Any:
-        return _typed_storage, (storage._untyped_storage, storage.dtype)
+        return _typed_storage, (untyped_storage(storage), storage.dtype)
 
     def _untyped_storage(self, storage: Any) -> Any:
         if storage.device.type != "cpu":

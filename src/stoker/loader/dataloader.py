@@ -14,7 +14,6 @@ from weakref import finalize
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, default_collate, default_convert
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from stoker.compose.contents import Content, contents
@@ -35,6 +34,7 @@ from stoker.engine.threads import Threads
 from stoker.engine.worker import Job
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable
 from stoker.foundation import machine
+from stoker.foundation.torch_private import pin_memory
 from stoker.loader.arguments import (
     check_arguments,
     check_choices,
@@ -1043,4 +1043,4 @@ class _Pin:
         # a new thread begins on device 0, and would set up a context there for nothing
         if self.device is not None and torch.cuda.current_device() != self.device:
             torch.cuda.set_device(self.device)
-        return pinned(batch)  # type: ignore[no-untyped-call]
+        return pin_memory(batch)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NoReturn, Self
 
-from torch._C._autograd import _profiler_enabled
 from torch.autograd.profiler import record_function
 
 from stoker.engine.ledger import Ledger
 from stoker.engine.task import Engine
 from stoker.errors import TooManySkipped
+from stoker.foundation.torch_private import is_profiling
 from stoker.loader.auto import Helm
 from stoker.loader.counting import Counters
 from stoker.loader.plan_progress import PlanProgress
@@ -56,7 +56,7 @@ class LoaderIterator:
         return self
 
     def __next__(self) -> Any:
-        if _profiler_enabled():  # 40 ns; entering a range takes microseconds, whether anyone profiles or not
+        if is_profiling():  # 40 ns; entering a range takes microseconds, whether anyone profiles or not
             with record_function(PROFILED_AS):
                 return self._next()
         return self._next()

@@ -22,13 +22,13 @@ from types import GeneratorType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
-import torch.utils.data._utils.worker as torch_worker
 
 from stoker.engine.desk import Desk
 from stoker.engine.identity import act_as, has_looked
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
 from stoker.errors import EarlyStop
+from stoker.foundation import torch_private
 from stoker.foundation.randomness import SampleContext, entered, reading_in_epoch
 from stoker.foundation.stages import watch
 from stoker.loader.dataset_state import has_exact_state, state_between_epochs, with_state
@@ -359,12 +359,12 @@ class _Reader:
         if not self.hides_worker:
             yield
             return
-        info = torch_worker._worker_info
-        torch_worker._worker_info = None
+        info = torch_private.worker_info()
+        torch_private.set_worker_info(None)
         try:
             yield
         finally:
-            torch_worker._worker_info = info
+            torch_private.set_worker_info(info)
 
 
 def _cuts(begin: dict[str, Any]) -> list[list[int]]:
