@@ -207,6 +207,7 @@ class LightningLoader(DataLoader[Any]):
         self._leave_epoch()
         self._inner, self._is_over = None, False
         self._first_epoch = 0 if self._is_fixed else epoch
+        self._resume = None  # it may name this epoch: overfit_batches repeats it, a CombinedLoader may have begun it
         self.set_epoch(self._first_epoch)
         self._chosen_epoch = epoch
 
@@ -274,7 +275,7 @@ class LightningLoader(DataLoader[Any]):
         """Let the user's loader show where this one is, and later copies of it continue with the same seed."""
         origin = self._origin
         origin._progress, origin._resume = self._progress, None
-        origin._course.dataset = self._course.dataset
+        origin._course.dataset, origin._course.next_epoch = self._course.dataset, self._course.next_epoch
         origin._course.follow(None, self._course.drawn_seed)
 
     def draw(self, inner: Any) -> Any:
@@ -465,11 +466,24 @@ def _stopping(original: _Function) -> _Function:
 def _following(original: _Function) -> _Function:
     def follow(dataloader: Any, epoch: int) -> None:
         if isinstance(dataloader, LightningLoader):
+            if dataloader._loop is not None:
+                _begin_epoch(dataloader._loop)
             dataloader.follow_epoch(epoch)
         else:
             original(dataloader, epoch)
 
     return follow
+
+
+def _begin_epoch(loop: Any) -> None:
+    """Let Lightning count the epoch that begins after a checkpoint that was saved behind the last batch of an epoch.
+
+    It takes itself to be in the middle of the old epoch, so it neither counts the new one nor calls
+    `on_train_epoch_start`, and a checkpoint of the new one would be resumed in the wrong epoch.
+    """
+    count = loop.epoch_progress.current
+    if loop.restarted_mid_epoch and count.ready == count.processed:
+        loop.reset_restart_stage()
 
 
 def _limit(loop: Any) -> None:
