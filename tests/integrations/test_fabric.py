@@ -123,7 +123,7 @@ def test_ranks_that_contradict_fabric_are_refused_and_without_its_sampler_nothin
     ]
     first, second = launch(epochs_of, cases)
     for error in first[:2]:
-        assert "Lightning would share it out as rank 0 of 2" in error
+        assert "Lightning expects that of rank 0 of 2" in error
         assert "use_distributed_sampler=False to setup_dataloaders" in error
     plain = loader_of()
     expected = [batches(plain) for _ in range(2)]

@@ -829,5 +829,5 @@ def test_ranks_that_contradict_lightning_are_refused_with_the_line_to_write() ->
         assert together(list(found)) == plain("shuffled", 3, 8, seed=3)
     assert ranks[0][2] == ranks[1][2] == plain("shuffled", 3, seed=3)
     for found in ranks[0][3:]:
-        assert "Lightning would share it out as rank 0 of 2" in found
+        assert "Lightning expects that of rank 0 of 2" in found
         assert "use_distributed_sampler=False to Trainer" in found
