@@ -243,11 +243,9 @@ class Mixture:
         return dict(zip((self.names[source] for source in segment.sources.tolist()), segment.quota.shares))
 
     @property
-    def fingerprint(self) -> str | None:
-        """What tells this mixture from others; None if a source does not tell what it is."""
+    def fingerprint(self) -> str:
+        """Identify this mixture by its sources, weights and schedule; a source without a fingerprint, by its length."""
         sources = {part.name: part.identity() for part in self._parts}
-        if any(identity["fingerprint"] is None for identity in sources.values()):
-            return None
         told = json.dumps([sources, [phase.told() for phase in self.phases]], sort_keys=True)
         return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
