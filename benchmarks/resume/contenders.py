@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
@@ -90,7 +91,8 @@ CONTENDERS = {
         _loop(loaders.LitData),
         ("litdata",),
         loaders.prepare_litdata,
-        documented=f"{_LITDATA}: num_workers and world_size may change; keep the global batch size",
+        documented=f"{_LITDATA}: num_workers and world_size may change; keep the global batch size. "
+        "https://lightning.ai/docs/litdata/features/mulit-gpu-multi-node: with several ranks, drop_last",
     ),
     "Mosaic Streaming": Contender(
         _loop(loaders.Mosaic),
@@ -253,13 +255,20 @@ def _fork(name: str, job: Job, barrier: Any, port: int, error: Path) -> int:
         recorder.wait_for_ranks()
         status = 0
     except BaseException as failure:
-        first = " ".join("".join(traceback.format_exception_only(failure)).split())
-        error.write_text(f"{first}\n{traceback.format_exc()}")
+        error.write_text(f"{format_error(failure)}\n{traceback.format_exc()}")
         barrier.abort()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def format_error(failure: BaseException) -> str:
+    """Return class and message in one line, without paths; of an error in torch's workers, the error itself."""
+    text = "".join(traceback.format_exception_only(failure)).strip()
+    if "Original Traceback" in text:
+        text = text.splitlines()[-1]
+    return re.sub(r"(?<![\w/])/(?:[\w.+-]+/)+", "…/", " ".join(text.split()))
 
 
 def _forked(function: Callable[[], None]) -> None:

@@ -212,7 +212,11 @@ class TorchData(StateFiles):
 
 
 class LitData(StateFiles):
-    """litdata's dataset and loader. A state saved after the last batch goes on with the next epoch."""
+    """litdata's dataset and loader. A state saved after the last batch goes on with the next epoch.
+
+    A script for several ranks sets `drop_last`, as the guide for them says. By default it depends on the number of
+    ranks, and then a state from another number is an error.
+    """
 
     ends_with_last_batch = True
 
@@ -220,7 +224,9 @@ class LitData(StateFiles):
         super().__init__(job)
         join_group(job)
         litdata = import_module("litdata")
-        dataset = litdata.StreamingDataset(str(Path(job.data, "litdata")), shuffle=True, seed=SEED)
+        dataset = litdata.StreamingDataset(
+            str(Path(job.data, "litdata")), shuffle=True, drop_last=job.is_distributed or None, seed=SEED
+        )
         self.loader = litdata.StreamingDataLoader(
             dataset, batch_size=job.shape.share, num_workers=job.shape.num_workers
         )

@@ -138,7 +138,8 @@ def limits() -> list[str]:
         "([#4195](https://github.com/huggingface/accelerate/issues/4195), "
         "[#3996](https://github.com/huggingface/accelerate/issues/3996)).",
         "the time of a resume, which was not measured. The cost of skipping shows in the samples read, which include "
-        "what workers prefetch. litdata and Mosaic read files of their own, whose reads were not counted.",
+        "what workers prefetch, and vary with it by a few batches. litdata and Mosaic read files of their own, whose "
+        "reads were not counted.",
         "that a lost sample costs accuracy. What is lost is the knowledge of what the model was trained on, and the "
         "comparison with other runs.",
         "Lightning and Fabric, which are covered by tests only.",
@@ -197,6 +198,8 @@ def _compact(record: Record) -> str:
 # ---------------------------------------------------------------- drawing
 
 _INKS = {EXACT: "#d3e6f5", REORDERED: "#fdf1c4", WRONG: "#f3a66e", FAILED: "#e3e3e3", HANGS: "#b9b9b9"}
+_READS_SHIFT = 0.2
+"""Space between the cells and the column of reads, in cells."""
 _LEGEND = {
     EXACT: "exact: every step as in an uninterrupted run",
     REORDERED: "other order: every sample once an epoch, in other steps",
@@ -221,12 +224,13 @@ def figure(records: Sequence[Record]) -> Figure:
         _draw_reads(axis, only(records, name, scenario=RANDOM), row, len(scenarios))
     runs = {record.case["scenario"]: num_runs(record) for record in records}
     titles = [f"{_broken(scenario)}\n{runs[scenario]} run{'s' * (runs[scenario] > 1)}" for scenario in scenarios]
-    axis.set_xticks(range(len(scenarios) + 1), [*titles, "samples read before\nthe first batch:\nstart → resume"])
+    places = [*range(len(scenarios)), len(scenarios) + _READS_SHIFT]
+    axis.set_xticks(places, [*titles, "samples read before\nthe first batch:\nstart → resume"])
     axis.set_yticks(range(len(names)), names)
     for label, name in zip(axis.get_yticklabels(), names):
         label.set_fontweight("bold" if name.startswith("stoker") else "normal")
     axis.tick_params(length=0, labelsize=11, top=True, labeltop=True, bottom=False, labelbottom=False)
-    axis.set_xlim(-0.5, len(scenarios) + 0.7)
+    axis.set_xlim(-0.5, len(scenarios) + 0.9)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.spines[:].set_visible(False)
     shown = [kind for kind in _LEGEND if any(num_runs(record, kind) for record in records)]
@@ -251,6 +255,7 @@ def _draw_cell(axis: Axes, record: Record, row: int, place: int) -> None:
     lines = verdict_lines(record)
     mark = " †" if is_outside(record) and kind != EXACT else ""
     text = "\n".join([lines[0] + mark, *lines[1:]])
+    longest = max(map(len, lines))
     back = {"facecolor": _INKS[kind], "edgecolor": "none", "pad": 1.2}
     axis.text(
         place,
@@ -258,7 +263,7 @@ def _draw_cell(axis: Axes, record: Record, row: int, place: int) -> None:
         text,
         ha="center",
         va="center",
-        fontsize=8 if len(lines) > 3 else 9 if max(map(len, lines)) > 15 else 10,
+        fontsize=8 if len(lines) > 3 or longest > 17 else 9 if longest > 15 else 10,
         linespacing=1.05,
         bbox=back if _hatch(kind) else None,
     )
@@ -270,7 +275,7 @@ def _draw_reads(axis: Axes, records: Sequence[Record], row: int, place: int) -> 
         text = "not counted"
         if "resume_reads" in record.more:
             text = f"{record.more['start_reads']:,.0f} → {record.more['resume_reads']:,.0f}"
-        axis.text(place + 0.08, row, text, ha="center", va="center", fontsize=10.5)
+        axis.text(place + _READS_SHIFT, row, text, ha="center", va="center", fontsize=10.5)
 
 
 def _broken(scenario: str) -> str:
