@@ -275,6 +275,11 @@ class Packed:
         return self.settings.length
 
     @property
+    def rows_are_sorted(self) -> bool:
+        """Whether rows of like documents lie together, so that training needs them shuffled: so by best fit."""
+        return self.settings.strategy == "best_fit"
+
+    @property
     def num_tokens(self) -> int:
         """How many tokens of documents are in the rows of an epoch."""
         return self.facts.num_tokens

@@ -20,7 +20,13 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from stoker import machine
 from stoker.compose.contents import Content, contents
 from stoker.compose.mixed import Mixture
-from stoker.compose.wrapped import SHUFFLED_MIXTURE, fingerprint_of, has_wrapped_mixture
+from stoker.compose.wrapped import (
+    SHUFFLED_MIXTURE,
+    SORTED_ROWS,
+    fingerprint_of,
+    has_sorted_rows,
+    has_wrapped_mixture,
+)
 from stoker.deliver import CudaPageLock, Delivery, Normalize, NvJpeg, Split, To, Widening, checked_device
 from stoker.engine.errand import Staff
 from stoker.engine.inline import Inline
@@ -286,6 +292,8 @@ class DataLoader(TorchDataLoader[T_co]):
                 )
             if not isinstance(plan.order, Sequential) and has_wrapped_mixture(dataset):
                 warnings.warn(SHUFFLED_MIXTURE, stacklevel=2)
+            if order is None and not shuffle and has_sorted_rows(dataset):
+                warnings.warn(SORTED_ROWS, stacklevel=2)
             sampler = positions_of(self._course)
         super().__init__(
             cast("Dataset[T_co]", dataset),
