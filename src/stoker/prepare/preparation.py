@@ -96,6 +96,7 @@ def tokens(
         "origin": {"inputs": [entry.to_meta() for entry in files], "code": CODE},
     }
     if target.is_fresh(meta):
+        target.end_generations()
         report = target.report(seconds=time.perf_counter() - begin, findings=findings)
         return replace(report, is_up_to_date=True)
     preparation = _Preparation(target, settings, choice, findings, num_workers=num_workers, watch=watch)

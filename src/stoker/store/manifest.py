@@ -101,9 +101,9 @@ def _line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a store."""
-    path = folder / FILE
+def read_manifest(folder: Path, name: str = FILE) -> Manifest:
+    """Return the manifest of a store, or, by the name of its file, that of an earlier generation."""
+    path = folder / name
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size > MAX_MANIFEST_BYTES:

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.errors import ArgumentError, StaleSource
+from stoker.errors import ArgumentError, DataError, StaleSource
 from stoker.native import Parts
 from stoker.store.column import OFFSETS, Column
 from stoker.store.crops import IGNORED, Crops
 from stoker.store.expectation import check_expectations
 from stoker.store.files import Files, Places
-from stoker.store.manifest import read_manifest
+from stoker.store.generations import held_manifest, name_of
+from stoker.store.manifest import FILE
 from stoker.store.positions import Positions, one_position
 
 
@@ -42,10 +43,14 @@ class Store:
     def __init__(
         self, path: str | os.PathLike[str], *, expect: Mapping[str, Any] | None = None, check: bool = True
     ) -> None:
-        self.path = Path(path).absolute()
-        self.manifest = read_manifest(self.path)
+        self._open(Path(path).absolute(), FILE, check=check)
         if expect is not None:
             self.expect(expect)
+
+    def _open(self, path: Path, name: str, *, check: bool) -> None:
+        """Read the manifest of this name; its shards stay for as long as this store is there."""
+        self.path = path
+        self.manifest, self._hold = held_manifest(path, name)
         self._is_checked = check
         self._files = Files(self.path, self.manifest, is_checked=check)
 
@@ -184,9 +189,14 @@ class Store:
 
 def _reopened(path: str, is_checked: bool, fingerprint: str) -> Store:
     store = Store(path, check=is_checked)
-    if store.fingerprint != fingerprint:
-        raise StaleSource(path, what="the store was prepared anew meanwhile")
-    return store
+    if store.fingerprint == fingerprint:
+        return store
+    earlier = object.__new__(Store)
+    try:
+        earlier._open(Path(path), name_of(fingerprint), check=is_checked)
+    except DataError as error:
+        raise StaleSource(path, what="the store was prepared anew meanwhile") from error
+    return earlier
 
 
 def _presented(values: NDArray[Any], column: Column) -> Any:
