@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -329,8 +329,14 @@ class Packed:
     def fingerprint(self) -> str | None:
         """What tells these rows, of all epochs, from others; None if the source does not tell what it is."""
         fingerprint = getattr(self._documents, "fingerprint", None)
-        if not isinstance(fingerprint, str):
-            return None
+        return self._packed_fingerprint(fingerprint) if isinstance(fingerprint, str) else None
+
+    def earlier_fingerprints(self) -> Iterator[str]:
+        """Yield the fingerprints that these rows had before their source grew."""
+        earlier = getattr(self._documents, "earlier_fingerprints", None)
+        return map(self._packed_fingerprint, earlier() if earlier is not None else ())
+
+    def _packed_fingerprint(self, fingerprint: str) -> str:
         chosen = self.settings
         way = f"{chosen.strategy}.{chosen.long}.{chosen.window or 'all'}" if chosen.strategy == "best_fit" else "concat"
         return f"{fingerprint}.pack{VERSION}.{chosen.length}.{way}.{chosen.seed}.{chosen.pad}.{chosen.ignored}"

@@ -34,7 +34,7 @@ from stoker.source.line_format import BOM
 
 
 def documents(
-    piece: Piece, settings: Settings, skips: Skips, *, reading: Callable[[int], None] = lambda _: None
+    piece: Piece, settings: Settings, skips: Skips, reading: Callable[[int], None] = lambda _: None
 ) -> Iterator[Batch]:
     """Yield the documents of a piece in order, in batches of about a MiB; never one without documents.
 

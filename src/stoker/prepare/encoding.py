@@ -45,7 +45,7 @@ class Encoding:
             def reading(num_read: int) -> None:
                 cell[2] = num_read
 
-            for batch in documents(piece, self.settings, skips, reading=reading):
+            for batch in documents(piece, self.settings, skips, reading):
                 ids, lengths, num_bytes = _encoded(tokenizer, batch, skips, piece, num_before)
                 if ids.size and int(ids.max()) >= self.identity.vocab_size:
                     raise DataError(

@@ -7,7 +7,7 @@ the pages are shared. Nothing is built when a store is opened: it costs the read
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,10 @@ class Store:
     def fingerprint(self) -> str:
         """What tells this data from other data, wherever it lies: a loader's state is refused with another."""
         return self.manifest.fingerprint()
+
+    def earlier_fingerprints(self) -> Iterator[str]:
+        """Yield the fingerprints that this data had before it grew at its end, as far as that may have been."""
+        return self.manifest.earlier_fingerprints()
 
     def expect(self, settings: Mapping[str, Any]) -> None:
         """Raise `StoreMismatch` unless the store was made with these settings, saying what differs."""
@@ -305,6 +309,10 @@ class Stretch:
     def fingerprint(self) -> str:
         """What tells these values from others."""
         return f"{self._store.fingerprint}.{self._column}"
+
+    def earlier_fingerprints(self) -> Iterator[str]:
+        """Yield the fingerprints that these values had before the store grew."""
+        return (f"{earlier}.{self._column}" for earlier in self._store.earlier_fingerprints())
 
     def expect(self, settings: Mapping[str, Any]) -> None:
         """Raise `StoreMismatch` unless the store was made with these settings."""
