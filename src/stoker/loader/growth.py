@@ -33,8 +33,8 @@ def next_epoch(state: dict[str, Any], progress: PlanProgress) -> dict[str, Any]:
         raise StateError(
             f"the state is in the middle of epoch {old.epoch} ({old.ordinal:,} of {before:,} samples), and a run "
             "can move on to a grown corpus only between two epochs\n"
-            "hint: finish the epoch on the corpus as it was (`stoker prepare` makes it again of the inputs from then), and "
-            "load the state of its end with grown=True"
+            "hint: finish the epoch on the corpus as it was (prepare the inputs from then again), and load the "
+            "state of its end with grown=True"
         )
     moved = dict(state)
     moved.pop("checksums", None)  # they were compared, and are not those of the epoch that comes next

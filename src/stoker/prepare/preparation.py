@@ -182,7 +182,7 @@ class _Preparation:
             "counts": counts | {"reasons": dict(sorted(reasons.items()))},
         }
         before = target.piece_keys()
-        build.finish(keys, meta=meta)
+        build.finish(keys, meta=meta, keeps_read=True)
         self._num_removed = len(before - target.piece_keys())
 
     def report(self, *, seconds: float) -> Report:

@@ -137,11 +137,11 @@ class Build:
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError, DataError):
             return False
 
-    def finish(self, keys: Sequence[str], *, meta: Mapping[str, Any] | None = None) -> Store:
+    def finish(self, keys: Sequence[str], *, meta: Mapping[str, Any] | None = None, keeps_read: bool = False) -> Store:
         """Make the store of these pieces, in this order, and return it.
 
         The manifest takes its place at once, in place of one that was there; then what it does not name is removed,
-        but for the shards of earlier generations that are still read by somebody.
+        but, with `keeps_read`, for an earlier generation that somebody reads still.
         """
         check_is_free(self.path)
         records: dict[str, dict[str, Any]] = {}
@@ -164,7 +164,8 @@ class Build:
             for key, record in records.items()
         }
         write_safely(self.path / PIECES, _lines(pieces))
-        generations.keep(self.path, manifest)
+        if keeps_read:
+            generations.keep(self.path, manifest)
         write_safely(self.path / FILE, text)
         shutil.rmtree(self.path / PACKS, ignore_errors=True)
         named = {shard.file for shard in shards} | generations.end_unused(self.path)[1]

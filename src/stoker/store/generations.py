@@ -13,38 +13,38 @@ from pathlib import Path
 
 from stoker.errors import DataError
 from stoker.store.manifest import FILE, Manifest, read_manifest
+from stoker.store.space import Space
 
 GENERATIONS = ".generations"
 
 
 class Hold:
-    """A shared lock on a manifest, held until it is left, or gone. Forked children have a share in it."""
+    """A shared lock on a manifest, held for as long as this object is there. Forked children have a share in it.
+
+    The file is mapped and then closed: a lock of this kind lasts until the last mapping is gone, so that a store takes
+    no file descriptor.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH)
-        except BaseException:
-            self.leave()
-            raise
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            self._file = os.fstat(descriptor)
+            self._space: Space | None = Space(1)
+            self._space.map_file(descriptor, 0, 1)
+        finally:
+            os.close(descriptor)
 
     def is_of(self, path: Path) -> bool:
         """Return whether the file at a path is the one that is held."""
         try:
-            return os.path.samestat(os.stat(path), os.fstat(self._descriptor))
+            return os.path.samestat(os.stat(path), self._file)
         except OSError:
             return False
 
     def leave(self) -> None:
         """Let go of it, in this process."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with suppress(OSError):
-                os.close(descriptor)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            self.leave()
+        self._space = None
 
 
 def held_manifest(folder: Path, name: str = FILE) -> tuple[Manifest, Hold | None]:
