@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -209,6 +210,20 @@ def _planned(documents: Documents, settings: Settings) -> Layout:
             "hint: `stoker verify` checks a store; make the file anew"
         )
     return Layout.of(facts)
+
+
+_VERSION = re.compile(r"\.pack(\d+)\.")
+"""Of the algorithm, in a fingerprint."""
+
+
+def differing_versions(theirs: Any, ours: Any) -> tuple[int, int] | None:
+    """Return the versions of the packing in two fingerprints, if they differ in nothing else."""
+    if not isinstance(theirs, str) or not isinstance(ours, str):
+        return None
+    one, other = _VERSION.search(theirs), _VERSION.search(ours)
+    if one is None or other is None or _VERSION.sub("", theirs) != _VERSION.sub("", ours):
+        return None
+    return int(one[1]), int(other[1])
 
 
 class Packed:

@@ -20,6 +20,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from stoker import machine
 from stoker.compose.contents import Content, contents
 from stoker.compose.mixed import Mixture
+from stoker.compose.packed import differing_versions
 from stoker.compose.wrapped import (
     SHUFFLED_MIXTURE,
     SORTED_ROWS,
@@ -577,6 +578,10 @@ class DataLoader(TorchDataLoader[T_co]):
         for name, identity in self._identity().items() if mixture is None else ():
             if None not in (state.get(name), identity) and state[name] != identity:
                 differences[name] = (state[name], identity)
+        versions = differing_versions(*differences.get("dataset", (None, None)))
+        if versions is not None:  # the same documents, put into other rows by another version of stoker
+            differences = {"version of the packing of documents": versions, **differences}
+            del differences["dataset"]
         if "mixture" in state and mixture is None:
             differences["mixture"] = (list(state["mixture"].get("counts", ())), None)
         has_grown = (
