@@ -16,7 +16,7 @@ import stoker
 from stoker.compose import packed as packed_module
 from stoker.compose.fields import taken
 from stoker.compose.packed import Packed
-from stoker.errors import ArgumentError, DamagedFile, DataError, PositionError, StoreMismatch
+from stoker.errors import ArgumentError, DamagedFile, DataError, PositionError, StateMismatch, StoreMismatch
 from stoker.store import Store, Writer, open_store
 from tests.source.foreign import write_megatron
 from tests.store.places import folder
@@ -284,6 +284,15 @@ def test_rows_of_another_version_of_the_algorithm_are_others(monkeypatch: pytest
     before = stoker.pack(DOCUMENTS, 8).fingerprint
     monkeypatch.setattr(packed_module, "VERSION", 0)
     assert stoker.pack(DOCUMENTS, 8).fingerprint != before
+
+
+def test_a_state_of_another_version_of_the_algorithm_is_refused_by_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = stoker.DataLoader(stoker.pack(DOCUMENTS, 8), batch_size=2, shuffle=True, seed=1)
+    monkeypatch.setattr(packed_module, "VERSION", 1)
+    state = stoker.DataLoader(stoker.pack(DOCUMENTS, 8), batch_size=2, shuffle=True, seed=1).state_dict()
+    monkeypatch.undo()
+    with pytest.raises(StateMismatch, match="version of the packing of documents: the state has 1, this loader 2"):
+        loader.load_state_dict(state)
 
 
 def test_fingerprints_tell_rows_apart(tmp_path: Path) -> None:

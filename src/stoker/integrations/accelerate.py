@@ -402,7 +402,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
             "sampler_seed": None if seedable is None else seedable.initial_seed,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, grown: bool = False) -> None:
         """Let the next iteration go on where `state` was taken."""
         seedable = self._seedable
         if isinstance(state, dict) and state.get("kind") == "sampler":
@@ -411,7 +411,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
                 raise StateMismatch({"num_processes": (theirs, ours)})
             if (state.get("sampler_seed") is None) != (seedable is None):
                 raise StateMismatch({"use_seedable_sampler": (seedable is None, seedable is not None)})
-        super().load_state_dict(state)
+        super().load_state_dict(state, grown=grown)
         if seedable is not None:
             seedable.initial_seed = state["sampler_seed"]
         self._held = None

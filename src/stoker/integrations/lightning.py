@@ -340,9 +340,9 @@ class LightningLoader(DataLoader[Any]):
             return self._state_at(self._first_place())
         return super().state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, grown: bool = False) -> None:
         """Let the next iteration go on where `state` was taken."""
-        super().load_state_dict(state)
+        super().load_state_dict(state, grown=grown)
         self._is_over = bool(state.get(_IS_OVER))
 
     def _state_at(self, place: Progress) -> dict[str, Any]:

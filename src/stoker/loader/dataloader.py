@@ -20,7 +20,14 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from stoker import machine
 from stoker.compose.contents import Content, contents
 from stoker.compose.mixed import Mixture
-from stoker.compose.wrapped import SHUFFLED_MIXTURE, fingerprint_of, has_wrapped_mixture
+from stoker.compose.packed import differing_versions
+from stoker.compose.wrapped import (
+    SHUFFLED_MIXTURE,
+    SORTED_ROWS,
+    fingerprint_of,
+    has_sorted_rows,
+    has_wrapped_mixture,
+)
 from stoker.deliver import CudaPageLock, Delivery, Normalize, NvJpeg, Split, To, Widening, checked_device
 from stoker.engine.errand import Staff
 from stoker.engine.inline import Inline
@@ -49,6 +56,7 @@ from stoker.loader.auto import Auto, Helm
 from stoker.loader.counting import Counters
 from stoker.loader.course import Course
 from stoker.loader.finding import Found, places
+from stoker.loader.growth import has_grown_from, next_epoch
 from stoker.loader.iterator import LoaderIterator
 from stoker.loader.mesh import Mesh, check_mesh_state, check_samplers, mesh_state, resolved_mesh
 from stoker.loader.plan_progress import PlanProgress
@@ -286,6 +294,8 @@ class DataLoader(TorchDataLoader[T_co]):
                 )
             if not isinstance(plan.order, Sequential) and has_wrapped_mixture(dataset):
                 warnings.warn(SHUFFLED_MIXTURE, stacklevel=2)
+            if order is None and not shuffle and has_sorted_rows(dataset):
+                warnings.warn(SORTED_ROWS, stacklevel=2)
             sampler = positions_of(self._course)
         super().__init__(
             cast("Dataset[T_co]", dataset),
@@ -544,11 +554,14 @@ class DataLoader(TorchDataLoader[T_co]):
         own = self._own_entry(state)
         return state if own is None else state | {own: (state,)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, grown: bool = False) -> None:
         """Let the next iteration go on where `state` was taken.
 
         The number of ranks, workers and threads and the batch size may be others. A state of another dataset, order or
         seed is refused, saying what differs. So is one of another mixture, unless it was made with `changes=True`.
+
+        With `grown=True` a state from the end of an epoch is accepted, too, if the store has grown at its end since:
+        the next epoch is one of all samples that there are now.
         """
         state = readable(state)
         own = self._own_entry(state)
@@ -565,9 +578,20 @@ class DataLoader(TorchDataLoader[T_co]):
         for name, identity in self._identity().items() if mixture is None else ():
             if None not in (state.get(name), identity) and state[name] != identity:
                 differences[name] = (state[name], identity)
+        versions = differing_versions(*differences.get("dataset", (None, None)))
+        if versions is not None:  # the same documents, put into other rows by another version of stoker
+            differences = {"version of the packing of documents": versions, **differences}
+            del differences["dataset"]
         if "mixture" in state and mixture is None:
             differences["mixture"] = (list(state["mixture"].get("counts", ())), None)
-        if differences:
+        has_grown = (
+            grown
+            and self._is_planned
+            and set(differences) <= {"dataset", "dataset_length"}
+            and "dataset" in differences
+            and has_grown_from(self._course.dataset, state["dataset"])
+        )
+        if differences and not has_grown:
             raise StateMismatch(differences)
         course = self._course
         before, dataset = course.following, course.dataset
@@ -585,7 +609,11 @@ class DataLoader(TorchDataLoader[T_co]):
             self._processes = None  # persistent workers have the seed, and the place in a stream, they had
         course.follow(None, state["seed"])
         try:
-            progress = self._new_progress(0).resumed(state)
+            progress = self._new_progress(0)
+            if has_grown:
+                assert isinstance(progress, PlanProgress)
+                state = next_epoch(state, progress)
+            progress = progress.resumed(state)
             check_sums(progress, state)
         except Exception as error:
             course.dataset = dataset

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stoker.errors import ArgumentError, StaleSource
-from stoker.source.compression import Compression, check_magic, compression_of, require_library
+from stoker.source.compression import Compression, check_magic, check_readable, compression_of, require_library
 from stoker.source.line_format import LineFormat, Parse, format_of
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -108,6 +108,7 @@ def _line_file(given: Any, parse: Parse | None) -> LineFile:
         raise ArgumentError(
             f"{path} is not a regular file", hint="pipes and devices cannot be split; copy the data to a file first"
         )
+    check_readable(path)
     compression = compression_of(path)
     if compression is not None:
         require_library(compression)

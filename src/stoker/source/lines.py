@@ -45,7 +45,8 @@ class Lines:
     Text is UTF-8; a byte order mark at the start of a file is dropped (except from `"bytes"`). A line that cannot be
     parsed raises `BadLine` when it is read, with its file, number and place, and is counted all the same.
 
-    Files whose names end in `.gz`, `.zst` or `.zstd` are compressed; what is before that suffix tells the format.
+    Files whose names end in `.gz`, `.zst`, `.zstd`, `.xz` or `.bz2` are compressed; the suffix before that tells the
+    format.
 
     The first `len` or read builds an index of each file and keeps it in `index_dir` (by default
     `$XDG_CACHE_HOME/stoker/lines`, or `~/.cache/stoker/lines`) for every later process; where that cannot be written
