@@ -1,10 +1,10 @@
-"""Sixteen faults built on purpose, and whether the doctor names each: on a quiet machine, and beside programs that take all cores.
+"""Sixteen faults built on purpose, and whether the doctor names each: on a quiet machine, and on a busy one.
 
     .venv/bin/python -m benchmarks doctor --save      # leave the machine alone meanwhile
 
-Every trial is a fresh process that watches a loader for a few seconds. The doctor *names* a fault if its verdict is the
-fault's, or, where other programs take the cores, if the verdict says so and the loader's own cause is the fault's. It is
-*wrong* if its verdict is another one.
+Every trial is a fresh process that watches a loader for a few seconds, alone or beside programs that take all cores. The
+doctor *names* a fault if its verdict is the fault's, or, where other programs take the cores, if the verdict says so and
+the loader's own cause is the fault's. It is *wrong* if its verdict is another one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ QUIET, BUSY = "quiet", "busy"
 NAMED, CROWDED, WRONG = "named", "only the neighbors", "wrong"
 
 
-def _any(diagnosis: Diagnosis) -> bool:
+def _any(_: Diagnosis) -> bool:
     return True
 
 
@@ -207,7 +207,8 @@ def shows(records: list[Record]) -> list[str]:
     """Return the findings."""
     sentences = []
     for load in (QUIET, BUSY):
-        counts = [f"{kind}: {'%d of %d' % _num_always(records, kind, load)}" for kind in KINDS]
+        named = {kind: _num_always(records, kind, load) for kind in KINDS}
+        counts = [f"{kind}: {num} of {num_faults}" for kind, (num, num_faults) in named.items()]
         trials = [one["outcome"] for record in records for one in record.more[load]]
         wrong = f"{trials.count(WRONG)} of {len(trials)} trials gave a wrong verdict"
         machine = "On a quiet machine" if load == QUIET else "Beside programs that take all cores"

@@ -5,13 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
-import subprocess
-import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +14,12 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint, OnExceptionCheckpoint
-from lightning.pytorch.tuner.tuning import Tuner
-from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 import stoker
 from stoker.errors import ArgumentError, StateError
-from tests.integrations.launch import ROOT, kill_this_process, launch
+from tests.integrations.launch import kill_this_process, launch
 from tests.loader.datasets import Broken, Numbers
 
 LENGTH = 21

@@ -8,8 +8,8 @@ from stoker.bench import remedies
 from stoker.bench.diagnosis import Diagnosis
 from stoker.bench.reckoning import Reckoning, Surroundings, recurring_firsts, setting, undisturbed
 from stoker.bench.run import Stage
-from stoker.engine.stats import Sampled
 from stoker.bench.words import count_told, share_told, size_told, time_told
+from stoker.engine.stats import Sampled
 
 FEWEST_SAMPLES = 10
 """Of a training loop, without which it is not said where it was."""

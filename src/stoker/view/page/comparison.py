@@ -81,7 +81,7 @@ SAME_BYTES, SAME_STEP = 1.25, 1.5
 
 
 def work_differences(run: Subject, against: Subject) -> list[str]:
-    """Return what shows that two runs do different work: other data, or another model. Their speeds say nothing then."""
+    """Return what shows that two runs do different work, other data or another model: their speeds say nothing then."""
     if run.lead is None or against.lead is None:
         return []
     mine, other = run.lead.stats, against.lead.stats
