@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import select
@@ -187,6 +188,28 @@ def test_a_command_that_ends_by_itself_leaves_alive_what_it_has_left_running(tmp
         assert select.select([daemon], [], [], 60)[0]
     finally:
         os.close(daemon)
+
+
+def test_a_command_has_the_environment_and_the_open_files_that_it_would_have() -> None:
+    code = "import os, sys; os.write(1, os.read(int(sys.argv[1]), 9)); print(sorted(os.environ.items()))"
+    told = []
+    for doctor in ([], ["-m", "stoker", "doctor", "--", sys.executable]):
+        read, write = os.pipe()
+        os.write(write, b"passed on")
+        os.close(write)
+        done = subprocess.run(
+            [sys.executable, *doctor, "-c", code, str(read)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[read],
+            check=True,
+            env={**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PYTHONCOERCECLOCALE": "0", "LANG": "C"},
+        )
+        os.close(read)
+        told.append(done.stdout.decode())
+        assert told[-1].startswith("passed on")
+    plain, watched = (set(ast.literal_eval(one[len("passed on") :])) for one in told)
+    assert {name for name, _ in plain ^ watched} == {"PYTHONPATH", "STOKER_DOCTOR"}
 
 
 def test_a_failure_of_ours_does_not_end_the_command(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from stoker.bench.folder import new_folder
 from stoker.bench.monitor import Monitor
 from stoker.bench.run import Run
 from stoker.bench.signals import KEPT
-from stoker.bench.supervised import SupervisedProcess
+from stoker.bench.supervised import SupervisedProcess, inherited_descriptors
 from stoker.errors import ArgumentError
 from stoker.machine import described, tree
 
@@ -113,7 +113,13 @@ def _started(
         "PYTHONPATH": f"{DOOR}{os.pathsep}{path}" if path else str(DOOR),
     }
     try:
-        return SupervisedProcess(command, environment=environment, output=output, blocked_signals=mask - set(KEPT))
+        return SupervisedProcess(
+            command,
+            environment=environment,
+            output=output,
+            descriptors=inherited_descriptors(),
+            blocked_signals=mask - set(KEPT),
+        )
     except OSError as error:
         raise ArgumentError(
             f"{command[0]!r} cannot be run: {error.strerror}",

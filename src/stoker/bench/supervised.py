@@ -43,7 +43,7 @@ class SupervisedProcess:
 
         Args:
             output: where it writes to in the place of our output, and of our errors.
-            descriptors: are passed on, under the same numbers.
+            descriptors: are passed on, under the same numbers. Without them, none are but the standard streams.
             blocked_signals: its signal mask; by default that of the calling thread.
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
@@ -57,7 +57,6 @@ class SupervisedProcess:
                 start = [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno()), str(os.getpid())]
                 self._supervisor = subprocess.Popen(
                     start,
-                    env=environment,
                     pass_fds=[theirs.fileno(), *descriptors],
                     stdin=stdin,
                     stdout=output,
@@ -71,6 +70,7 @@ class SupervisedProcess:
         try:
             request = supervisor.Request(
                 arguments=[os.fsencode(part) for part in command],
+                environment=dict(os.environb) if environment is None else _encoded(environment),
                 blocked_signals=[int(number) for number in (before if blocked_signals is None else blocked_signals)],
                 has_own_group=has_own_group,
                 ends_all=ends_all,
@@ -138,3 +138,17 @@ class SupervisedProcess:
             content += part
         first, second = supervisor.REPLY.unpack(content)
         return first, second
+
+
+def inherited_descriptors() -> list[int]:
+    """Return the descriptors that a program started by this process would inherit, but for the standard streams."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one that lists the folder
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                found.append(int(name))
+    return found
+
+
+def _encoded(environment: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}

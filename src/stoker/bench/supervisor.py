@@ -30,9 +30,11 @@ REPLY = struct.Struct("<qq")
 
 
 class Request(NamedTuple):
-    """What to run, with the environment, the folder and the standard streams that the supervisor is started with."""
+    """What to run, in the folder and with the standard streams that the supervisor is started with."""
 
     arguments: list[bytes]
+    environment: dict[bytes, bytes]
+    """Not that of the supervisor: Python may have set a locale there."""
     blocked_signals: list[int]
     """The signal mask of the command."""
     has_own_group: bool
@@ -171,7 +173,7 @@ def _started(request: Request) -> tuple[int, int]:
             for number in request.descriptors:
                 os.set_inheritable(number, True)
             signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked_signals)
-            os.execvp(request.arguments[0], request.arguments)
+            os.execvpe(request.arguments[0], request.arguments, request.environment)
         except OSError as error:
             os.write(write, struct.pack("<i", error.errno or errno.EINVAL))
         finally:
