@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.bench.diagnosis import VERDICTS, Diagnosis
+from stoker.bench.reckoning import Surroundings
 from stoker.bench.run import Copies, Moment, ProcessStats, Quantiles, Run, Sampled, Stage, Stats
 from stoker.bench.verdict import diagnose
 
@@ -717,6 +718,17 @@ def test_workers_are_not_judged_by_cores_that_were_not_measured(cores: list[floa
     moments = [Moment(at=float(at), trainer_delay_share=0.0, cores=cores) for at in range(10)]
     evidence = str(diagnose(run(unseen, moments=moments)).evidence)
     assert ("of them used 0.0 cores" in evidence) == bool(cores)
+
+
+def test_workers_that_end_between_two_looks_are_not_taken_for_other_programs() -> None:
+    """They were counted by their batches, and their cores are none of others'."""
+    moments = crowd(workers=0.0, others=6.0)
+    seen = Surroundings.of(moments).with_workers(50.0, 10.0)
+    assert (seen.workers_cores, seen.others_cores) == pytest.approx((5.0, 1.0))
+    assert Surroundings.of(crowd(workers=6.0, others=0.0)).with_workers(50.0, 10.0).workers_cores == 6.0
+    assert diagnose(run(crowded_out(), moments=moments)).verdict == "noisy-neighbour"
+    worker = ProcessStats(pid=2, role="worker 0", cpu_seconds=50.0, delay_seconds=12.0)
+    assert diagnose(run(crowded_out(workers=[worker]), moments=moments)).verdict == "decode-bound"
 
 
 def test_twelve_workers_on_two_cores_that_were_not_measured_are_too_many_too() -> None:

@@ -40,6 +40,20 @@ class Surroundings:
         whole = self.trainer_cores + self.workers_cores + self.others_cores
         return cores > 0 and whole >= 0.85 * cores and self.others_cores >= 0.4 * cores
 
+    def with_workers(self, cpu_seconds: float, seconds: float) -> Surroundings:
+        """Return the means with what workers have used in all, if that is more than was seen of them.
+
+        Workers that live shorter than it is from look to look are not seen, and what they use counts as that of others.
+        """
+        unseen = cpu_seconds / seconds - self.workers_cores if self.is_measured and seconds > 0 else 0.0
+        if unseen <= 0:
+            return self
+        return replace(
+            self,
+            workers_cores=self.workers_cores + unseen,
+            others_cores=max(0.0, self.others_cores - unseen),
+        )
+
     @staticmethod
     def of(moments: Sequence[Moment]) -> Surroundings:
         """Return the means of all moments."""

@@ -41,7 +41,8 @@ def diagnose(run: Run) -> Diagnosis:
     ]
     if not enough:
         return _nothing_seen(run, seen)
-    around = Surroundings.of(run.moments)
+    of_workers = sum(worker.cpu_seconds for stats in run.loaders for worker in stats.workers)
+    around = Surroundings.of(run.moments).with_workers(of_workers, run.seconds)
     growth = None
     if any(has_filled(stats) for stats in enough):
         growth = growth_of(moments_of_training(run), memory_bytes=run.machine.get("memory_bytes"))
