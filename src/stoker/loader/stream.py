@@ -14,6 +14,7 @@ depends on the `Sharing`:
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice, repeat
@@ -120,6 +121,18 @@ class StreamMaker:
     def task_away(self, turn: Turn, desk: Desk) -> AwayTask:
         """Draw the next batch in a worker process that has several threads."""
         return AwayTask(self.task(turn), self.finish, desk)
+
+    def rest(self, *, is_last: bool = False) -> None:
+        """Let go of the iterators: what waits for their end (`finally`, `with`) runs now.
+
+        In a process that is about to end, generators are closed although others hold them.
+        """
+        readers, self.readers = list(self.readers.values()), {}
+        self.iteration = None
+        while readers:
+            reader = readers.pop()
+            if is_last:
+                reader.close()
 
     def _make(self, turn: Turn) -> Made | Ended:
         return self.task(turn).finish()
@@ -250,6 +263,16 @@ class _Reader:
         if self.is_asked:
             self.teller = next((it for it in (iterator, dataset) if hasattr(it, "state_dict")), None)
         self.iterator = iterator
+
+    def close(self) -> None:
+        """End the iterator if it is a generator. Nobody is left whom an error could reach: it is printed."""
+        iterator = self.iterator
+        if isinstance(iterator, GeneratorType) and not iterator.gi_running:
+            try:
+                iterator.close()
+            except Exception as error:
+                error.add_note("raised while the stream was closed at the end of a worker process; ignored")
+                traceback.print_exc()
 
     def draw(self, turn: Turn) -> tuple[Recipe, list[Any], list[Skipped], dict[str, Any]] | None:
         """Return the next batch of this part, or None at the end."""
