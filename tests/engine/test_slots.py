@@ -33,7 +33,7 @@ class Loop:
 
     def filled(self, batch: Any) -> tuple[Slot, bytes]:
         slot = self.ring.take()
-        self.desk.open(slot.number, slot.extent, slot.window.stop, self.ring.usual_bytes)
+        self.desk.open(slot.number, slot.extent, slot.window.stop, self.ring.sizes.usual_bytes)
         parcel = self.packer.packed(batch)
         self.desk.fit()
         if self.desk.file is not None:
@@ -41,7 +41,8 @@ class Loop:
             self.desk.leave()
         elif self.desk.extent != slot.extent:
             self.ring.adopt(slot, self.desk.extent)
-        self.ring.note_size(slot, self.desk.num_bytes)
+        slot.used = self.desk.num_bytes
+        self.ring.sizes.add(slot.used)
         return slot, parcel
 
     def sent(self, value: int, size: int = NUMBERS) -> torch.Tensor:

@@ -13,6 +13,7 @@ import mmap
 import os
 import sys
 from bisect import bisect_left
+from collections import deque
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 from weakref import finalize
@@ -132,10 +133,14 @@ class Addresses:
     def __init__(self) -> None:
         self._gaps = [Extent(0, END_OF_ADDRESSES)]
         """In order; no two of them touch."""
+        self._returned: deque[Extent] = deque()
+        """Given back, perhaps by a finalizer in the middle of `take`, and not yet among the gaps."""
 
     def take(self, num_bytes: int, *, end: int = END_OF_ADDRESSES) -> Extent | None:
         """Return `num_bytes` addresses in front of `end`, or None if there are none in a row."""
         num_bytes = whole_pages(num_bytes)
+        while self._returned:
+            self._sort_in(self._returned.popleft())
         for number, gap in enumerate(self._gaps):
             if gap.offset + num_bytes > end:
                 return None
@@ -147,8 +152,10 @@ class Addresses:
 
     def give_back(self, window: Extent) -> None:
         """Let the addresses of `window` be given out again."""
-        if not window.num_bytes:
-            return
+        if window.num_bytes:
+            self._returned.append(window)
+
+    def _sort_in(self, window: Extent) -> None:
         first = last = bisect_left(self._gaps, window)
         start, stop = window.offset, window.stop
         if first and self._gaps[first - 1].stop == start:

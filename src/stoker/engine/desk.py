@@ -99,9 +99,11 @@ class Desk:
 
     def fit(self) -> None:
         """Give memory back that neither this batch needs nor, but for exceptions, the recent ones."""
-        at = self._at
-        enough = max(self._used, self._wanted)
-        if at.extent.num_bytes <= SLACK * enough or at.extent.num_bytes <= SLACK * roomy(enough):
+        at, enough = self._at, self._used
+        if at.extent[1] <= SLACK * enough:
+            return
+        enough = max(enough, self._wanted)
+        if at.extent.num_bytes <= SLACK * roomy(enough):
             return
         extent = Extent(at.extent.offset, roomy(enough))
         at.arena.empty(extent.stop, at.extent.stop)

@@ -34,26 +34,26 @@ class RecentSizes:
     def __init__(self) -> None:
         self._recent: deque[int] = deque(maxlen=NUM_RECENT)
         self._num_to_go = RARE
-        self.usual_bytes = 0
+        self._set(0)
+
+    def _set(self, num_bytes: int) -> None:
+        self.usual_bytes = num_bytes
         """What all recent batches needed, but for one in `RARE`; looked at again after so many."""
+        self.most_bytes = SLACK * roomy(num_bytes)
+        """How much memory a slot may keep."""
 
     def add(self, num_bytes: int) -> None:
         """Count a batch."""
         recent = self._recent
         recent.append(num_bytes)
-        if num_bytes > self.usual_bytes and len(recent) < RARE:
-            self.usual_bytes = num_bytes
         self._num_to_go -= 1
         if not self._num_to_go:
             self._num_to_go = RARE
-            self.usual_bytes = sorted(recent)[-1 - len(recent) // RARE]
+            self._set(sorted(recent)[-1 - len(recent) // RARE])
+        elif num_bytes > self.usual_bytes and len(recent) < RARE:
+            self._set(num_bytes)
 
     @property
     def largest_bytes(self) -> int:
         """What the largest of them needed."""
         return max(self._recent, default=0)
-
-    @property
-    def most_bytes(self) -> int:
-        """How much memory a slot may keep."""
-        return SLACK * roomy(self.usual_bytes)

@@ -107,9 +107,8 @@ class Ring:
         self._addresses = Addresses()
         self._is_limited = False
         """Whether the length of files is, so that windows are small."""
-        self._sizes = RecentSizes()
-        self._most_bytes = self._sizes.most_bytes
-        """What a slot that nobody uses may keep."""
+        self.sizes = RecentSizes()
+        """What batches needed of their slots, as their replies say."""
         self._loose: deque[tuple[int, Slot]] = deque()
         """Leased slots that have much more memory than their batches need, with the turn of the lease."""
         self._numbers: list[int] = []
@@ -140,21 +139,6 @@ class Ring:
         self.is_watched = False
 
     # ------------------------------------------------------------ sizes
-
-    @property
-    def usual_bytes(self) -> int:
-        """What recent batches needed, but for exceptions."""
-        return self._sizes.usual_bytes
-
-    @property
-    def largest_bytes(self) -> int:
-        """What the largest of the recent batches needed."""
-        return self._sizes.largest_bytes
-
-    def note_size(self, slot: Slot, num_bytes: int) -> None:
-        """Note how much of a slot its batch needs."""
-        slot.used = num_bytes
-        self._sizes.add(num_bytes)
 
     def reserve(self, num_bytes: int) -> Extent:
         """Return memory for something other than batches."""
@@ -193,7 +177,7 @@ class Ring:
 
     def _least_window(self, num_bytes: int = 0) -> int:
         """Return how many addresses a batch of that size, or the usual one, should have where files are limited."""
-        needed = max(num_bytes, self._sizes.usual_bytes)
+        needed = max(num_bytes, self.sizes.usual_bytes)
         return roomy(needed) if needed else 0
 
     def _move(self, slot: Slot, num_bytes: int = 0) -> None:
@@ -235,14 +219,14 @@ class Ring:
         in_use = self.num_slots - len(self._free) - len(self._returned)
         if in_use > self._most:
             self._most = in_use
-        self._num_leases += 1
-        slot.turn, slot.used = self._num_leases, END_OF_ADDRESSES
-        if self._num_leases % LOOK_LEASES == 0:
-            self._fit(self._num_leases - WINDOW)
-        if self._num_leases % WINDOW == 0:
-            self._most_before, self._most = self._most, in_use
-            while self._free and self.num_slots > max(self._most, self._most_before):
-                self._retire(self._free.pop(0))
+        self._num_leases = slot.turn = turn = self._num_leases + 1
+        slot.used = END_OF_ADDRESSES
+        if turn % LOOK_LEASES == 0:
+            self._fit(turn - WINDOW)
+            if turn % WINDOW == 0:
+                self._most_before, self._most = self._most, in_use
+                while self._free and self.num_slots > max(self._most, self._most_before):
+                    self._retire(self._free.pop(0))
         return slot
 
     def _new(self) -> Slot:
@@ -286,7 +270,7 @@ class Ring:
     def _fit(self, turn: int) -> None:
         """Give memory back that recent batches do not need, nor those that are leased since before `turn`."""
         self._sort_in()
-        if any(slot.is_apart or slot.extent.num_bytes > self._most_bytes for slot in self._free):
+        if any(slot.is_apart or slot.extent.num_bytes > self.sizes.most_bytes for slot in self._free):
             # a finalizer that runs meanwhile must not retire what is at work here
             free, self._free = self._free, []
             try:
@@ -306,8 +290,8 @@ class Ring:
         """Give back what a slot that nobody uses has beyond what recent batches need."""
         if slot.is_apart:
             self._forget(slot)
-        elif slot.extent.num_bytes > self._most_bytes:
-            extent = Extent(slot.extent.offset, roomy(self._sizes.usual_bytes))
+        elif slot.extent.num_bytes > self.sizes.most_bytes:
+            extent = Extent(slot.extent.offset, roomy(self.sizes.usual_bytes))
             self._unmap(slot)
             self.arena.empty(extent.stop, slot.extent.stop)
             try:
@@ -346,7 +330,7 @@ class Ring:
         if self._is_closed:
             self._retire_returned()
         elif self._is_resting and self.page_lock is None and not self.is_foreign:
-            is_outsized = slot.is_apart or slot.extent.num_bytes > self._most_bytes
+            is_outsized = slot.is_apart or slot.extent.num_bytes > self.sizes.most_bytes
             if is_outsized or len(self._returned) + len(self._free) > self._num_kept:
                 self._trim()
 
@@ -407,7 +391,6 @@ class Ring:
 
     def _sort_in(self) -> None:
         returned, self._guarded = self._guarded, []
-        self._most_bytes = self._sizes.most_bytes
         while self._returned:
             returned.append(self._returned.popleft())
         if any(slot.guards for slot in returned):
@@ -423,11 +406,11 @@ class Ring:
             self._set_free(self._cooling.popleft()[1])
 
     def _set_free(self, slots: list[Slot]) -> None:
-        most_bytes = self._most_bytes
+        most_bytes = self.sizes.most_bytes
         for slot in slots:
-            if slot.is_apart or slot.extent.num_bytes > most_bytes:
+            if slot.extent[1] > most_bytes or slot.is_apart:
                 self._shrink(slot)
-        self._free.extend(slots)
+        self._free += slots
 
     def _retire(self, slot: Slot) -> None:
         self._forget(slot)

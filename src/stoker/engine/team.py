@@ -413,7 +413,7 @@ class Team:
         if self._backlog and any(other.worker == pending.worker for other in self._backlog):
             self._backlog.append(pending)  # none may overtake another
             return
-        where = slot.extent, slot.window.stop, self.ring.usual_bytes
+        where = slot.extent, slot.window.stop, self.ring.sizes.usual_bytes
         request = Request(pending.ticket, slot.number, in_slot, pending.is_suspected, *where, content)
         try:
             self._requests[pending.worker][0].send(request.packet(), socket.MSG_DONTWAIT)
@@ -568,7 +568,8 @@ class Team:
             except (OutOfSharedMemory, OutOfDescriptors) as error:
                 self._fail(pending, error)
                 return
-        self.ring.note_size(slot, reply.used)
+        slot.used = reply.used
+        self.ring.sizes.add(reply.used)
         pending.reply = reply
         del self.pending[reply.ticket]  # only now: after an interrupt it would be waited for in vain
         if not pending.queue.note(pending):
