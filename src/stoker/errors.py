@@ -136,7 +136,8 @@ class StaleSource(DataError):
     def __init__(self, path: str | Path, *, what: str) -> None:
         super().__init__(
             f"{path} is no longer the file that was opened: {what}\n"
-            "hint: files must not change during a run; open the source again to use the new content"
+            "hint: files must not change during a run: write a new file and rename it over the old one, and open the "
+            "source again to use the new content"
         )
         self.path = str(path)
 
@@ -282,7 +283,13 @@ class WorkerDied(WorkerError):
             "SIGKILL is often the system's answer to a lack of memory (see `dmesg`, or the container's limit); "
             "SIGSEGV and SIGABRT are crashes in native code; num_workers=0 runs into the same sample in this process"
         )
-        if all(end.startswith("exit code") for end in ends):
+        if any(end.startswith("SIGBUS") for end in ends):
+            hint = (
+                "SIGBUS: a file was truncated while it was read through a memory map, or there was no memory or disk "
+                "space for a shared mapping; files must not change during a run: write a new file and rename it over "
+                "the old one"
+            )
+        elif all(end.startswith("exit code") for end in ends):
             hint = (
                 "what the process printed before it ended tells why; a script that starts workers by spawn or "
                 'forkserver needs `if __name__ == "__main__":` around what it runs'

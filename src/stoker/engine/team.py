@@ -601,7 +601,7 @@ class Team:
         self._poll.unregister(process.sentinel)
         del self._sentinels[process.sentinel]
         process.join()
-        end = named_end(process.exitcode)
+        end = self._stacks.explained(named_end(process.exitcode), process.pid)
         process.close()
         self.ring.reclaim(self._regions[worker])
         if worker in self._extra:
