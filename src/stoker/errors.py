@@ -4,6 +4,7 @@
 
     StokerError
     ├── ArgumentError (ValueError)          an argument, or two together, cannot work
+    │   └── BadLength (TypeError)           len(dataset) is not a number of samples
     ├── MissingExtra (ImportError)          an optional library is not installed
     ├── DataError                           the data is not what it said it was
     │   ├── EmptyDataset (ValueError)       there is nothing to load
@@ -28,7 +29,8 @@
         ├── WorkerDied                      a batch, or the start, has ended several worker processes
         ├── OutOfSharedMemory (MemoryError) no memory for a batch
         ├── OutOfDescriptors                too many open files
-        └── ForeignProcess                  an iterator was used in a forked child
+        ├── ForeignProcess                  an iterator was used in a forked child
+        └── NestedNext                      next(iterator) inside next(iterator)
 
 All of them survive pickling with their fields and notes.
 """
@@ -60,6 +62,17 @@ class ArgumentError(StokerError, ValueError):
 
     def __init__(self, what: str, *, hint: str) -> None:
         super().__init__(f"{what}\nhint: {hint}")
+
+
+class BadLength(ArgumentError, TypeError):
+    """`len(dataset)` is not a number of samples. A `TypeError` too, as Python's own refusal of it is."""
+
+    def __init__(self, dataset: str, *, returned: str) -> None:
+        super().__init__(
+            f"__len__ of the dataset ({dataset}) must return an int of at least 0, got {returned}",
+            hint="return the number of samples; of an estimate, int(...)",
+        )
+        self.dataset, self.returned = dataset, returned
 
 
 class MissingExtra(StokerError, ImportError):
@@ -331,4 +344,15 @@ class ForeignProcess(WorkerError):
         super().__init__(
             "this iterator was made before a fork, and its threads stayed behind in the parent process\n"
             "hint: call iter(loader) in the process that uses it"
+        )
+
+
+class NestedNext(WorkerError):
+    """`next(iterator)` was called by what interrupted a call of it in the same thread."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "next(iterator) was called while this thread is inside next(iterator) already: by a signal handler, a "
+            "__del__ method, or a dataset that reads from its own loader\n"
+            "hint: let the handler set a flag, and look at it between two batches; the interrupted call continues"
         )
