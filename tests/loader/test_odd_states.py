@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -34,7 +35,7 @@ class Stateful(Numbers):
         return {"seen": self.seen, "nested": {"list": [self.seen]}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seen = state["seen"] + 0 * state["nested"]["list"][0]
+        self.seen = operator.index(state["seen"]) + 0 * operator.index(state["nested"]["list"][0])
 
 
 class Stream(IterableDataset[int]):
@@ -60,7 +61,7 @@ class StatefulStream(IterableDataset[int]):
         return {"at": self.at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"] + 0
+        self.at = range(61)[state["at"]]  # refuses what is no such place
 
 
 class StatefulSampler:
@@ -82,7 +83,7 @@ class StatefulSampler:
         return {"at": self.at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"] + 0
+        self.at = range(61)[state["at"]]  # refuses what is no such place
 
 
 def mixture() -> Any:
@@ -123,6 +124,7 @@ ODD: list[Any] = [
     "",
     "x",
     "12",
+    "QUJD",
     "é\ud800",
     b"\xff",
     [],

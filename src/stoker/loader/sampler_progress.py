@@ -252,6 +252,10 @@ class SamplerProgress:
                 "the state was taken with in_order=False while later batches had overtaken earlier ones, "
                 "so it only fits the same batch size\nhint: resume as before, or save states with in_order=True"
             )
+        if state["generator"] is not None:
+            own = self._generator
+            fresh = torch.Generator(torch.default_generator.device if own is None else own.device)
+            fresh.set_state(_read(state["generator"]))  # refuses what is not the state of a generator
         progress = SamplerProgress(
             self.sampler,
             int(state["epoch"]),
