@@ -616,7 +616,7 @@ class Team:
         self._poll.unregister(process.sentinel)
         del self._sentinels[process.sentinel]
         process.join()
-        end = named_end(process.exitcode)
+        end = self._stacks.explained(named_end(process.exitcode), process.pid)
         process.close()
         if worker in self._extra:
             self._leaving.add(worker)

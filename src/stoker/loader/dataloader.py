@@ -41,11 +41,12 @@ from stoker.engine.stats import Stats
 from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
 from stoker.engine.worker import Job
-from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable
+from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable, StokerError
 from stoker.loader.arguments import (
     check_arguments,
     check_choices,
     check_expected,
+    check_length,
     check_schedule,
     length_of,
     resolved_decode,
@@ -55,6 +56,7 @@ from stoker.loader.arguments import (
 from stoker.loader.auto import Auto, Helm
 from stoker.loader.counting import Counters
 from stoker.loader.course import Course
+from stoker.loader.dataset_state import load_own_state
 from stoker.loader.finding import Found, places
 from stoker.loader.growth import has_grown_from, next_epoch
 from stoker.loader.iterator import LoaderIterator
@@ -404,6 +406,8 @@ class DataLoader(TorchDataLoader[T_co]):
             epoch = max(plan.origin.epoch, epoch)
             num_skipped = plan.steps_in(epoch) - plan.num_steps(epoch)
             return plan.steps_in(plan.origin.epoch + 1) - num_skipped
+        if self._is_stream:
+            check_length(self.dataset)
         length = super().__len__()
         if self._is_stream and self._course.num_ranks > 1:
             samples = len(self.dataset)  # type: ignore[arg-type]
@@ -615,14 +619,16 @@ class DataLoader(TorchDataLoader[T_co]):
                 state = next_epoch(state, progress)
             progress = progress.resumed(state)
             check_sums(progress, state)
+            progress.take_up()
+            if "dataset_state" in state and self._stateful_dataset is not None:
+                load_own_state(self._stateful_dataset, deepcopy(state["dataset_state"]))
         except Exception as error:
             course.dataset = dataset
             course.follow(*before)
-            if isinstance(error, StateError) or not isinstance(error, KeyError | TypeError | ValueError):
+            is_ours = isinstance(error, StokerError) and not isinstance(error, ArgumentError)
+            if is_ours or isinstance(error, OSError | MemoryError):
                 raise
             raise StateUnreadable(f"its fields do not fit together ({error})") from error
-        if "dataset_state" in state and self._stateful_dataset is not None:
-            self._stateful_dataset.load_state_dict(deepcopy(state["dataset_state"]))
         self._progress = self._resume = progress
         self._num_to_skip = 0
         course.next_epoch, course.is_seed_drawn = progress.epoch, False
@@ -840,7 +846,7 @@ class DataLoader(TorchDataLoader[T_co]):
         dataset = self._course.dataset
         try:
             length = len(dataset)
-        except TypeError:
+        except (TypeError, ValueError, OverflowError):
             length = None
         return {"dataset": fingerprint_of(dataset), "dataset_length": length}
 

@@ -117,6 +117,9 @@ class PlanProgress:
             "ahead": sorted(self.ahead),
         }
 
+    def take_up(self) -> None:
+        """Do nothing: what is read follows from the place alone."""
+
     def resumed(self, state: dict[str, Any]) -> PlanProgress:
         """Return the place that `state` tells of, in a plan of this batch size for this rank.
 

@@ -31,7 +31,7 @@ from stoker.engine.identity import act_as, has_looked
 from stoker.engine.ledger import Policy, Skipped
 from stoker.engine.process_wide import Loan
 from stoker.errors import EarlyStop
-from stoker.loader.dataset_state import has_exact_state, state_between_epochs, with_state
+from stoker.loader.dataset_state import has_exact_state, load_own_state, state_between_epochs, with_state
 from stoker.loader.work import AwayTask, Ended, Finisher, Made, Posted, Reading, batch_key, finished, posted
 from stoker.plan import Layout, Recipe, Tail, derived_key
 from stoker.randomness import SampleContext, entered, reading_in_epoch
@@ -264,7 +264,7 @@ class _Reader:
             iterator = iter(dataset)
         if state is not None:
             if hasattr(iterator, "load_state_dict"):
-                iterator.load_state_dict(state)
+                load_own_state(iterator, state)
             self.steps, self.index, self.is_ended = self.num_before, begin["samples"], bool(begin.get("is_ended"))
         if self.is_asked:
             self.teller = next((it for it in (iterator, dataset) if hasattr(it, "state_dict")), None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stoker.errors import ArgumentError, StaleSource
+from stoker.file_watch import difference
 from stoker.source.compression import Compression, check_magic, check_readable, compression_of, require_library
 from stoker.source.line_format import LineFormat, Parse, format_of
 
@@ -34,10 +35,8 @@ class LineFile:
 
     def check(self, found: os.stat_result) -> None:
         """Raise `StaleSource` unless `found` is the file this was made of."""
-        if found.st_size != self.size_bytes:
-            raise StaleSource(self.path, what=f"it had {self.size_bytes} bytes and has {found.st_size}")
-        if found.st_mtime_ns != self.mtime_ns:
-            raise StaleSource(self.path, what="its size is the same but it was written to since")
+        if (what := difference(self.size_bytes, self.mtime_ns, found)) is not None:
+            raise StaleSource(self.path, what=what)
 
     def open(self, *, buffer_bytes: int = 0) -> IO[bytes]:
         """Open the file as it lies on disk, after checking that it is still the same."""

@@ -200,6 +200,7 @@ class Crops:
         if not native.gather_rows(flat, elements, length, tokens, labels):
             rows = self._tokens.windows(starts, length + 1)
             tokens[...], labels[...] = rows[:, :-1], rows[:, 1:]
+        self._tokens.check()  # type: ignore[attr-defined]
         return {"tokens": tokens, "labels": labels}
 
     def fields(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:

@@ -266,6 +266,10 @@ class Stretch:
             self._courses[length] = _Course(self._value_starts, self._files.elements(self._column), length)
         return self._looked_up(starts, length)
 
+    def check(self) -> None:
+        """Raise `StaleSource` if a shard that is mapped has changed. For readers of memory that they got before."""
+        self._files.watch.check()
+
     def lying(self, starts: NDArray[np.int64], length: int) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
         """Return memory in which windows lie as they are, checked, and where in it each begins, without a copy.
 
