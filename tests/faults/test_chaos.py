@@ -238,7 +238,8 @@ def test_files_that_change_under_the_loader_are_noticed_and_versions_never_mixed
     chance, counts = random.Random(f"{SEED} {num_workers}"), Counter[str]()
     path = tmp_path / "rows.npy"
     np.save(path, np.zeros((NUM_ROWS, 512), np.int64))
-    version, errors = 0, []
+    version = 0
+    errors: list[StokerError] = []
     over = time.monotonic() + SECONDS
     while time.monotonic() < over or counts["rounds"] < 3 or not errors:
         counts["rounds"] += 1
