@@ -16,7 +16,12 @@ from typing import Any
 from stoker.errors import NotPicklable, OutOfDescriptors, WorkerError
 
 PATIENCE_SECONDS = 1.0
-"""How long a worker may take to end by itself, and then to end when told to, before it is killed."""
+"""How long a worker may take to end by itself, and then to end after SIGTERM, before it is killed."""
+
+STREAM_PATIENCE_SECONDS = 5.0
+"""The first of the two for a worker that reads a stream: its `finally` blocks may have files to write. torch's workers
+have as long.
+"""
 
 
 def make_sure_of_descriptors(any_descriptor: int) -> None:
@@ -71,15 +76,15 @@ def interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def end_all(processes: dict[int, Any]) -> None:
-    """Wait for processes to end by themselves, then tell them to, then kill them; they are gone when this returns, and
+def end_all(processes: dict[int, Any], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    """Wait for processes to end by themselves, then terminate, then kill them; they are gone when this returns, and
     `processes` is empty.
     """
     try:
-        _wait_for(processes)
+        _wait_for(processes, patience_seconds)
         for process in processes.values():
             process.terminate()
-        _wait_for(processes)
+        _wait_for(processes, PATIENCE_SECONDS)
     finally:  # also when Ctrl-C comes a second time
         for process in processes.values():
             process.kill()
@@ -91,9 +96,9 @@ def end_all(processes: dict[int, Any]) -> None:
                 process.close()
 
 
-def _wait_for(processes: dict[int, Any]) -> None:
+def _wait_for(processes: dict[int, Any], patience_seconds: float) -> None:
     """Wait for processes to end, as long as we have patience."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience_seconds
     left = list(processes.values())
     while left and (seconds := deadline - time.monotonic()) > 0:
         connection.wait([process.sentinel for process in left], seconds)
