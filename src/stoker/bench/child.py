@@ -7,10 +7,8 @@ under a supervisor: when it is closed or ends, or its parent dies, all that it h
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +20,7 @@ from typing import Any, Self
 
 from stoker.bench.supervised import SupervisedProcess
 from stoker.engine.failure import Failure
-from stoker.engine.launch import named_end
+from stoker.foundation.processes import describe_exit, die_with_parent
 
 Answering = Callable[..., Callable[..., Any]]
 """Makes, in the child, what is then called with each question. It is sent by its name, so it stands in a module."""
@@ -32,8 +30,6 @@ PATIENCE_SECONDS = 2.0
 
 MAX_SAID = 4000
 """Characters of what a child has printed that are kept for an error."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class ChildEnded(Exception):
@@ -142,7 +138,7 @@ class Child:
         except (EOFError, OSError):  # the latter if it ended in the middle of an answer
             self._is_ready = False
             self._bury(PATIENCE_SECONDS)
-            raise ChildEnded(named_end(self._end or 0), self.said()) from None
+            raise ChildEnded(describe_exit(self._end or 0), self.said()) from None
         if isinstance(answer, Failure):
             raise answer.error()
         return answer
@@ -170,7 +166,7 @@ def forked(function: Callable[..., Any], *args: Any) -> Any:
         answer = ours.recv()
     except EOFError:
         process.join()
-        raise ChildEnded(named_end(process.exitcode or 0), "") from None
+        raise ChildEnded(describe_exit(process.exitcode or 0), "") from None
     finally:
         ours.close()
         process.join()
@@ -212,18 +208,10 @@ def _send_failure(connection: Connection, error: BaseException) -> None:
 
 
 def _tell(pipe: Connection, parent: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    _end_with(parent)
+    die_with_parent(parent)
     try:
         answer = function(*args)
     except BaseException as error:
         answer = Failure(error)
     pipe.send(answer)
     pipe.close()
-
-
-def _end_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends, whatever it is doing then."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

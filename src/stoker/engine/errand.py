@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from stoker.engine.lap import Trip
-from stoker.engine.launch import PATIENCE_SECONDS, STREAM_PATIENCE_SECONDS
+from stoker.engine.launch import STREAM_PATIENCE_SECONDS
 from stoker.engine.messages import Reply
 from stoker.engine.ring import Slot
+from stoker.foundation.processes import PATIENCE_SECONDS
 
 T = TypeVar("T")
 

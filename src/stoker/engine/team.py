@@ -28,10 +28,7 @@ from stoker.engine.errand import Pending, Queue, Staff
 from stoker.engine.forks import forking_a_worker
 from stoker.engine.launch import (
     close_pipes_of_launch,
-    end_all,
-    interrupts_held,
     make_sure_of_descriptors,
-    named_end,
     told_of_launch,
 )
 from stoker.engine.messages import (
@@ -57,6 +54,7 @@ from stoker.engine.tally import Tally
 from stoker.engine.worker import Job, Seat, work
 from stoker.errors import OutOfDescriptors, OutOfSharedMemory, WorkerDied, WorkerError
 from stoker.foundation import machine
+from stoker.foundation.processes import describe_exit, end_processes, hold_interrupts
 
 T = TypeVar("T")
 
@@ -169,7 +167,7 @@ class Team:
         self.failure = None
         self._failed_starts.clear()
         try:
-            with interrupts_held():
+            with hold_interrupts():
                 self._open_channels()
             at_once = self.num_workers
             if staff.start_method != "fork":  # they import and unpack, and would only keep each other from it
@@ -228,7 +226,7 @@ class Team:
             target=work, args=(seat, self.job if is_fork else self.cargo), daemon=True, name=f"stoker-{worker}"
         )
         try:
-            with interrupts_held(), forking_a_worker() if is_fork else nullcontext():
+            with hold_interrupts(), forking_a_worker() if is_fork else nullcontext():
                 make_sure_of_descriptors(self._replies.fileno())
                 process.start()
                 self._processes[worker] = process
@@ -271,7 +269,7 @@ class Team:
                     with suppress(OSError):
                         ours.shutdown(socket.SHUT_RDWR)  # also for copies of this end that a fork has
             finally:
-                end_all(self._processes, patience_seconds=self.staff.patience_seconds)
+                end_processes(self._processes, patience_seconds=self.staff.patience_seconds)
         self._sentinels.clear()
         self._ready.clear()
         for pending in self.pending.values():  # replies that nobody has read, batches cut short
@@ -616,7 +614,7 @@ class Team:
         self._poll.unregister(process.sentinel)
         del self._sentinels[process.sentinel]
         process.join()
-        end = self._stacks.explained(named_end(process.exitcode), process.pid)
+        end = self._stacks.explained(describe_exit(process.exitcode), process.pid)
         process.close()
         if worker in self._extra:
             self._leaving.add(worker)

@@ -5,10 +5,7 @@ A worker holds no lock that anyone else waits for, keeps nothing that is not in 
 
 from __future__ import annotations
 
-import ctypes
-import os
 import pickle
-import select
 import signal
 import socket
 import threading
@@ -44,8 +41,7 @@ from stoker.engine.stacks import Stacks
 from stoker.engine.task import Task
 from stoker.engine.threads import Threads
 from stoker.errors import NotPicklable, OutOfSharedMemory, WorkerError
-
-_PR_SET_PDEATHSIG = 1
+from stoker.foundation.processes import die_with_process
 
 
 class Maker(Protocol):
@@ -102,7 +98,7 @@ def work(seat: Seat, job: Job | Cargo) -> None:
     for end in seat.trainers_ends:
         end.close()
     _leave_signals()
-    _end_with(seat.trainer, seat.is_from_main_thread)
+    die_with_process(seat.trainer, is_started_by_its_main_thread=seat.is_from_main_thread)
     seat.stacks.answer()
     torch.set_num_threads(1)
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has closed the channel: nobody wants more
@@ -349,33 +345,3 @@ class _AwayTask:
 
 def _told(error: BaseException) -> bytes:
     return pickle.dumps(Failure(error), 5)
-
-
-def _end_with(trainer: int, is_from_main_thread: bool) -> None:
-    """See to it that this process does not outlive its trainer, whatever it is doing then.
-
-    The kernel kills it when the thread that started it ends, which is the trainer's end if that was its main thread. A
-    thread of our own waits for the process itself; it cannot act while native code holds the interpreter's lock.
-    """
-    if is_from_main_thread and os.getppid() == trainer:
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    try:
-        process = os.pidfd_open(trainer)
-    except ProcessLookupError:
-        os._exit(1)
-    except (OSError, AttributeError):
-        process = -1  # an old kernel, one that does not allow it, a Python built without: look now and then
-    threading.Thread(target=_wait_for_end, args=(trainer, process), name="stoker-watch", daemon=True).start()
-
-
-def _wait_for_end(trainer: int, process: int) -> None:
-    poll = select.poll()
-    if process >= 0:
-        poll.register(process, select.POLLIN)
-    while not poll.poll(None if process >= 0 else 1000):
-        try:
-            os.kill(trainer, 0)
-        except ProcessLookupError:
-            break
-    os.kill(os.getpid(), signal.SIGKILL)
