@@ -30,6 +30,7 @@ ROOMS: dict[str, set[str] | None] = {
     "compose": {"native", "store", "source", "plan", "transform", "batch"},
     "masks": set(),
     "engine": set(),
+    "tuning": {"engine"},
     "deliver": {"batch", "engine"},
     "trainers": set(),
     "loader": None,

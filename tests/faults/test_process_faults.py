@@ -30,9 +30,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 import stoker
-from stoker.engine import team as team_module
-from stoker.engine import worker as worker_module
-from stoker.engine.tally import Tally
+from stoker.engine.processes import team as team_module
+from stoker.engine.processes import worker as worker_module
+from stoker.engine.processes.totals import WorkerTotals
 from stoker.errors import (
     EarlyStop,
     ForeignProcess,
@@ -848,7 +848,7 @@ def test_ctrl_c_while_workers_are_ended_leaves_none(
     loader = stoker.DataLoader(Numbers(200), batch_size=2, num_workers=2, persistent_workers=persistent)
     iterator = iter(loader)
     seen = next(iterator).tolist()
-    owner: Any = Tally if where == "ending" else team_module.Team
+    owner: Any = WorkerTotals if where == "ending" else team_module.Team
     real, is_armed = getattr(owner, where), True
 
     def struck(one: Any, number: int) -> Any:
@@ -867,7 +867,7 @@ def test_ctrl_c_while_workers_are_ended_leaves_none(
     assert seen == list(range(200))
 
 
-TRAINERS_SIDE = {"team.py", "processes.py", "ring.py", "parcel.py", "messages.py"}
+TRAINERS_SIDE = {"team.py", "engine.py", "ring.py", "batch_pickle.py", "messages.py"}
 
 
 def interrupted(do: Callable[[], Any], at: int) -> tuple[bool, Any]:
@@ -880,9 +880,8 @@ def interrupted(do: Callable[[], Any], at: int) -> tuple[bool, Any]:
         while frame is not None:  # ending after a first Ctrl-C, and starting processes, are other matters
             if frame.f_code.co_name in (
                 "stop",
-                "_interrupts_held",
                 "_open_channels",  # interrupts are held
-                "_make_sure_of_descriptors",
+                "make_sure_of_descriptors",
                 "_before",  # the hooks of a fork, during which interrupts are held
                 "_after_in_parent",
             ):

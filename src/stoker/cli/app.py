@@ -77,7 +77,7 @@ class Verbs(TyperGroup):
 def _is_told_from_users_code(error: Exception) -> bool:
     """Print the traceback of an error from where it is the user's own code on; False if there is none in it."""
     from stoker.bench.hook.probe import is_of_library
-    from stoker.engine.failure import WorkerTraceback
+    from stoker.engine.processes.failure import WorkerTraceback
 
     trace = error.__traceback__
     # "<string>" is code that was made, of a dataclass for one
