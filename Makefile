@@ -70,7 +70,7 @@ $(PEERED): benchmarks/peers.txt constraints.txt
 	@$(PEERPIP) --no-deps --editable .
 	@touch $@
 
-peers: $(PEERED)  ## Make the environment with many peers, in which the benchmarks tokens, prepare and packing then run
+peers: $(PEERED)  ## Make the environment with many peers, in which the benchmarks tokens, prepare, packing and resume then run
 
 # FFCV is built from source, and needs OpenCV and libturbojpeg with their headers: where they are not, it is left out.
 $(IMAGE_PEERED): benchmarks/image_peers.txt constraints.txt

@@ -20,7 +20,7 @@ NAMES = {
     "plan_cost": "what it costs to know the order, from a thousand samples to a million million",
     "doctor": "faults built on purpose, on a quiet and on a busy machine, and whether the doctor names them",
     "state_cost": "what it costs to save the state at every step, and to resume",
-    "resume": "samples lost and repeated when a training is killed and resumed, by twelve ways and ours",
+    "resume": "samples lost and repeated when training is killed and resumed, with thirteen other ways",
     "transport": "batches from worker processes, beside torch, torchdata, SPDL and Grain; into a GPU if there is one",
     "startup": "time to the first batch with worker processes and a large dataset, beside torch",
     "memory": "what a large dataset costs in every worker, beside torch",

@@ -1,14 +1,19 @@
-"""Sixteen faults built on purpose, and whether the doctor names each: on a quiet machine, and beside programs that take all cores.
+"""Faults built on purpose, and whether the doctor names each: on a quiet machine, and on a busy one.
 
-    .venv/bin/python -m benchmarks doctor --save      # leave the machine alone meanwhile
+    .venv/bin/python -m benchmarks doctor --save      # half an hour; leave the machine alone meanwhile
 
-Every trial is a fresh process that watches a loader for a few seconds. The doctor *names* a fault if its verdict is the
-fault's, or, where other programs take the cores, if the verdict says so and the loader's own cause is the fault's. It is
-*wrong* if its verdict is another one.
+Every trial is a fresh process that watches a loader for a few seconds, alone or beside programs that take all cores.
+The doctor *names* a fault if its verdict is the fault's, or, where other programs take the cores, if the verdict says
+so and the loader's own cause is the fault's. It is *wrong* if its verdict is another one.
+
+What is done is written to `out/benchmarks/doctor.trials.json` after every trial. A run that was interrupted goes on
+from there, unless the doctor has changed since.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -20,15 +25,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import stoker
 from benchmarks.measure import Record, Series, record_of
-from benchmarks.report import Column, Report, Setting
-from benchmarks.stand import alone
+from benchmarks.report import OUT, Column, Report, Setting
+from benchmarks.stand import StandFailed, alone
 from stoker.bench.diagnosis import Diagnosis
 from stoker.bench.verdict import diagnose
 from stoker.foundation.machine import num_cores
@@ -38,6 +45,7 @@ from tests.bench.pathologies import (
     Hashing,
     Huge,
     Leaking,
+    Listing,
     Pooled,
     Quick,
     Sleeping,
@@ -55,10 +63,16 @@ if TYPE_CHECKING:
 KINDS: dict[str, Any] = {"torch": TorchDataLoader, "stoker": stoker.DataLoader}
 NUM_ROUNDS = 3
 QUIET, BUSY = "quiet", "busy"
-NAMED, CROWDED, WRONG = "named", "only the neighbors", "wrong"
+NAMED, CROWDED, UNJUDGED, WRONG, FAILED = "named", "only the neighbors", "too little seen", "wrong", "failed"
+
+FEWEST_BATCHES, MOST_TIMES = 16, 4
+"""A loader is watched for longer until so many batches came, but for so many times as long at the most."""
+
+DISTURBED_CORES, MOST_TRIES = 0.4, 3
+"""What other programs may use of a machine that is to be quiet; and how often a trial is done if they use more."""
 
 
-def _any(diagnosis: Diagnosis) -> bool:
+def _any(_: Diagnosis) -> bool:
     return True
 
 
@@ -95,7 +109,9 @@ FAULTS: dict[str, Fault] = {
         "decode-bound", lambda kind: kind(Hashing(), 8, num_workers=1), is_named=_says("sha256")
     ),
     "three copies of 12 MB": Fault(
-        "decode-bound", lambda kind: kind(Copying(), 8, num_workers=1), is_named=_says("content.copy()", "copies")
+        "decode-bound",
+        lambda kind: kind(Copying(), 8, num_workers=1),
+        is_named=_says("content.copy()", "shares the memory"),
     ),
     "Python": Fault("python-bound", lambda kind: kind(Counting(), 8), is_named=_says("total += number * number")),
     "Python, 1 worker": Fault(
@@ -118,9 +134,12 @@ FAULTS: dict[str, Fault] = {
     "a stream read twice": Fault(
         "duplicated-data", lambda kind: kind(Stream(), 16, num_workers=2), 0.001, num_epochs=1, is_named=_says("shard=")
     ),
+    "a million Python objects": Fault(
+        "compute-bound", lambda kind: kind(Listing(), 16, num_workers=1), 0.02, is_named=_says("copy-on-read")
+    ),
     "6 workers for each core": Fault(
         "noisy-neighbour",
-        lambda kind: kind(Counting(num_rounds=60_000), 8, num_workers=6 * num_cores()),
+        lambda kind: kind(Counting(num_rounds=200_000), 8, num_workers=6 * num_cores()),
         partial(computing_step, 0.02),
         3.0,
         is_named=_says(f"num_workers={num_cores()}"),
@@ -135,15 +154,30 @@ def trial(name: str, kind: str) -> dict[str, Any]:
     """Watch a faulty loader for some seconds; return the diagnosis, and whether it names the fault."""
     warnings.simplefilter("ignore")
     fault = FAULTS[name]
-    diagnosis = diagnose(
-        watched(fault.make(KINDS[kind]), step=fault.step, seconds=fault.seconds, num_epochs=fault.num_epochs)
+    loader = fault.make(KINDS[kind])
+    run = watched(
+        loader,
+        step=fault.step,
+        seconds=fault.seconds,
+        num_epochs=fault.num_epochs,
+        fewest_batches=FEWEST_BATCHES,
+        most_seconds=MOST_TIMES * fault.seconds,
     )
-    return {"verdict": diagnosis.verdict, "outcome": outcome(fault, diagnosis), "text": str(diagnosis)}
+    diagnosis = diagnose(run)
+    return {
+        "verdict": diagnosis.verdict,
+        "own_cause": diagnosis.own_cause,
+        "outcome": outcome(fault, diagnosis),
+        "others_cores": fmean([moment.others_cores for moment in run.moments] or [0.0]),
+        "text": str(diagnosis),
+    }
 
 
 def outcome(fault: Fault, diagnosis: Diagnosis) -> str:
     """Return whether a diagnosis names the fault, only the other programs, or something else."""
     found = (diagnosis.verdict, diagnosis.own_cause)
+    if diagnosis.verdict == "nothing-seen":
+        return UNJUDGED
     if fault.verdict in found or (fault.verdict == "compute-bound" and found == ("noisy-neighbour", None)):
         return NAMED if fault.is_named(diagnosis) else CROWDED if diagnosis.verdict == "noisy-neighbour" else WRONG
     return CROWDED if diagnosis.verdict == "noisy-neighbour" else WRONG
@@ -152,7 +186,7 @@ def outcome(fault: Fault, diagnosis: Diagnosis) -> str:
 @contextmanager
 def neighbors() -> Iterator[None]:
     """Let other programs take every core, as many times over as there are cores."""
-    code = "import time\nover = time.monotonic() + 600\nwhile time.monotonic() < over: pass"
+    code = f"import os\nwhile os.getppid() == {os.getpid()}: pass"  # they do not outlive the benchmark
     burners = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(num_cores())]
     try:
         time.sleep(0.5)
@@ -166,16 +200,31 @@ def neighbors() -> Iterator[None]:
 def run(setting: Setting) -> Report:
     console = Console()
     names = list(FAULTS)[:3] if setting.is_quick else list(FAULTS)
+    cases = [
+        Case(name, kind, load, number)
+        for number in range(1 if setting.is_quick else NUM_ROUNDS)
+        for name in names
+        for kind in KINDS
+        for load in (QUIET, BUSY)
+    ]
+    trials = Trials(OUT / "doctor.trials.json", is_kept=not setting.is_quick)
+    began, num_done = time.perf_counter(), 0
+    for at, case in enumerate(cases):
+        if trials.get(case) is not None:
+            continue
+        one = tried(case)
+        trials.add(case, one)
+        num_done += 1
+        left = (time.perf_counter() - began) / num_done * (len(cases) - at - 1) / 60
+        told = f"{one['verdict']}{': ' + one['own_cause'] if one.get('own_cause') else ''}"
+        console.print(
+            f"[dim]{at + 1} of {len(cases)}, {left:.0f} min left: {case.fault}, {case.kind}, {case.load}: {told}, "
+            f"{one['outcome']}[/]"
+        )
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for _ in range(1 if setting.is_quick else NUM_ROUNDS):
-        for name in names:
-            for kind in KINDS:
-                found.setdefault((name, kind, QUIET), []).append(alone(trial, name, kind))
-                with neighbors():
-                    found.setdefault((name, kind, BUSY), []).append(alone(trial, name, kind))
-            console.print(
-                f"[dim]{name}: {', '.join(one[-1]['verdict'] for key, one in found.items() if key[0] == name)}[/]"
-            )
+    for case in cases:
+        found.setdefault(case[:3], []).append(trials.get(case) or {})
+    trials.end()
     records = [_record(name, kind, found) for name in names for kind in KINDS]
     return Report(
         name="doctor",
@@ -188,8 +237,84 @@ def run(setting: Setting) -> Report:
     )
 
 
+class Case(NamedTuple):
+    """One trial of many."""
+
+    fault: str
+    kind: str
+    load: str
+    number: int
+
+
+def tried(case: Case) -> dict[str, Any]:
+    """Return what comes of a trial. On a machine that is to be quiet and is not, it is done again.
+
+    A trial that fails is a result, too: an hour of others is not lost with it.
+    """
+    found: dict[str, Any] = {}
+    for _ in range(MOST_TRIES):
+        try:
+            if case.load == BUSY:
+                with neighbors():
+                    return dict(alone(trial, case.fault, case.kind))
+            found = dict(alone(trial, case.fault, case.kind))
+        except StandFailed as error:
+            found = {"verdict": "none", "outcome": FAILED, "others_cores": 0.0, "text": str(error)}
+        if found["others_cores"] <= DISTURBED_CORES and found["outcome"] != FAILED:
+            return found
+    return found
+
+
+class Trials:
+    """The trials that are done, in a file; those of another version of the doctor do not count."""
+
+    def __init__(self, path: Path, *, is_kept: bool) -> None:
+        self._path, self._is_kept, self._version = path, is_kept, _version()
+        self._done: dict[str, dict[str, Any]] = {}
+        if is_kept and path.exists():
+            kept = json.loads(path.read_text())
+            if kept["version"] == self._version:
+                self._done = kept["trials"]
+
+    def get(self, case: Case) -> dict[str, Any] | None:
+        """Return what came of a trial; None if it is still to be done."""
+        return self._done.get("/".join(map(str, case)))
+
+    def add(self, case: Case, one: dict[str, Any]) -> None:
+        """Keep what came of a trial."""
+        self._done["/".join(map(str, case))] = one
+        if self._is_kept:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            beside = self._path.with_suffix(".part")
+            beside.write_text(json.dumps({"version": self._version, "trials": self._done}))
+            beside.replace(self._path)
+
+    def end(self) -> None:
+        """Let the next run begin anew."""
+        if self._is_kept:
+            self._path.unlink(missing_ok=True)
+
+
+def _version() -> str:
+    """Return what tells versions of the doctor, its faults and the loaders apart: a digest of their source code."""
+    digest = hashlib.sha256()
+    for module in (stoker, sys.modules[Sleeping.__module__], sys.modules[__name__]):
+        path = Path(module.__file__ or "")
+        files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+        for file in files:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
 def _record(name: str, kind: str, found: dict[tuple[str, str, str], list[dict[str, Any]]]) -> Record:
-    more = {load: found[name, kind, load] for load in (QUIET, BUSY)}
+    # what was said is worth its place where it was not the fault
+    more = {
+        load: [
+            {part: value for part, value in one.items() if part != "text" or one["outcome"] != NAMED}
+            for one in found[name, kind, load]
+        ]
+        for load in (QUIET, BUSY)
+    }
     return record_of(kind, Series([0.0], [0.0]), None, {"fault": name, "verdict": FAULTS[name].verdict}, "trial", more)
 
 
@@ -207,9 +332,11 @@ def shows(records: list[Record]) -> list[str]:
     """Return the findings."""
     sentences = []
     for load in (QUIET, BUSY):
-        counts = [f"{kind}: {'%d of %d' % _num_always(records, kind, load)}" for kind in KINDS]
+        named = {kind: _num_always(records, kind, load) for kind in KINDS}
+        counts = [f"{kind}: {num} of {num_faults}" for kind, (num, num_faults) in named.items()]
         trials = [one["outcome"] for record in records for one in record.more[load]]
         wrong = f"{trials.count(WRONG)} of {len(trials)} trials gave a wrong verdict"
+        wrong += "".join(f", {trials.count(one)}: {one}" for one in (UNJUDGED, FAILED) if one in trials)
         machine = "On a quiet machine" if load == QUIET else "Beside programs that take all cores"
         sentences.append(f"{machine}, faults named in most trials: {'; '.join(counts)}. {wrong}.")
     return sentences
@@ -228,20 +355,20 @@ def _cell(load: str) -> Callable[[Record], str]:
     def format_cell(record: Record) -> str:
         counts = Counter(one["outcome"] for one in record.more[load])
         verdicts = sorted({one["verdict"] for one in record.more[load]})
-        return ", ".join(f"{counts[name]} {name}" for name in (NAMED, CROWDED, WRONG) if counts[name]) + (
-            f" ({', '.join(verdicts)})"
-        )
+        return ", ".join(f"{counts[name]} {name}" for name in _INKS if counts[name]) + (f" ({', '.join(verdicts)})")
 
     return format_cell
 
 
 COLUMNS = (Column(QUIET, _cell(QUIET)), Column(BUSY, _cell(BUSY)))
 
-_INKS = {NAMED: "#d3e6f5", CROWDED: "#fdf1c4", WRONG: "#f3a66e"}
+_INKS = {NAMED: "#d3e6f5", CROWDED: "#fdf1c4", UNJUDGED: "#eeeeee", WRONG: "#f3a66e", FAILED: "#999999"}
 _LEGEND = {
     NAMED: "named: the fault's verdict, with its line or its remedy",
     CROWDED: "only that other programs take the cores",
+    UNJUDGED: "too little was seen to judge by",
     WRONG: "another verdict",
+    FAILED: "the trial failed",
 }
 
 

@@ -313,7 +313,7 @@ def _training(documents: list[NDArray[np.uint16]], device: str, size: Size) -> t
         contenders[name] = timed
 
     def resident(name: str, model: Model, dataset: Any, apart: Callable[[Any], Any]) -> None:
-        batch = next(iter(stoker.DataLoader(dataset, **options)))
+        batch = next(iter(stoker.DataLoader(dataset, order="sequential", **options)))
         kept = apart(batch)
 
         def timed(clock: Clock) -> None:

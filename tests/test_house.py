@@ -138,6 +138,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "StateMismatch": {"differences": {"seed": (1, 2)}},
     "NotPicklable": {"what": "the dataset", "reason": "lambda", "start_method": "spawn"},
     "WorkerStuck": {"seconds": 2.0, "stacks": "File x"},
+    "BadLength": {"dataset": "Numbers", "returned": "3.5"},
+    "NestedNext": {},
     "WorkerDied": {"what": "the batch with positions 3, 4", "ends": ["SIGKILL", "SIGSEGV"]},
     "OutOfSharedMemory": {"num_bytes": 1 << 30, "reason": "No space left on device"},
     "OutOfDescriptors": {"what": "worker process 3"},

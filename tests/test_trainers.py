@@ -285,7 +285,7 @@ def test_a_version_of_accelerate_without_a_function_is_a_warning() -> None:
 
 WITHOUT = """
 import sys
-for tool in ("accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "transformers"):
+for tool in ("accelerate", "lightning", "pytorch_lightning", "lightning_fabric", "ray", "transformers"):
     sys.modules[tool] = None
 from stoker import DataLoader
 assert [batch.tolist() for batch in DataLoader(list(range(4)), batch_size=2)] == [[0, 1], [2, 3]]

@@ -1,23 +1,24 @@
-"""The resume torture: trainings that are killed and resumed, by many loaders, and which samples that loses or repeats.
+"""Kill and resume training runs with many loaders, and count the samples that are lost or repeated.
 
     make peers                                 # once: an environment with the peers
-    .venv/bin/python -m benchmarks resume      # runs there, if it is there; --quick to see that all works
+    .venv/bin/python -m benchmarks resume      # uses that environment if it exists; --quick for a smoke test
     .venv/bin/python -m benchmarks resume --save
 
-A *run* is three epochs of 1,000 samples, the checkpoints every five steps. Its processes are killed (SIGKILL) at steps
-drawn from a fixed seed, at most four steps behind a checkpoint, and new ones resume from that: with as many workers and
-ranks as before, or others. What every step was trained on is compared with a run that nobody stopped. Each contender
-is used as its documentation says (`loaders`, `trainers`).
+A *run* is three epochs of 1,000 samples, with a checkpoint every five steps. Its processes are killed (SIGKILL) at
+steps drawn from a fixed seed, at most four steps after a checkpoint. New processes resume from that checkpoint, with
+the same number of workers and ranks or another one. Each step's samples are compared with those of an uninterrupted
+run, which is done twice to make sure that it is reproducible. Each contender is used as its documentation says
+(`loaders`, `trainers`; `contenders` cites it).
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from rich.console import Console
@@ -25,11 +26,11 @@ from rich.console import Console
 from benchmarks.measure import Record, Series, record_of
 from benchmarks.peers import is_installed
 from benchmarks.report import Report, Setting
-from benchmarks.resume.contenders import CONTENDERS, Ending, serving
+from benchmarks.resume.contenders import CONTENDERS, LIMIT_SECONDS, Ending, serving
 from benchmarks.resume.jobs import NUM_EPOCHS, NUM_SAMPLES, SAVE_EVERY, SEED, Job, Shape
 from benchmarks.resume.judging import FAILED, HANGS, Step, Verdict, judge, read_firsts, read_lines, read_run
 from benchmarks.resume.scenarios import Part, Run, Scenario, scenarios
-from benchmarks.resume.summary import COLUMNS, figure, limits, shows
+from benchmarks.resume.summary import COLUMNS, figure, format_contender, limits, shows
 from benchmarks.stand import Stand
 
 PACKAGES = (
@@ -42,8 +43,8 @@ PACKAGES = (
     "transformers",
     "stoker",
 )
-RUN_SECONDS = 600
-"""So long the processes of one part of a run may take, with those that hang."""
+RUN_SECONDS = 3 * LIMIT_SECONDS
+"""Time limit for one part of a run, with processes that hang and their cleanup."""
 
 
 def run(setting: Setting) -> Report:
@@ -53,13 +54,19 @@ def run(setting: Setting) -> Report:
     records = []
     for name in CONTENDERS:
         if name not in missing:
-            console.print(f"[dim]{name}[/dim]")
-            records += _tortured(name, chosen)
+            found = run_contender(name, chosen)
+            console.print(f"[dim]{format_contender(found)}[/dim]", soft_wrap=True)
+            records += found
+    return make_report(records, missing, chosen)
+
+
+def make_report(records: list[Record], missing: Sequence[str], chosen: Sequence[Scenario]) -> Report:
+    """Return the report of these records."""
     order = [scenario.name for scenario in chosen]
-    records.sort(key=lambda record: order.index(record.case["scenario"]))
+    records = sorted(records, key=lambda record: order.index(record.case["scenario"]))
     return Report(
         name="resume",
-        title="Samples lost and repeated when a training is killed and resumed",
+        title="Samples lost and repeated when training is killed and resumed",
         records=records,
         shows=shows(records, missing),
         limits=limits(),
@@ -71,14 +78,14 @@ def run(setting: Setting) -> Report:
             "save_every": SAVE_EVERY,
             "seed": SEED,
             "documented": {name: contender.documented for name, contender in CONTENDERS.items()},
-            "left_out": missing,
+            "left_out": list(missing),
         },
         packages=PACKAGES,
     )
 
 
-def _tortured(name: str, chosen: tuple[Scenario, ...]) -> list[Record]:
-    """Return a record of a contender for each scenario."""
+def run_contender(name: str, chosen: Sequence[Scenario]) -> list[Record]:
+    """Run a contender through each scenario and return the records."""
     with tempfile.TemporaryDirectory() as folder:
         stand = Stand(serving, name, folder, limit_seconds=RUN_SECONDS)
         try:
@@ -89,34 +96,36 @@ def _tortured(name: str, chosen: tuple[Scenario, ...]) -> list[Record]:
 
 
 def _record(name: str, scenario: Scenario, trials: _Trials) -> Record:
-    seconds, verdicts = [], []
-    for run in scenario.runs:
-        begin = perf_counter()
-        verdicts.append(trials.verdict(run, is_distributed=scenario.is_distributed))
-        seconds.append((perf_counter() - begin) * 1e6)
+    verdicts = [trials.verdict(run, is_distributed=scenario.is_distributed) for run in scenario.runs]
     kinds = Counter(verdict.kind for verdict in verdicts)
     more: dict[str, Any] = {
         "lost": sum(verdict.lost for verdict in verdicts),
         "repeated": sum(verdict.repeated for verdict in verdicts),
         "kinds": dict(kinds),
-        **_first_batches(verdicts),
+        **_reads(verdicts),
         "runs": [
-            {"parts": [asdict(part) for part in run], **asdict(verdict)}
+            {"parts": [asdict(part) for part in run], **_to_dict(verdict)}
             for run, verdict in zip(scenario.runs, verdicts)
         ],
     }
-    return record_of(name, Series(seconds, [0.0] * len(seconds)), None, {"scenario": scenario.name}, "run", more)
+    untimed = [0.0] * len(verdicts)  # nothing is timed: a run may share the machine with other work
+    return record_of(name, Series(untimed, untimed), None, {"scenario": scenario.name}, "run", more)
 
 
-def _first_batches(verdicts: list[Verdict]) -> dict[str, Any]:
-    """Return what the first batch took, in the median, at the start of a run and after a resume."""
+def _to_dict(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as it is saved: with the reads before each first batch, and without the times."""
+    found = asdict(verdict)
+    found["first_reads"] = [first["reads"] for first in found.pop("firsts")]
+    return found
+
+
+def _reads(verdicts: list[Verdict]) -> dict[str, Any]:
+    """Return the median number of samples read before the first batch, at the start of a run and after a resume."""
     found: dict[str, Any] = {}
     for name, firsts in (
         ("start", [verdict.firsts[0] for verdict in verdicts if verdict.firsts]),
         ("resume", [first for verdict in verdicts for first in verdict.firsts[1:]]),
     ):
-        if firsts:
-            found[f"{name}_seconds"] = median(first.seconds for first in firsts)
         reads = [first.reads for first in firsts if first.reads is not None]
         if reads:
             found[f"{name}_reads"] = median(reads)
@@ -133,28 +142,36 @@ class _Trials:
         self._num_runs = 0
 
     def verdict(self, run: Run, *, is_distributed: bool) -> Verdict:
-        """Return how a run differs from one of the shape it begins with that nobody stops."""
+        """Return how a run differs from an uninterrupted one of the shape that it starts with."""
         expected = self._uninterrupted(run[0].shape, is_distributed)
         if isinstance(expected, Ending):
-            return Verdict(HANGS if expected.kind == "hang" else FAILED, text=f"without a stop: {expected.text}")
+            return Verdict(HANGS if expected.kind == "hang" else FAILED, text=f"uninterrupted: {expected.text}")
         if self._is_one_stream:
             run = tuple(part.as_one_stream() for part in run)
         jobs, ending = self._run(run, is_distributed)
-        if ending.kind != "finished":  # before its time is finished too: the rest of the samples is lost
+        if ending.kind != "finished":  # one that ends early counts as finished: the rest of its samples is lost
             num_steps = sum("ids" in line for line in read_lines(jobs[-1][0]))
             return Verdict(HANGS if ending.kind == "hang" else FAILED, text=ending.text, steps_before=num_steps)
         verdict = judge(read_run(jobs), expected, by_epoch=not self._is_one_stream)
         return replace(verdict, firsts=read_firsts(jobs))
 
     def _uninterrupted(self, shape: Shape, is_distributed: bool) -> list[Step] | Ending:
+        """Return the steps of an uninterrupted run, the same in two runs, or how it ended instead."""
         key = (shape, is_distributed)
         if key not in self._expected:
-            jobs, ending = self._run((Part(shape),), is_distributed)
-            self._expected[key] = read_run(jobs) if ending.kind == "finished" else ending
+            found: list[list[Step]] = []
+            for _ in range(2):
+                jobs, ending = self._run((Part(shape),), is_distributed)
+                if ending.kind != "finished":
+                    self._expected[key] = ending
+                    return ending
+                found.append(read_run(jobs))
+            first, second = found
+            self._expected[key] = first if first == second else Ending("error", "two runs with the same seed differ")
         return self._expected[key]
 
     def _run(self, run: Run, is_distributed: bool) -> tuple[list[list[Job]], Ending]:
-        """Return the jobs of the parts of a run, up to the first that ended otherwise than it was to."""
+        """Return the jobs of the parts of a run, up to the first with an unexpected ending, and the last ending."""
         self._num_runs += 1
         folder = self._folder / f"run-{self._num_runs}"
         folder.mkdir()

@@ -1,7 +1,7 @@
-"""The contenders by name, and the process in which each has its runs.
+"""The contenders by name, and the process that runs each of them.
 
-Every training process is a fork of one that has imported what the contender needs, and nothing more: imports take
-seconds, and there are dozens of processes for each.
+Every training process is forked from one that has imported what the contender needs, and nothing more: imports take
+seconds, and each contender needs dozens of processes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
@@ -29,111 +30,135 @@ from benchmarks.resume.jobs import Job, Recorder
 from benchmarks.resume.scenarios import FEWER, FROM_NONE, MORE, WORKERS
 from benchmarks.stand import family
 
-LIMIT_SECONDS = 90
-"""So long a training process may take before it counts as hanging. They take one to ten seconds."""
-RANKS_SECONDS = 20
-"""So long the other ranks may take when one has ended."""
+LIMIT_SECONDS = 240
+"""Time limit for a training process before it counts as hanging. They take one to ten seconds on an idle machine."""
+RANKS_SECONDS = 60
+"""Time limit for the other ranks after one has ended."""
 
 Train = Callable[[Job, Recorder], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A loader, and how to resume it."""
+    """A loader, and a way to resume it."""
 
     train: Train
     modules: tuple[str, ...] = ()
-    """What is imported beforehand, and has to be installed."""
+    """Modules that must be installed; they are imported before the runs."""
     prepare: Callable[[Path], None] | None = None
     """Writes the samples in the loader's own format."""
     is_one_stream: bool = False
     """Whether there is one iterator over all epochs, without a boundary between them."""
     documented: str = ""
-    """What its documentation says about resuming."""
+    """What its documentation says about resuming, and where."""
     outside: tuple[str, ...] = ()
-    """Scenarios that its documentation leaves out: they ask for as many workers or ranks as before."""
+    """Scenarios that its documentation excludes: it asks for the same number of workers or ranks."""
 
 
 def _loop(kind: type[loaders.Loop]) -> Train:
     return partial(loaders.train, kind)
 
 
+_TORCH = "https://docs.pytorch.org/docs/stable/data.html"
+_TORCHDATA = "https://github.com/meta-pytorch/data/blob/v0.11.0/torchdata/stateful_dataloader/README.md"
+_LITDATA = "README of litdata 0.2.76, 'Pause, resume data streaming'"
+_MOSAIC = "https://docs.mosaicml.com/projects/streaming/en/stable/distributed_training/"
+_GRAIN = "https://google-grain.readthedocs.io/en/latest/tutorials/data_loader_tutorial.html"
+_ACCELERATE = "https://huggingface.co/docs/accelerate/v1.15.0/en/usage_guides/checkpoint"
+_TRAINER = "https://huggingface.co/docs/transformers/v5.23.0/en/main_classes/trainer"
+_SAME_SCRIPT = "states come from the same training script"
+
 OURS = "stoker"
 OURS_ACCELERATED, OURS_IN_TRAINER = "stoker, Accelerate", "stoker, Trainer"
 CONTENDERS = {
-    "torch, from the epoch's start": Contender(_loop(loaders.TorchFromStart)),
-    "torch, skipping batches": Contender(_loop(loaders.TorchSkipping)),
-    "torch, set_epoch and skipping": Contender(_loop(loaders.TorchSetEpoch)),
+    "torch, from the epoch's start": Contender(
+        _loop(loaders.TorchFromStart), documented=f"{_TORCH}: the loader has no state"
+    ),
+    "torch, skipping batches": Contender(
+        _loop(loaders.TorchSkipping), documented=f"{_TORCH}: the loader has no state; the script skips"
+    ),
+    "torch, set_epoch and skipping": Contender(
+        _loop(loaders.TorchSetEpoch),
+        documented=f"{_TORCH}: DistributedSampler.set_epoch before each epoch; the script skips",
+    ),
     "StatefulDataLoader": Contender(
         _loop(loaders.TorchData),
         ("torchdata.stateful_dataloader",),
-        documented="state is not aggregated across ranks",
+        documented=f"{_TORCHDATA}: state_dict and load_state_dict; aggregated across workers, not across ranks",
         outside=(FEWER, MORE),
     ),
     "litdata": Contender(
         _loop(loaders.LitData),
         ("litdata",),
         loaders.prepare_litdata,
-        documented="num_workers and world_size may change",
+        documented=f"{_LITDATA}: num_workers and world_size may change; keep the global batch size. "
+        "https://lightning.ai/docs/litdata/features/mulit-gpu-multi-node: with several ranks, drop_last",
     ),
     "Mosaic Streaming": Contender(
         _loop(loaders.Mosaic),
         ("streaming",),
         loaders.prepare_mosaic,
-        documented="the same order on any number of GPUs, nodes and workers",
+        documented=f"{_MOSAIC}fast_resumption.html, elastic_determinism.html: the order does not depend on "
+        "the number of GPUs, nodes and workers",
     ),
     "Grain, DataLoader": Contender(
         _loop(loaders.GrainLoader),
         ("grain",),
         is_one_stream=True,
-        documented="worker count and sampler have to be the same",
+        documented=f"{_GRAIN}, 'Checkpointing': same sampler and data source; an error asks for the same worker_count",
         outside=(FROM_NONE, WORKERS, FEWER, MORE),
     ),
     "Grain, ElasticIterator": Contender(
         _loop(loaders.GrainElastic),
         ("grain",),
         is_one_stream=True,
-        documented="experimental; shards and the global batch size may change",
+        documented="docstring of grain.experimental.ElasticIterator 0.2.18: shards and global batch size may change, "
+        "and the state of any shard fits all; experimental",
     ),
     "Accelerate, skip_first_batches": Contender(
         _loop(trainers.Accelerated),
         ("accelerate",),
-        documented="the same script and training setup",
+        documented=f"{_ACCELERATE}: load_state, then skip_first_batches; {_SAME_SCRIPT}",
         outside=(FEWER, MORE),
     ),
     "Accelerate, seedable sampler": Contender(
         _loop(trainers.AcceleratedSeedable),
         ("accelerate",),
-        documented="the same script and training setup",
+        documented=f"{_ACCELERATE}: the same with use_seedable_sampler, set_seed and set_epoch; {_SAME_SCRIPT}",
         outside=(FEWER, MORE),
     ),
     "Accelerate, stateful loader": Contender(
         _loop(trainers.AcceleratedStateful),
         ("accelerate", "torchdata.stateful_dataloader"),
-        documented="the same script and training setup",
+        documented=f"{_ACCELERATE}: use_stateful_dataloader, load_state, and no skipping; {_SAME_SCRIPT}",
         outside=(FEWER, MORE),
     ),
     "Accelerate, stateful and seedable": Contender(
         _loop(trainers.AcceleratedBoth),
         ("accelerate", "torchdata.stateful_dataloader"),
-        documented="the same script and training setup",
+        documented=f"{_ACCELERATE}: both options, set_seed and set_epoch; {_SAME_SCRIPT}",
         outside=(FEWER, MORE),
     ),
     "Trainer": Contender(
         trainers.train_by_trainer,
         ("transformers", "accelerate"),
-        documented="skips seen data, for exact continuation",
+        documented=f"{_TRAINER}: train(resume_from_checkpoint=True); with ignore_data_skip=False, the default, it "
+        "'skips seen data (slower resume but exact continuation)'",
     ),
-    OURS: Contender(_loop(loaders.Stoker), ("stoker",), documented="ranks, workers and batch size may change"),
+    OURS: Contender(
+        _loop(loaders.Stoker),
+        ("stoker",),
+        documented="docs/guides/resuming.md: ranks, workers, threads and batch size may change",
+    ),
     OURS_ACCELERATED: Contender(
         _loop(trainers.AcceleratedStoker),
         ("stoker", "accelerate"),
-        documented="ranks, workers and batch size may change",
+        documented="docs/guides/accelerate.md: processes, workers, threads and batch size may change",
     ),
     OURS_IN_TRAINER: Contender(
         trainers.train_by_trainer_with_stoker,
         ("stoker", "transformers", "accelerate"),
-        documented="ranks and workers may change",
+        documented="docs/guides/trainer.md: processes, workers, threads and batch size may change",
     ),
 }
 
@@ -230,13 +255,20 @@ def _fork(name: str, job: Job, barrier: Any, port: int, error: Path) -> int:
         recorder.wait_for_ranks()
         status = 0
     except BaseException as failure:
-        first = " ".join("".join(traceback.format_exception_only(failure)).split())
-        error.write_text(f"{first}\n{traceback.format_exc()}")
+        error.write_text(f"{format_error(failure)}\n{traceback.format_exc()}")
         barrier.abort()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def format_error(failure: BaseException) -> str:
+    """Return class and message in one line, without paths; of an error in torch's workers, the error itself."""
+    text = "".join(traceback.format_exception_only(failure)).strip()
+    if "Original Traceback" in text:
+        text = text.splitlines()[-1]
+    return re.sub(r"(?<![\w/])/(?:[\w.+-]+/)+", "…/", " ".join(text.split()))
 
 
 def _forked(function: Callable[[], None]) -> None:

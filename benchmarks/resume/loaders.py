@@ -1,7 +1,7 @@
-"""Training loops around each loader, as its documentation has them.
+"""Training loops around each loader, as in its documentation (cited in `contenders`).
 
-Each loop is a class with the same few methods, so that what is around them, `train`, is the same for all: epochs,
-checkpoints every few steps, and a process that is killed. What trainers do by themselves is in `trainers`.
+Each loop is a class with the same few methods, so the code around them, `train`, is the same for all: epochs,
+checkpoints every few steps, and killing the process. Accelerate and the Trainer are in `trainers`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def train(kind: type[Loop], job: Job, recorder: Recorder) -> None:
     loop = kind(job)
     if resumed is not None:
         loop.load(Path(resumed.folder))
+        place.epoch = resumed.epoch = getattr(loop, "next_epoch", resumed.epoch)  # if the loader says it, ask it
     is_one_stream = getattr(kind, "is_one_stream", False)
     for epoch in range(place.epoch, 1 if is_one_stream else NUM_EPOCHS):
         is_resumed = resumed is not None and epoch == resumed.epoch
@@ -119,7 +120,7 @@ class StateFiles:
 
 
 class TorchFromStart:
-    """torch's loader, nothing saved: the epoch begins anew. A script for several ranks has a `DistributedSampler`."""
+    """torch's loader with no state: the epoch starts over. A script for several ranks has a `DistributedSampler`."""
 
     def __init__(self, job: Job) -> None:
         join_group(job)
@@ -155,7 +156,7 @@ class TorchFromStart:
 
 
 class TorchSkipping(TorchFromStart):
-    """torch's loader, made again; the script skips as many batches as it had trained on."""
+    """A new torch loader; the script skips as many batches as it had trained on."""
 
     def num_skipped(self, place: Place | None) -> int:
         return steps_to_skip(self.job, place)
@@ -211,7 +212,11 @@ class TorchData(StateFiles):
 
 
 class LitData(StateFiles):
-    """litdata's dataset and loader. A state taken behind the last batch is the beginning of the next epoch."""
+    """litdata's dataset and loader. A state saved after the last batch goes on with the next epoch.
+
+    A script for several ranks sets `drop_last`, as the guide for them says. By default it depends on the number of
+    ranks, and then a state from another number is an error.
+    """
 
     ends_with_last_batch = True
 
@@ -219,7 +224,9 @@ class LitData(StateFiles):
         super().__init__(job)
         join_group(job)
         litdata = import_module("litdata")
-        dataset = litdata.StreamingDataset(str(Path(job.data, "litdata")), shuffle=True, seed=SEED)
+        dataset = litdata.StreamingDataset(
+            str(Path(job.data, "litdata")), shuffle=True, drop_last=job.is_distributed or None, seed=SEED
+        )
         self.loader = litdata.StreamingDataLoader(
             dataset, batch_size=job.shape.share, num_workers=job.shape.num_workers
         )
@@ -230,7 +237,7 @@ class LitData(StateFiles):
 
 
 class Mosaic(StateFiles):
-    """Mosaic's dataset and loader. A state taken after the loop of an epoch gives that epoch's end, an empty loop."""
+    """Mosaic's dataset and loader. A state saved after an epoch's loop resumes at its end: the first loop is empty."""
 
     begins_with_next_loop = True
 
@@ -293,7 +300,7 @@ class GrainLoader:
 
 
 class GrainElastic(GrainLoader):
-    """Grain's `ElasticIterator`, which is experimental, over a dataset of its."""
+    """Grain's `ElasticIterator`, which is experimental, over a `MapDataset`."""
 
     def make(self, grain: Any, job: Job) -> Any:
         options = grain.MultiprocessingOptions(num_workers=job.shape.num_workers) if job.shape.num_workers else None
@@ -308,7 +315,13 @@ class GrainElastic(GrainLoader):
 
 
 class Stoker(StateFiles):
-    """Our loader."""
+    """stoker.DataLoader. The script starts at its `next_epoch`."""
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch to start at."""
+        epoch: int = self.loader.next_epoch
+        return epoch
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)

@@ -55,7 +55,7 @@ def _wrong_lines(record: Record) -> list[str]:
 
 
 def is_outside(record: Record) -> bool:
-    """Whether the contender's documentation leaves this scenario out."""
+    """Whether the contender's documentation excludes this scenario."""
     return record.case["scenario"] in CONTENDERS[record.contender].outside
 
 
@@ -65,18 +65,23 @@ def is_outside(record: Record) -> bool:
 def shows(records: Sequence[Record], missing: Sequence[str]) -> list[str]:
     """Return the findings."""
     names = list(dict.fromkeys(record.contender for record in records))
-    exact = [name for name in names if all(worst(record) == EXACT for record in only(records, name))]
+    exact = [name for name in names if is_exact(records, name)]
     runs = sum(num_runs(record) for record in only(records, names[0]))
     sentences = [f"Exact in each of {runs} runs: {'; '.join(exact) or 'none'}."]
-    sentences += [_format_contender(only(records, name)) for name in names if name not in exact]
+    sentences += [format_contender(only(records, name)) for name in names if name not in exact]
     sentences.append(_format_reads(records))
     if missing:
         sentences.append(f"Left out, because not installed: {'; '.join(missing)}.")
     return [sentence for sentence in sentences if sentence]
 
 
-def _format_contender(records: Sequence[Record]) -> str:
-    """Say in which scenarios a contender is exact, and what happens in the others."""
+def is_exact(records: Sequence[Record], name: str) -> bool:
+    """Whether a contender is exact in every run."""
+    return all(worst(record) == EXACT for record in only(records, name))
+
+
+def format_contender(records: Sequence[Record]) -> str:
+    """Return a sentence on the scenarios in which a contender is exact, and what happens in the others."""
     found: dict[str, list[str]] = {}
     for record in records:
         text = ", ".join(verdict_lines(record))
@@ -89,7 +94,7 @@ def _format_contender(records: Sequence[Record]) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Return a message as it stands in a table in Markdown."""
+    """Return a message as it can stand in a Markdown table."""
     text = text.replace("|", "/").replace("`", "'")
     return f"`{text}`" if len(text) <= 120 else f"`{text[:119]}…`"
 
@@ -106,37 +111,38 @@ def _format_reads(records: Sequence[Record]) -> str:
         for record in sorted(found, key=lambda record: record.more["resume_reads"])
     ]
     return (
-        f"Samples read before the first batch after a resume, with {place:,.0f} of the epoch trained on in the median "
-        f"(in brackets: at a start; both with prefetching): {'; '.join(parts)}."
+        f"Samples read before the first batch after a resume at a random step, {place:,.0f} samples into the epoch in "
+        f"the median (in parentheses: at the start of a run; both include prefetching): {'; '.join(parts)}."
     )
 
 
 def limits() -> list[str]:
     """Return what must not be read from the numbers."""
     return [
-        "what is exact beyond the step: a run is exact if every step has the samples of the run that nobody stopped. "
-        "Which rank or worker had which of them does not count, nor do random numbers of transforms, the model or the "
+        "anything finer than a step: a run is exact if every step has the same samples as in an uninterrupted run. "
+        "Which rank or worker had which sample does not count, nor do random numbers of transforms, the model or the "
         "optimizer.",
         f"other data: there are {NUM_SAMPLES:,} map-style samples and {NUM_EPOCHS} epochs, and batches, ranks and "
-        "workers divide them. Streams, packed rows, mixtures, short last batches and several nodes are not tried.",
-        "other scripts: each contender is used as its documentation says, with a checkpoint every "
-        f"{SAVE_EVERY} steps. Loaders differ in the epoch to which a checkpoint behind the last batch belongs, and "
-        "each script here counts as its loader does. One that counts otherwise is off by a whole epoch at the "
-        "boundary. With a state from behind the last batch, litdata and a stoker.DataLoader prepared by Accelerate "
-        "go on with the next epoch, and StatefulDataLoader, Mosaic and stoker alone give an empty loop first; Mosaic "
-        "also gives one if its state was taken after the loop.",
-        "broken promises, where there is a †: the documentation asks for as many workers or ranks as before, or says "
-        "that states are not made for others. An error is then the best answer; what is lost or repeated there, is "
-        "lost or repeated without one.",
-        "other versions. The documentation of Accelerate's development version describes a `save_state` that saves the "
-        "order of the standard sampler too; version 1.15 does not have it.",
-        "the time of a resume: reading a number costs next to nothing here, so the cost of skipping shows in samples "
-        "read, not in seconds; seconds were taken once, beside other work, and without imports. litdata and Mosaic "
-        "read files of their own, in which reads were not counted. Reads include what workers prefetch, and Grain's "
-        "prefetch the most.",
-        "that a sample lost costs accuracy. It costs the knowledge of what the model was trained on, and any "
-        "comparison of runs.",
-        "Lightning and Fabric, which are in the tests and not here.",
+        "workers divide them evenly. Streams, packed rows, mixtures, short last batches and several nodes are not "
+        "included.",
+        "other scripts: each contender is used as its documentation says (`documented` in the JSON cites it), with a "
+        f"checkpoint every {SAVE_EVERY} steps. Loaders differ in the epoch to which a checkpoint after the last batch "
+        "belongs, and each script here follows its loader; one that does not is off by a whole epoch at the boundary. "
+        "After such a checkpoint litdata, the Accelerate scripts and a stoker.DataLoader prepared by Accelerate go on "
+        "with the next epoch, while StatefulDataLoader, Mosaic and stoker alone give an empty loop first. Mosaic "
+        "gives one too if its state was saved after the loop.",
+        "broken promises, where there is a †: the documentation asks for the same number of workers or ranks, or says "
+        "that states do not cover others. The best answer is then an error.",
+        "other versions. The documentation of Accelerate's development version describes a `save_state` that also "
+        "saves the order of the sampler; version 1.15 does not have it "
+        "([#4195](https://github.com/huggingface/accelerate/issues/4195), "
+        "[#3996](https://github.com/huggingface/accelerate/issues/3996)).",
+        "the time of a resume, which was not measured. The cost of skipping shows in the samples read, which include "
+        "what workers prefetch, and vary with it by a few batches. litdata and Mosaic read files of their own, whose "
+        "reads were not counted.",
+        "that a lost sample costs accuracy. What is lost is the knowledge of what the model was trained on, and the "
+        "comparison with other runs.",
+        "Lightning and Fabric, which are covered by tests only.",
     ]
 
 
@@ -163,29 +169,48 @@ COLUMNS = (
     Column("repeated", _of("repeated", lambda number: f"{number:,}" if number else "")),
     Column("error", _count(FAILED)),
     Column("hangs", _count(HANGS)),
-    Column("read before the first batch, start", _of("start_reads", lambda number: f"{number:,.0f}")),
+    Column("samples read before the first batch, start", _of("start_reads", lambda number: f"{number:,.0f}")),
     Column("after a resume", _of("resume_reads", lambda number: f"{number:,.0f}")),
-    Column("s to the first batch, start", _of("start_seconds", lambda value: f"{value:.2f}")),
-    Column("after a resume, s", _of("resume_seconds", lambda value: f"{value:.2f}")),
     Column("outside its documentation", lambda record: "†" if is_outside(record) else ""),
     Column("message", _message),
 )
 
 
+def compact_table(records: Sequence[Record]) -> str:
+    """Return a Markdown table of contenders by scenarios, with samples lost / repeated in all runs of each."""
+    names = list(dict.fromkeys(record.contender for record in records))
+    scenarios = list(dict.fromkeys(record.case["scenario"] for record in records))
+    lines = [f"| lost / repeated | {' | '.join(scenarios)} |", f"|{' --- |' * (len(scenarios) + 1)}"]
+    for name in names:
+        cells = [_compact(record) for scenario in scenarios for record in only(records, name, scenario=scenario)]
+        title = f"**{name}**" if name.startswith("stoker") else name
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _compact(record: Record) -> str:
+    kind = worst(record)
+    plain = {EXACT: "exact", REORDERED: "other order", FAILED: "error", HANGS: "hangs"}
+    text = plain.get(kind) or f"{record.more['lost']:,} / {record.more['repeated']:,}"
+    return text + (" †" if is_outside(record) and kind != EXACT else "")
+
+
 # ---------------------------------------------------------------- drawing
 
 _INKS = {EXACT: "#d3e6f5", REORDERED: "#fdf1c4", WRONG: "#f3a66e", FAILED: "#e3e3e3", HANGS: "#b9b9b9"}
+_READS_SHIFT = 0.2
+"""Space between the cells and the column of reads, in cells."""
 _LEGEND = {
-    EXACT: "exact: every step as in a run that was not stopped",
+    EXACT: "exact: every step as in an uninterrupted run",
     REORDERED: "other order: every sample once an epoch, in other steps",
-    WRONG: "wrong, without an error: samples lost and repeated",
+    WRONG: "wrong, without an error: samples lost or repeated (all runs together)",
     FAILED: "error",
     HANGS: "hangs",
 }
 
 
 def figure(records: Sequence[Record]) -> Figure:
-    """Draw contenders by scenarios, and what was read before the first batch."""
+    """Draw contenders by scenarios, and the samples read before the first batch."""
     from matplotlib import pyplot as plt
     from matplotlib.patches import Patch
 
@@ -199,12 +224,13 @@ def figure(records: Sequence[Record]) -> Figure:
         _draw_reads(axis, only(records, name, scenario=RANDOM), row, len(scenarios))
     runs = {record.case["scenario"]: num_runs(record) for record in records}
     titles = [f"{_broken(scenario)}\n{runs[scenario]} run{'s' * (runs[scenario] > 1)}" for scenario in scenarios]
-    axis.set_xticks(range(len(scenarios) + 1), [*titles, "samples read before\nthe first batch:\nstart → resume"])
+    places = [*range(len(scenarios)), len(scenarios) + _READS_SHIFT]
+    axis.set_xticks(places, [*titles, "samples read before\nthe first batch:\nstart → resume"])
     axis.set_yticks(range(len(names)), names)
     for label, name in zip(axis.get_yticklabels(), names):
         label.set_fontweight("bold" if name.startswith("stoker") else "normal")
     axis.tick_params(length=0, labelsize=11, top=True, labeltop=True, bottom=False, labelbottom=False)
-    axis.set_xlim(-0.5, len(scenarios) + 0.7)
+    axis.set_xlim(-0.5, len(scenarios) + 0.9)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.spines[:].set_visible(False)
     shown = [kind for kind in _LEGEND if any(num_runs(record, kind) for record in records)]
@@ -212,7 +238,7 @@ def figure(records: Sequence[Record]) -> Figure:
     texts = [_LEGEND[kind] for kind in shown]
     if any(is_outside(record) for record in records):
         patches.append(Patch(facecolor="none", edgecolor="none"))
-        texts.append("† outside what its documentation promises")
+        texts.append("† excluded by its documentation")
     drawn.legend(patches, texts, loc="outside lower center", ncols=2, fontsize=11)
     return drawn
 
@@ -229,6 +255,7 @@ def _draw_cell(axis: Axes, record: Record, row: int, place: int) -> None:
     lines = verdict_lines(record)
     mark = " †" if is_outside(record) and kind != EXACT else ""
     text = "\n".join([lines[0] + mark, *lines[1:]])
+    longest = max(map(len, lines))
     back = {"facecolor": _INKS[kind], "edgecolor": "none", "pad": 1.2}
     axis.text(
         place,
@@ -236,19 +263,19 @@ def _draw_cell(axis: Axes, record: Record, row: int, place: int) -> None:
         text,
         ha="center",
         va="center",
-        fontsize=8 if len(lines) > 3 else 9 if max(map(len, lines)) > 15 else 10,
+        fontsize=8 if len(lines) > 3 or longest > 17 else 9 if longest > 15 else 10,
         linespacing=1.05,
         bbox=back if _hatch(kind) else None,
     )
 
 
 def _draw_reads(axis: Axes, records: Sequence[Record], row: int, place: int) -> None:
-    """Write the reads of random steps beside the cells."""
+    """Write the reads at random steps beside the cells."""
     for record in records:
         text = "not counted"
         if "resume_reads" in record.more:
             text = f"{record.more['start_reads']:,.0f} → {record.more['resume_reads']:,.0f}"
-        axis.text(place + 0.08, row, text, ha="center", va="center", fontsize=10.5)
+        axis.text(place + _READS_SHIFT, row, text, ha="center", va="center", fontsize=10.5)
 
 
 def _broken(scenario: str) -> str:
@@ -263,5 +290,5 @@ def _broken(scenario: str) -> str:
 
 
 def _hatch(kind: str) -> str | None:
-    """Return a pattern for cells that end without a verdict on samples, so that they do not rest on color alone."""
+    """Return a pattern for errors and hangs, so that they do not rest on color alone."""
     return {FAILED: "//", HANGS: "xx"}.get(kind)

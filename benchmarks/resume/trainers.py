@@ -1,4 +1,4 @@
-"""Training scripts with Accelerate and the Transformers `Trainer`: their own ways to resume, and our loader in them."""
+"""Training scripts with Accelerate and the Transformers `Trainer`: their own ways to resume, and stoker in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.resume.loaders import steps_to_skip
 class Accelerated:
     """Accelerate's `save_state`, `load_state` and `skip_first_batches`, as in its examples.
 
-    They find the epoch by dividing the step by the batches of an epoch: behind the last batch, that is the next one.
+    These divide the step by the batches of an epoch, so after an epoch's last batch they go on with the next epoch.
     """
 
     ends_with_last_batch = True
@@ -36,7 +36,7 @@ class Accelerated:
         self.model, self.optimizer, self.loader = self.accelerator.prepare(model, optimizer, self.make(job))
 
     def make(self, job: Job) -> Any:
-        """Return the loader that is to be prepared."""
+        """Return the loader to prepare."""
         dataset: Any = Samples(job)
         return DataLoader(dataset, batch_size=job.shape.share, shuffle=True, num_workers=job.shape.num_workers)
 
@@ -57,7 +57,7 @@ class Accelerated:
 
 
 class AcceleratedSeedable(Accelerated):
-    """The same with Accelerate's seedable sampler, which the script tells its epoch."""
+    """The same with Accelerate's seedable sampler, whose epoch the script sets."""
 
     configuration = {"use_seedable_sampler": True}
 
@@ -76,7 +76,7 @@ class AcceleratedStateful(Accelerated):
 
 
 class AcceleratedBoth(AcceleratedStateful):
-    """Both: a stateful loader with the seedable sampler, which the script tells its epoch."""
+    """Both: a stateful loader with the seedable sampler, whose epoch the script sets."""
 
     configuration = {"use_stateful_dataloader": True, "use_seedable_sampler": True}
 
@@ -86,7 +86,13 @@ class AcceleratedBoth(AcceleratedStateful):
 
 
 class AcceleratedStoker(Accelerated):
-    """Our loader, prepared; its state is saved by `save_state`."""
+    """A stoker.DataLoader, prepared; `save_state` includes its state. The script starts at its `next_epoch`."""
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch to start at."""
+        epoch: int = self.loader.next_epoch
+        return epoch
 
     def make(self, job: Job) -> Any:
         import stoker
@@ -103,33 +109,27 @@ class AcceleratedStoker(Accelerated):
 
 
 def train_by_trainer(job: Job, recorder: Recorder) -> None:
-    """Train by the Trainer, which makes its own loader, from the last checkpoint that it finds."""
+    """Train with the Trainer and its own loader, from the last checkpoint that it finds."""
     _run_trainer(import_module("transformers").Trainer, job, recorder)
 
 
 def train_by_trainer_with_stoker(job: Job, recorder: Recorder) -> None:
-    """Train by a Trainer that is given our loader."""
+    """Train with a Trainer that gets a stoker.DataLoader."""
     import stoker
 
     base: Any = import_module("transformers").Trainer
 
     class TrainerWithStoker(base):  # type: ignore[misc]
         def get_train_dataloader(self) -> Any:
-            return self.accelerator.prepare(
-                stoker.DataLoader(
-                    self.train_dataset,
-                    batch_size=self._train_batch_size,
-                    shuffle=True,
-                    collate_fn=self.data_collator,
-                    num_workers=self.args.dataloader_num_workers,
-                )
+            return stoker.DataLoader(
+                Samples(job), batch_size=job.shape.share, shuffle=True, num_workers=job.shape.num_workers
             )
 
     _run_trainer(TrainerWithStoker, job, recorder)
 
 
 class Model(nn.Module):
-    """Remembers what it was trained on."""
+    """Collects the samples that it is trained on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def _run_trainer(kind: Any, job: Job, recorder: Recorder) -> None:
     model = Model()
 
     class Callback(base):  # type: ignore[misc]
-        """Records each step, asks for checkpoints, and kills the process when one was written."""
+        """Records each step, requests checkpoints, and kills the process when it is due."""
 
         epoch = -1
 

@@ -4,6 +4,7 @@
 
     StokerError
     ├── ArgumentError (ValueError)          an argument, or two together, cannot work
+    │   └── BadLength (TypeError)           len(dataset) is not a number of samples
     ├── MissingExtra (ImportError)          an optional library is not installed
     ├── DataError                           the data is not what it said it was
     │   ├── EmptyDataset (ValueError)       there is nothing to load
@@ -28,7 +29,8 @@
         ├── WorkerDied                      a batch, or the start, has ended several worker processes
         ├── OutOfSharedMemory (MemoryError) no memory for a batch
         ├── OutOfDescriptors                too many open files
-        └── ForeignProcess                  an iterator was used in a forked child
+        ├── ForeignProcess                  an iterator was used in a forked child
+        └── NestedNext                      next(iterator) inside next(iterator)
 
 All of them survive pickling with their fields and notes.
 """
@@ -60,6 +62,17 @@ class ArgumentError(StokerError, ValueError):
 
     def __init__(self, what: str, *, hint: str) -> None:
         super().__init__(f"{what}\nhint: {hint}")
+
+
+class BadLength(ArgumentError, TypeError):
+    """`len(dataset)` is not a number of samples. A `TypeError` too, as Python's own refusal of it is."""
+
+    def __init__(self, dataset: str, *, returned: str) -> None:
+        super().__init__(
+            f"__len__ of the dataset ({dataset}) must return an int of at least 0, got {returned}",
+            hint="return the number of samples; of an estimate, int(...)",
+        )
+        self.dataset, self.returned = dataset, returned
 
 
 class MissingExtra(StokerError, ImportError):
@@ -136,7 +149,8 @@ class StaleSource(DataError):
     def __init__(self, path: str | Path, *, what: str) -> None:
         super().__init__(
             f"{path} is no longer the file that was opened: {what}\n"
-            "hint: files must not change during a run; open the source again to use the new content"
+            "hint: files must not change during a run: write a new file and rename it over the old one, and open the "
+            "source again to use the new content"
         )
         self.path = str(path)
 
@@ -282,7 +296,13 @@ class WorkerDied(WorkerError):
             "SIGKILL is often the system's answer to a lack of memory (see `dmesg`, or the container's limit); "
             "SIGSEGV and SIGABRT are crashes in native code; num_workers=0 runs into the same sample in this process"
         )
-        if all(end.startswith("exit code") for end in ends):
+        if any(end.startswith("SIGBUS") for end in ends):
+            hint = (
+                "SIGBUS: a file was truncated while it was read through a memory map, or there was no memory or disk "
+                "space for a shared mapping; files must not change during a run: write a new file and rename it over "
+                "the old one"
+            )
+        elif all(end.startswith("exit code") for end in ends):
             hint = (
                 "what the process printed before it ended tells why; a script that starts workers by spawn or "
                 'forkserver needs `if __name__ == "__main__":` around what it runs'
@@ -324,4 +344,15 @@ class ForeignProcess(WorkerError):
         super().__init__(
             "this iterator was made before a fork, and its threads stayed behind in the parent process\n"
             "hint: call iter(loader) in the process that uses it"
+        )
+
+
+class NestedNext(WorkerError):
+    """`next(iterator)` was called by what interrupted a call of it in the same thread."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "next(iterator) was called while this thread is inside next(iterator) already: by a signal handler, a "
+            "__del__ method, or a dataset that reads from its own loader\n"
+            "hint: let the handler set a flag, and look at it between two batches; the interrupted call continues"
         )

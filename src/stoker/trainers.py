@@ -1,8 +1,8 @@
 """Trainers that take a loader apart, and how they are taught to keep ours.
 
-Accelerate, Lightning and Fabric build a new loader from the attributes of the one they are given. The file of a tool in
-`stoker.integrations` says what they do with a `stoker.DataLoader` instead. It is imported when both the tool and
-`stoker` are, in whichever order that happens.
+Accelerate, Lightning, Fabric and Ray Train build a new loader from the attributes of the one they are given. The file
+of a tool in `stoker.integrations` says what they do with a `stoker.DataLoader` instead. It is imported when both the
+tool and `stoker` are, in whichever order that happens.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ INTEGRATIONS = {
     "lightning.pytorch.loops.fit_loop": "lightning",
     "lightning_fabric.fabric": "fabric",
     "pytorch_lightning.loops.fit_loop": "lightning",
+    "ray.train.torch.train_loop_utils": "ray",
+    "ray.train.v2.torch.train_loop_utils": "ray",
     "transformers.trainer": "transformers",
     "torch._dynamo.trace_rules": "dynamo",
 }

@@ -138,6 +138,14 @@ def slow_start(worker: int) -> None:
     time.sleep(0.15)
 
 
+class Listing(Quick):
+    """Holds a million Python objects."""
+
+    def __init__(self, length: int = 4096) -> None:
+        super().__init__(length)
+        self.names = [f"{number}.jpg" for number in range(1_000_000)]
+
+
 class Pooled(Counting):
     """Computes in a pool of threads of its own, all in Python."""
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -95,10 +96,16 @@ def demanding(path: str) -> Naps:
 not_a_function = 5
 
 
+def measuring_process() -> int:
+    """Return the process that measures this one. Between them is a supervisor."""
+    supervisor = Path(f"/proc/{os.getppid()}/stat").read_text()
+    return int(supervisor.rpartition(")")[2].split()[1])
+
+
 def interrupting(num_workers: int = 0) -> Naps:
     """Press Ctrl-C on the process that measures, when the third setting is tried."""
     if num_workers == 3:
-        os.kill(os.getppid(), signal.SIGINT)
+        os.kill(measuring_process(), signal.SIGINT)
         threading.Event().wait()
     return long(num_workers)
 

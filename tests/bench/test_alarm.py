@@ -95,7 +95,7 @@ def test_without_a_timer_of_the_kernels_it_sleeps_all_the_same(monkeypatch: pyte
         def timerfd_create(*_: int) -> int:
             return -1
 
-    monkeypatch.setattr("stoker.bench.hook.alarm.ctypes.CDLL", lambda _: Without())
+    monkeypatch.setattr("stoker.bench.hook.alarm.ctypes.PyDLL", lambda _: Without())
     found = rests(lambda: time.sleep(0.001), num=3)
     assert len(found) == 3
     test_a_thread_is_woken_at_once_when_it_is_over()

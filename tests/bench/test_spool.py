@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 
-from stoker.bench.folder import PREFIX, new_folder, remove
+from stoker.bench.folder import PREFIX, new_folder, remove_stale
 from stoker.bench.hook.recording import Recording
 from stoker.bench.hook.spool import CAPACITY, NOTE_BYTES, Reader, Strip
 
@@ -180,9 +181,9 @@ def test_other_files_are_refused(path: str) -> None:
 
 def test_the_folder_of_a_doctor_that_was_killed_is_removed_by_the_next() -> None:
     code = (
-        "from stoker.bench.folder import new_folder; import os, signal; print(new_folder(), flush=True); os.kill(0, 0)"
+        "from stoker.bench.folder import new_folder; import os, signal; own = new_folder(); "
+        "print(own.path, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    code += "; os.kill(os.getpid(), signal.SIGKILL)"
     left = Path(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
     )
@@ -192,8 +193,38 @@ def test_the_folder_of_a_doctor_that_was_killed_is_removed_by_the_next() -> None
     try:
         assert not left.exists()
         other = new_folder()
-        assert own.exists()  # whose owner lives
-        remove(other)
+        assert own.path.exists()  # whose owner lives
+        other.remove()
     finally:
-        remove(own)
-    assert not own.exists()
+        own.remove()
+    assert not own.path.exists()
+
+
+def test_a_folder_is_in_use_as_long_as_its_lock_is_held_whatever_its_name_says() -> None:
+    """In another container, or when a process id is used again, the process in the name means nothing."""
+    own = new_folder()
+    renamed = own.path.with_name(f"{PREFIX}999999999-test")
+    own.path.rename(renamed)
+    remove_stale()
+    assert renamed.exists()
+    own.remove()  # there is no folder of that name; the lock is released
+    remove_stale()
+    assert not renamed.exists()
+
+
+def test_a_folder_that_another_process_takes_for_a_stale_one_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    make = tempfile.mkdtemp
+
+    def raced(**how: str) -> str:
+        path = make(**how)
+        if not taken:  # between its making and its lock
+            remove_stale()
+            taken.append(path)
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", raced)
+    own = new_folder()
+    assert not os.path.exists(taken[0])
+    assert own.path.is_dir() and str(own.path) != taken[0]
+    own.remove()

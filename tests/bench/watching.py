@@ -23,18 +23,25 @@ DISTURBED_CORES = 0.4
 
 
 def watched(
-    loader: Any, *, step: Callable[[Any], Any] | float = 0.002, seconds: float = 1.0, num_epochs: int = 100
+    loader: Any,
+    *,
+    step: Callable[[Any], Any] | float = 0.002,
+    seconds: float = 1.0,
+    num_epochs: int = 100,
+    fewest_batches: int = 0,
+    most_seconds: float = 0.0,
 ) -> Run:
-    """Return what is seen of a loader in so many seconds."""
-    over = time.perf_counter() + seconds
+    """Return what is seen of a loader in so many seconds, or in more if fewer batches than `fewest_batches` came."""
+    began, num_batches = time.perf_counter(), 0
     with watch(loader) as seen:
         for _ in range(num_epochs):
             for batch in seen:
+                num_batches += 1
                 if callable(step):
                     step(batch)
-                else:
+                elif step:
                     time.sleep(step)
-                if time.perf_counter() > over:
+                if time.perf_counter() - began > (seconds if num_batches >= fewest_batches else most_seconds):
                     return seen.run()
         return seen.run()
 

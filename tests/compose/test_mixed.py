@@ -330,7 +330,8 @@ def test_what_a_mixture_tells(tmp_path: Path) -> None:
         mixture.expect({"tokenizer": {"name": "two"}})
     with pytest.raises(ArgumentError, match="source 'a' does not tell"):
         stoker.mix({"a": (A, 1)}).expect({})
-    assert stoker.mix({"a": (A, 1)}).fingerprint is None
+    plain = {weight: stoker.mix({"a": (A, weight), "b": (A, 1)}) for weight in (1, 2)}  # of sources without one
+    assert plain[1].fingerprint != plain[2].fingerprint
     with pytest.raises(PositionError):
         mixture[len(mixture)]
     assert np.array_equal(mixture[-1]["tokens"], mixture[len(mixture) - 1]["tokens"])

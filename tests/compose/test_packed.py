@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import struct
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import stoker
 from stoker.compose import packed as packed_module
 from stoker.compose.fields import taken
 from stoker.compose.packed import Packed
-from stoker.errors import ArgumentError, DamagedFile, DataError, PositionError, StoreMismatch
+from stoker.errors import ArgumentError, DamagedFile, DataError, PositionError, StateMismatch, StoreMismatch
 from stoker.store import Store, Writer, open_store
 from tests.source.foreign import write_megatron
 from tests.store.places import folder
@@ -222,8 +223,10 @@ def test_an_index_of_megatron_that_lies_is_told(tmp_path: Path) -> None:
     index = bytearray((tmp_path / "m.idx").read_bytes())
     at = 34 + 12 * 2 * len(DOCUMENTS) + 8 * 4  # where document 4 begins
     index[at : at + 8] = struct.pack("<q", 10**6)
+    found = (tmp_path / "m.idx").stat()
     with open(tmp_path / "m.idx", "r+b") as file:
         file.write(index)
+    os.utime(tmp_path / "m.idx", ns=(found.st_atime_ns, found.st_mtime_ns))  # or it would be stale
     with pytest.raises(DamagedFile, match="does not fit its .bin file"):
         [packed[row] for row in range(len(packed))]
 
@@ -284,6 +287,15 @@ def test_rows_of_another_version_of_the_algorithm_are_others(monkeypatch: pytest
     before = stoker.pack(DOCUMENTS, 8).fingerprint
     monkeypatch.setattr(packed_module, "VERSION", 0)
     assert stoker.pack(DOCUMENTS, 8).fingerprint != before
+
+
+def test_a_state_of_another_version_of_the_algorithm_is_refused_by_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = stoker.DataLoader(stoker.pack(DOCUMENTS, 8), batch_size=2, shuffle=True, seed=1)
+    monkeypatch.setattr(packed_module, "VERSION", 1)
+    state = stoker.DataLoader(stoker.pack(DOCUMENTS, 8), batch_size=2, shuffle=True, seed=1).state_dict()
+    monkeypatch.undo()
+    with pytest.raises(StateMismatch, match="version of the packing of documents: the state has 1, this loader 2"):
+        loader.load_state_dict(state)
 
 
 def test_fingerprints_tell_rows_apart(tmp_path: Path) -> None:

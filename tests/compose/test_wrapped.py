@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, StackDataset, Subset
 
 import stoker
-from stoker.compose.wrapped import SHUFFLED_MIXTURE, fingerprint_of, has_wrapped_mixture
+from stoker.compose.wrapped import SHUFFLED_MIXTURE, SORTED_ROWS, fingerprint_of, has_wrapped_mixture
 from stoker.errors import StateMismatch
 from stoker.store import Writer
 from tests.store.places import folder
@@ -113,7 +113,7 @@ def test_spawned_workers_know_the_epoch_too() -> None:
 @pytest.mark.parametrize("engine", ["inline", "fork"])
 def test_wrappers_in_torchs_own_datasets(engine: str) -> None:
     pack, mixture = packed(), mixed()
-    epochs = tokens_in(ConcatDataset([Masked(mixture), Masked(pack)]), **ENGINES[engine])
+    epochs = tokens_in(ConcatDataset([Masked(mixture), Masked(pack)]), order="sequential", **ENGINES[engine])
     for epoch, batches in enumerate(epochs):
         rows = [row for batch in batches for row in batch]
         here = [*rows_of(mixture.in_epoch(epoch)), *rows_of(pack.in_epoch(epoch))]
@@ -152,7 +152,7 @@ def test_a_stream_over_a_pack_reads_the_rows_of_its_epoch() -> None:
             return (self.rows[position] for position in range(len(self.rows)))
 
     pack = packed()
-    assert tokens_in(Rows(pack)) == tokens_in(pack)
+    assert tokens_in(Rows(pack)) == tokens_in(pack, order="sequential")
 
 
 def test_whoever_chooses_an_epoch_gets_that_one() -> None:
@@ -161,7 +161,8 @@ def test_whoever_chooses_an_epoch_gets_that_one() -> None:
         for epoch in (0, 2):
             bound = dataset.in_epoch(epoch)
             assert bound.epoch == epoch
-            assert tokens_in(Masked(bound)) == [tokens_in(Masked(bound))[0]] * NUM_EPOCHS
+            wanted = tokens_in(Masked(bound), order="sequential")
+            assert wanted == [wanted[0]] * NUM_EPOCHS
             assert bound.in_epoch(epoch) is bound
             assert rows_of(pickle.loads(pickle.dumps(bound))) == rows_of(bound)
             with stoker.sample_context(0, epoch=1):
@@ -267,7 +268,7 @@ def test_what_was_read_is_no_part_of_a_fingerprint(tmp_path: Path) -> None:
     mixture = stoker.mix({"one": (one, 0.5), "other": ([{"tokens": np.arange(12), "labels": np.arange(12)}] * 9, 0.5)})
     dataset: Any = Masked(mixture)
     before = fingerprint_of(dataset)
-    assert before == one.fingerprint  # as far as it is known
+    assert before == mixture.fingerprint
     with stoker.sample_context(0, epoch=2):
         rows_of(mixture)
     assert fingerprint_of(dataset) == before
@@ -285,13 +286,42 @@ def test_a_mixture_inside_a_wrapper_is_found() -> None:
 
 def test_a_state_of_other_data_is_refused(tmp_path: Path) -> None:
     one, other = (stoker.pack(stored(tmp_path / str(first), first), 12) for first in (0, 500))
-    state = stoker.DataLoader(Masked(one), batch_size=4, seed=1).state_dict()
-    stoker.DataLoader(Masked(one), batch_size=4, seed=1).load_state_dict(state)
-    stoker.DataLoader(one, batch_size=4, seed=1).load_state_dict(state)
+    state = stoker.DataLoader(Masked(one), batch_size=4, shuffle=True, seed=1).state_dict()
+    stoker.DataLoader(Masked(one), batch_size=4, shuffle=True, seed=1).load_state_dict(state)
+    stoker.DataLoader(one, batch_size=4, shuffle=True, seed=1).load_state_dict(state)
     with pytest.raises(StateMismatch, match="dataset"):
-        stoker.DataLoader(Masked(other), batch_size=4, seed=1).load_state_dict(state)
+        stoker.DataLoader(Masked(other), batch_size=4, shuffle=True, seed=1).load_state_dict(state)
 
 
 def test_a_shuffled_wrapper_of_a_mixture_is_warned_of() -> None:
     with pytest.warns(UserWarning, match=re.escape(SHUFFLED_MIXTURE)):
         stoker.DataLoader(Masked(mixed()), batch_size=4, shuffle=True)
+
+
+def loaders_of(dataset: Any, **options: Any) -> None:
+    """Make a loader, read it, and make loaders from it, as trainers do."""
+    loader = stoker.DataLoader(dataset, batch_size=4, seed=1, **options)
+    list(loader)
+    stoker.DataLoader(dataset, batch_sampler=loader.batch_sampler)
+    loader.adapted(batch_size=2)
+
+
+@pytest.mark.parametrize("kind", ["pack", "wrapped", "several"])
+def test_an_unshuffled_pack_is_warned_of_once(kind: str) -> None:
+    pack = packed()
+    dataset: Any = {"pack": pack, "wrapped": Masked(pack), "several": ConcatDataset([pack, pack])}[kind]
+    for options in ({}, {"shuffle": False}):
+        with pytest.warns(UserWarning, match=re.escape(SORTED_ROWS)) as caught:
+            loaders_of(dataset, **options)
+        assert len(caught) == 1
+    for meant in ({"shuffle": True}, {"order": "sequential"}, {"order": "window"}):
+        loaders_of(dataset, **meant)  # warnings are errors
+    stoker.DataLoader(dataset, batch_size=4, sampler=list(range(len(dataset)))[::-1])
+    assert "shuffle=True" in SORTED_ROWS
+    assert "order='sequential'" in SORTED_ROWS
+
+
+def test_rows_in_an_order_that_was_chosen_are_not_warned_of() -> None:
+    subset: Any = Subset(packed(), range(3))
+    for dataset in (mixed(), subset, stoker.pack(documents(), 12, strategy="concat")):
+        loaders_of(dataset)  # warnings are errors

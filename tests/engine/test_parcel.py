@@ -16,7 +16,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from stoker.batch import collate, placed
-from stoker.engine.arena import Arena, Extent, Region
+from stoker.engine.arena import WINDOW_BYTES, Arena, Extent
 from stoker.engine.desk import ALIGNMENT, Desk
 from stoker.engine.parcel import SMALL_BYTES, Packer, unpacked
 
@@ -29,13 +29,14 @@ class Bench:
 
     def __init__(self) -> None:
         self.arena = Arena()
-        self.desk = Desk(self.arena, Region(self.arena, 0))
+        self.desk = Desk(self.arena)
         self.packer = Packer(self.desk)
         self.slot = 0
 
     def open(self, wanted: int = 0) -> None:
         self.slot += 1
-        self.desk.open(self.slot, Extent(0, 0), wanted)
+        start = self.slot * WINDOW_BYTES
+        self.desk.open(self.slot, Extent(start, 0), start + WINDOW_BYTES, wanted)
 
     def packed(self, batch: Any) -> bytes:
         return self.packer.packed(batch)

@@ -8,14 +8,13 @@ import os
 import signal
 import weakref
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from stoker.engine.arena import REGION_BYTES, Arena, Extent, Region
+from stoker.engine.arena import Arena, Extent
 from stoker.engine.desk import Desk
 from stoker.engine.parcel import Packer, unpacked
 from stoker.engine.ring import WINDOW, Ring, Slot
@@ -29,16 +28,21 @@ class Loop:
 
     def __init__(self, page_lock: Any = None) -> None:
         self.ring = Ring(page_lock)
-        self.desk = Desk(self.ring.arena, Region(self.ring.arena, self.ring.new_region()))
+        self.desk = Desk(self.ring.arena)
         self.packer = Packer(self.desk)
 
     def filled(self, batch: Any) -> tuple[Slot, bytes]:
         slot = self.ring.take()
-        self.desk.open(slot.number, slot.extent, self.ring.wanted_bytes)
+        self.desk.open(slot.number, slot.extent, slot.window.stop, self.ring.sizes.usual_bytes)
         parcel = self.packer.packed(batch)
-        if self.desk.extent != slot.extent:
+        self.desk.fit()
+        if self.desk.file is not None:
+            self.ring.adopt_apart(slot, self.desk.file, self.desk.extent)
+            self.desk.leave()
+        elif self.desk.extent != slot.extent:
             self.ring.adopt(slot, self.desk.extent)
-            self.ring.wanted_bytes = max(self.ring.wanted_bytes, self.desk.extent.num_bytes)
+        slot.used = self.desk.num_bytes
+        self.ring.sizes.add(slot.used)
         return slot, parcel
 
     def sent(self, value: int, size: int = NUMBERS) -> torch.Tensor:
@@ -169,32 +173,6 @@ def test_nothing_has_a_name(loop: Loop) -> None:
     assert os.listdir("/dev/shm") == before
     assert "memfd:stoker-slots" in os.readlink(f"/proc/self/fd/{loop.ring.arena.descriptor}")
     assert (kept == 1).all()
-
-
-def test_regions_do_not_touch() -> None:
-    arena = Arena()
-    regions = [Region(arena, number) for number in range(3)]
-    extents = [region.allocated(size) for size in (1, 4096, 100_000) for region in regions]
-    spans = sorted((extent.offset, extent.offset + extent.num_bytes) for extent in extents)
-    assert all(one[1] <= other[0] for one, other in pairwise(spans))
-    assert all(extent.num_bytes % os.sysconf("SC_PAGESIZE") == 0 for extent in extents)
-    assert {extent.offset // REGION_BYTES for extent in extents} == {
-        extents[n].offset // REGION_BYTES for n in range(3)
-    }
-
-
-def test_what_a_dead_process_has_allocated_is_reclaimed(loop: Loop) -> None:
-    kept = loop.sent(3)
-    arena = loop.ring.arena
-    number = loop.ring.new_region()
-    region = Region(arena, number)
-    for _ in range(5):
-        region.allocated(1 << 20)
-    held = loop.held_bytes
-    loop.ring.reclaim(number)
-    assert loop.held_bytes <= held - (5 << 20)
-    loop.ring.reclaim(0)  # where the kept batch lies
-    assert (kept == 3).all()
 
 
 # ---------------------------------------------------------------- page-locked slots
@@ -366,7 +344,7 @@ def test_a_childs_own_end_gives_nothing_back(loop: Loop) -> None:
 
 def test_an_empty_extent_needs_no_memory() -> None:
     arena = Arena()
-    desk = Desk(arena, Region(arena, 0))
-    desk.open(0, Extent(0, 0), 0)
+    desk = Desk(arena)
+    desk.open(0, Extent(0, 0), 1 << 30, 0)
     assert desk.num_bytes == 0
     assert os.fstat(arena.descriptor).st_blocks == 0

@@ -28,6 +28,7 @@ from stoker.compose import planning, shelf
 from stoker.compose.layout import Layout
 from stoker.compose.packed import Packed
 from stoker.errors import ArgumentError, DataError, StaleSource
+from stoker.plan import exchange
 from stoker.store import Store, Writer, build, open_store, verify
 from tests.faults.test_store_faults import CALLS, dying_at, flip, in_a_fork
 from tests.store.places import folder
@@ -217,9 +218,9 @@ TAMPERED: list[tuple[str, Any, int]] = [
     ("slot_starts", 2, -1),
     ("slot_starts", -1, 10**6),
     ("slots", (0, 0), 2**32 - 1),
-    ("slots", (5, 1), 2**32 - 1),
-    ("slots", (5, 2), 2**31),
-    ("slots", (5, 2), 0),
+    ("slots", ("in many rows", 1), 2**32 - 1),
+    ("slots", ("in many rows", 2), 2**31),
+    ("slots", ("in many rows", 2), 0),
     ("classes", (0, 0), -1),
     ("classes", (4, 0), 2**62),
     ("classes", (4, 1), 2**62),
@@ -239,10 +240,14 @@ def kept_instead(packed: Packed, **tables: Any) -> None:
 
 @pytest.mark.parametrize(("name", "place", "number"), TAMPERED, ids=str)
 def test_tables_that_cannot_be_are_made_anew(
-    store: Store, counting: Counting, name: str, place: Any, number: int
+    store: Store, counting: Counting, monkeypatch: pytest.MonkeyPatch, name: str, place: Any, number: int
 ) -> None:
+    monkeypatch.setattr(exchange, "MOST_SLOTS", 1)  # sections of more than one row
     packed = stoker.pack(store, LENGTH)
-    table = getattr(planning.planned([lengths_of()], length=LENGTH, window=None, long="split"), name).copy()
+    layout = planning.planned([lengths_of()], length=LENGTH, window=None, long="split")
+    table = getattr(layout, name).copy()
+    if isinstance(place, tuple) and place[0] == "in many rows":
+        place = (int(layout.slot_starts[1 + int(np.diff(layout.row_starts)[1:].argmax())]), place[1])
     table[place] = number
     kept_instead(packed, **{name: table})
     assert is_same(stoker.pack(store.path, LENGTH), packed)

@@ -166,7 +166,15 @@ def _forked_rank(module: Any, request: dict[str, Any], rank: int, port: int) -> 
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        Path(request["folder"], f"{rank}.done").touch()
+        # rank 0 serves the store in which ranks find each other: one that starts later may still need it
+        while rank == 0 and not _all_done(request):
+            time.sleep(0.005)
         os._exit(status)
+
+
+def _all_done(request: dict[str, Any]) -> bool:
+    return all(Path(request["folder"], f"{rank}.done").exists() for rank in range(request["num_ranks"]))
 
 
 if __name__ == "__main__":

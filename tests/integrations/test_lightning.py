@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.tuner.tuning import Tuner
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 import stoker
@@ -98,7 +101,7 @@ def mixed() -> Any:
 class Subclass(stoker.DataLoader[Any]):
     """A user's own, whose iterator is a generator."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for batch in super().__iter__():
             yield batch + 1000
 
@@ -127,8 +130,19 @@ PLANNED: dict[str, Make] = {
 }
 """Loaders whose order is their own."""
 
+
+def combined(mode: str, **options: Any) -> Any:
+    """Two loaders side by side, the second of which is shorter."""
+    parts = {"long": stoker.DataLoader(Numbers(LENGTH), batch_size=4, shuffle=True, **options)}
+    parts["short"] = stoker.DataLoader(list(range(100, 109)), batch_size=4, shuffle=True, **options)
+    return CombinedLoader(parts, mode)
+
+
+COMBINED: dict[str, Make] = {mode: partial(combined, mode) for mode in ("max_size_cycle", "max_size", "min_size")}
+
 LOADERS: dict[str, Make] = {
     **PLANNED,
+    **COMBINED,
     "subclass": lambda **o: Subclass(Numbers(LENGTH), batch_size=4, shuffle=True, **o),
     "stream": lambda **o: stoker.DataLoader(Stream(), batch_size=4, **o),
     "shared stream": lambda **o: stoker.DataLoader(Stream(), batch_size=4, shard="auto", num_workers=2, **o),
@@ -176,7 +190,7 @@ def real(loader: Any, samples: Any) -> Any:
     return [sample for sample, is_padding in zip(samples, recipe.padding.tolist(), strict=True) if not is_padding]
 
 
-class Model(pl.LightningModule):
+class Model(pl.LightningModule):  # type: ignore[misc]
     """Trains a number, and notes which batches it gets."""
 
     def __init__(self) -> None:
@@ -191,7 +205,11 @@ class Model(pl.LightningModule):
         return self.weight.sum()
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return self.note("train", batch)
+        loss = self.note("train", batch)
+        if self.log_path is not None:
+            with self.log_path.open("a") as log:
+                log.write(json.dumps(self.seen["train"][-1]) + "\n")
+        return loss
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.note("sanity" if self.trainer.sanity_checking else "validate", batch)
@@ -202,11 +220,6 @@ class Model(pl.LightningModule):
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         self.note("predict", batch)
         return batch["tokens"] if isinstance(batch, dict) else batch
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.log_path is not None:
-            with self.log_path.open("a") as log:
-                log.write(json.dumps(self.seen["train"][-1]) + "\n")
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -227,12 +240,12 @@ class Hooked(Model):
         self.make = lambda: LOADERS[name](**options)
 
     def train_dataloader(self) -> Any:
-        return self.make()
+        return self.make()  # type: ignore[no-untyped-call]
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
 
-class Data(pl.LightningDataModule):
+class Data(pl.LightningDataModule):  # type: ignore[misc]
     """The same in a module for data."""
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
@@ -240,7 +253,7 @@ class Data(pl.LightningDataModule):
         self.make = lambda: LOADERS[name](**options)
 
     def train_dataloader(self) -> Any:
-        return self.make()
+        return self.make()  # type: ignore[no-untyped-call]
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
@@ -303,7 +316,7 @@ def flat(epoch: list[list[Any]]) -> list[Any]:
 # ---------------------------------------------------------------- what is trained on
 
 
-ONE_RANK = sorted(set(LOADERS) - {"torch"})
+ONE_RANK = sorted(set(LOADERS) - set(COMBINED) - {"torch"})
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -312,7 +325,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_hooked", [False, True])
 def test_one_process_trains_on_what_the_plain_loop_gets(is_hooked: bool) -> None:
-    cases = [(name, options_of(name), {}, is_hooked) for name in ONE_RANK]
+    cases: list[Any] = [(name, options_of(name), {}, is_hooked) for name in ONE_RANK]
     [found] = launch(many_fitted, cases, num_ranks=1)
     [expected] = launch(many_plain, [(name, 3, options_of(name)) for name in ONE_RANK], num_ranks=1)
     for name, ours, theirs in zip(ONE_RANK, found, expected, strict=True):
@@ -352,7 +365,7 @@ class StopNow(Exception):
     """Ends a run in the middle of an epoch."""
 
 
-class SaveAndStop(pl.Callback):
+class SaveAndStop(pl.Callback):  # type: ignore[misc]
     """Saves a checkpoint in a hook, after so many batches of this run, and ends the run at the next batch."""
 
     def __init__(self, path: str, num_batches: int, hook: str = "on_train_batch_end") -> None:
@@ -401,12 +414,13 @@ def runs(
     name: str, options: dict[str, Any], trainer: dict[str, Any], stops: list[int], hook: str, folder: str
 ) -> list[Any]:
     """Return the batches of a run that is stopped after so many batches, and resumed, again and again."""
-    seen, checkpoint = [], None
+    seen: list[Any] = []
+    checkpoint = None
     for number, stop_after in enumerate(stops):
         path = f"{folder}/{name} {number}.ckpt"
         seen += one_run(name, options, trainer, resumed_from=checkpoint, save_to=path, stop_after=stop_after, hook=hook)
         checkpoint = path
-    return seen + one_run(name, options, trainer, resumed_from=checkpoint)
+    return [*seen, *one_run(name, options, trainer, resumed_from=checkpoint)]
 
 
 def many_runs(cases: list[Any]) -> list[Any]:
@@ -432,7 +446,7 @@ HOOKS = [
 
 def test_one_process_resumes_exactly_wherever_a_checkpoint_is_saved(tmp_path: Path) -> None:
     names = [name for name in ONE_RANK if name not in ("even", "threads", "persistent", "widened", "wrapped pack")]
-    cases = [
+    cases: list[Any] = [
         (name, options_of(name), {}, [3, 9, 1] if name == "own share" and len(stops) == 3 else stops, hook, tmp_path)
         for name in names
         for hook, stops in HOOKS
@@ -446,7 +460,7 @@ def test_one_process_resumes_exactly_wherever_a_checkpoint_is_saved(tmp_path: Pa
 
 def test_two_processes_resume_exactly(tmp_path: Path) -> None:
     names = ["broken", "mixture", "pack", "padded", "persistent", "shuffled", "skipping", "window"]
-    cases = [
+    cases: list[Any] = [
         (name, {"seed": 3}, {}, stops, "on_train_batch_end", str(tmp_path)) for name in names for stops in ([2, 2], [3])
     ]
     ranks = launch(many_runs, cases)
@@ -490,12 +504,62 @@ def test_a_run_goes_on_with_other_ranks_batch_sizes_and_workers(tmp_path: Path) 
     assert [len(batch) for _, batch in seen[0]][:8] == [8, 8, 8, 4, 4, 4, 4, 8]
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_checkpoints_at_the_end_of_an_epoch_that_is_cut_short_repeated_or_combined_resume_exactly(
+    tmp_path: Path, num_ranks: int
+) -> None:
+    """Also twice in a row: what Lightning counts as the second of these epochs is not the first once more."""
+    size = 6 // num_ranks
+    kinds: list[tuple[str, dict[str, Any], int]] = [
+        ("shuffled", {"limit_train_batches": 2}, 2),
+        ("shuffled", {"limit_train_batches": 0.5}, size // 2),
+        ("shuffled", {"overfit_batches": 2}, 2),
+        ("shuffled", {}, size),
+        ("max_size_cycle", {}, size),
+        ("max_size", {}, size),
+        ("min_size", {}, (3 + num_ranks - 1) // num_ranks),
+    ]
+    cases = [
+        (name, {"seed": 3}, trainer, stops, "on_train_batch_end", str(tmp_path))
+        for name, trainer, last in kinds
+        for stops in ([], [last], [last, last], [last, 1], [last + 1, last - 1])
+    ]
+    for runs_of_rank in launch(many_runs, cases, num_ranks=num_ranks):
+        whole: list[Any] = []
+        for (name, _, trainer, stops, *_), seen in zip(cases, runs_of_rank, strict=True):
+            whole = whole if stops else seen
+            assert seen == whole, (name, trainer, stops)
+            assert {epoch for epoch, _ in seen} == {0, 1, 2}, (name, trainer, stops)
+
+
+def begun_epochs(folder: str) -> list[list[int]]:
+    """Return the epochs whose start is announced, in a run that is stopped at the end of two of them."""
+    found: list[list[int]] = []
+
+    class Started(pl.Callback):  # type: ignore[misc]
+        def on_train_epoch_start(self, trainer: Any, model: Any) -> None:
+            found[-1].append(trainer.current_epoch)
+
+    for number in range(3):
+        found.append([])
+        resumed_from = f"{folder}/{number - 1}.ckpt" if number else None
+        save_to = f"{folder}/{number}.ckpt" if number < 2 else None
+        trainer = {"callbacks": [Started()]}
+        one_run("shuffled", {"seed": 3}, trainer, resumed_from=resumed_from, save_to=save_to, stop_after=6)
+    return found
+
+
+def test_an_epoch_that_a_resume_begins_with_is_announced_to_callbacks(tmp_path: Path) -> None:
+    [found] = launch(begun_epochs, str(tmp_path), num_ranks=1)
+    assert found == [[0, 1], [1, 2], [2]]  # a run that is stopped at the end of an epoch has begun the next one
+
+
 def killed_run(folder: str, is_resumed: bool) -> Any:
     """Train with checkpoints after every second step, and die in the second epoch."""
     model, rank = Model(), os.environ["RANK"]
     model.log_path = Path(folder, f"{rank}.log")
 
-    class Killer(pl.Callback):
+    class Killer(pl.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
             if not is_resumed and len(module.seen["train"]) == 9:
                 trainer.strategy.barrier()
@@ -531,7 +595,7 @@ def test_a_killed_run_resumes_exactly_from_its_last_checkpoint(tmp_path: Path, n
 # ---------------------------------------------------------------- validate, test, predict
 
 
-class Writer(BasePredictionWriter):
+class Writer(BasePredictionWriter):  # type: ignore[misc]
     """Keeps which positions Lightning believes the predictions to be of."""
 
     def __init__(self) -> None:
@@ -577,10 +641,11 @@ def test_every_stage_gets_the_first_epoch_of_the_plain_loop(is_hooked: bool) -> 
     for name, stages in zip(EVALUATED, found, strict=True):
         # nothing is left out while it predicts: a prediction is wanted of each sample
         expected = plain("shuffled" if name == "dropping" else name, 1, **options_of(name))
+        if name == "padded":  # predictions are of each sample once; other stages see what fills the last batch up
+            assert stages["predict"] == plain("shuffled", 1, **options_of(name))
+            continue
         kept = plain(name, 1, **options_of(name))
         assert (stages["validate"], stages["test"]) == (kept, kept), name
-        if name == "padded":
-            continue
         assert stages["predict"] == expected, name
         if name in ("shuffled", "sequential", "dropping", "workers", "random sampler", "batch sampler", "window"):
             assert stages["positions"] == [[batch, batch] for batch in expected[0]], name
@@ -659,3 +724,110 @@ def test_options_of_the_trainer_cut_epochs_and_never_change_the_order(num_ranks:
     for (trainer, *expected), *found in zip(cases, *ranks, strict=True):
         for stage, wanted in zip(("train", "validate", "sanity"), expected, strict=True):
             assert together([rank[stage] for rank in found]) == wanted, (trainer, stage)
+
+
+# ---------------------------------------------------------------- one loader, one model, several calls
+
+
+class Growing(Model):
+    """Lets the Tuner find its batch size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_size, self.lr = 2, 0.1
+
+    def train_dataloader(self) -> Any:
+        return stoker.DataLoader(Numbers(64), batch_size=self.batch_size, shuffle=True, seed=3)
+
+    val_dataloader = train_dataloader
+
+
+def tuned() -> Any:
+    """Return what is trained on by the Tuner, and behind it."""
+    model = Growing()
+    trainer = trainer_of(max_epochs=1, num_sanity_val_steps=0, limit_val_batches=0)
+    Tuner(trainer).scale_batch_size(model, steps_per_trial=2, max_trials=3)
+    tried = [len(batch) for _, batch in model.seen["train"]]
+    model.seen["train"].clear()
+    trainer.fit(model)
+    searched = Growing()
+    trainer = trainer_of(max_epochs=2, num_sanity_val_steps=0)
+    loader = LOADERS["shuffled"](seed=3)
+    Tuner(trainer).lr_find(searched, loader, LOADERS["sequential"](), num_training=9)
+    num_searched = len(searched.seen["train"])
+    searched.seen["train"].clear()
+    trainer.fit(searched, loader, LOADERS["sequential"]())
+    return [tried, model.epochs(), num_searched, searched.epochs()]
+
+
+def test_the_tuner_leaves_the_order_of_the_run_behind_it_alone() -> None:
+    [[tried, sized, num_searched, searched]] = launch(tuned, num_ranks=1)
+    assert tried == [2, 2, 4, 4, 8, 8]
+    loader = stoker.DataLoader(Numbers(64), batch_size=8, shuffle=True, seed=3)
+    assert sized == [[batch.tolist() for batch in loader]]
+    assert num_searched == 9
+    assert searched == plain("shuffled", 2, seed=3)
+
+
+def called_again() -> Any:
+    loader, model = LOADERS["shuffled"](seed=3), Model()
+    trainer = trainer_of(max_epochs=2, limit_val_batches=0)
+    trainer.fit(model, loader)
+    found = [model.epochs(), loader.next_epoch, [batch.tolist() for batch in loader]]
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(model, loader)
+    found.append(model.epochs())
+    model = Model()
+    trainer_of(max_epochs=2, limit_val_batches=0).fit(model, loader)
+    return [*found, model.epochs()]
+
+
+def test_one_loader_serves_several_calls_of_fit() -> None:
+    epochs = plain("shuffled", 4, seed=3)
+    [[first, following, looked_at, longer, another]] = launch(called_again, num_ranks=1)
+    assert first == epochs[:2]
+    assert (following, looked_at) == (2, epochs[2])  # the user's own loader goes on behind the Trainer
+    assert longer == epochs
+    assert another == epochs[:2]  # a new Trainer counts from epoch 0
+
+
+def several_at_once() -> Any:
+    def two() -> list[Any]:
+        return [LOADERS["sequential"](), stoker.DataLoader(list(range(100, 105)), batch_size=4)]
+
+    model = Model()
+    trainer = trainer_of(max_epochs=1, num_sanity_val_steps=0)
+    trainer.fit(model, LOADERS["shuffled"](seed=3), two())
+    trainer.test(model, two(), verbose=False)
+    trainer.predict(model, two())
+    return model.seen
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_several_loaders_in_one_stage_are_each_read_once(num_ranks: int) -> None:
+    ranks = launch(several_at_once, num_ranks=num_ranks)
+    for stage in ("validate", "test", "predict"):
+        samples: list[int] = sum((batch for rank in ranks for _, batch in rank[stage]), [])
+        assert sorted(set(samples)) == [*range(LENGTH), *range(100, 105)]
+        assert len(samples) == LENGTH + 5, stage
+
+
+def errors_of(cases: list[Any]) -> list[Any]:
+    return [fitted("shuffled", {"seed": 3, **options}, trainer) for options, trainer in cases]
+
+
+def test_ranks_that_contradict_lightning_are_refused_with_the_line_to_write() -> None:
+    cases: list[Any] = [
+        ({"distributed": True}, {}),
+        ({"mesh": {"dp": 2}}, {}),
+        ({"mesh": {"tp": 2}}, {"use_distributed_sampler": False}),
+        ({"mesh": {"tp": 2}}, {}),
+        ({"rank": 1, "num_ranks": 4}, {}),
+    ]
+    ranks = launch(errors_of, cases)
+    for found in zip(*(rank[:2] for rank in ranks), strict=True):
+        assert together(list(found)) == plain("shuffled", 3, 8, seed=3)
+    assert ranks[0][2] == ranks[1][2] == plain("shuffled", 3, seed=3)
+    for found in ranks[0][3:]:
+        assert "Lightning expects that of rank 0 of 2" in found
+        assert "use_distributed_sampler=False to Trainer" in found

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +17,9 @@ import torch
 import stoker
 from stoker.errors import (
     ArgumentError,
+    BadLength,
     EmptyDataset,
+    NestedNext,
     NothingCollated,
     NotPicklable,
     StateMismatch,
@@ -173,6 +178,122 @@ def test_a_state_of_another_dataset_or_plan_says_what_differs() -> None:
         loader.load_state_dict(state)
     loader.set_epoch(0)
     assert listed(loader) == before  # a refused state changes nothing
+
+
+class OddLength(Numbers):
+    """Returns whatever it is given for its length."""
+
+    def __init__(self, length: Any) -> None:
+        super().__init__(3)
+        self.length = length
+
+
+class OddStream(torch.utils.data.IterableDataset[int]):
+    """Three samples, and an odd length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+    def __len__(self) -> int:
+        return 3.5  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("length", [3.5, -1, "3", None, 10**30], ids=str)
+def test_a_length_that_is_not_a_number_of_samples_is_named(length: Any) -> None:
+    with pytest.raises(
+        BadLength, match=r"__len__ of the dataset \(OddLength\) must return an int of at least 0"
+    ) as caught:
+        stoker.DataLoader(OddLength(length), batch_size=2)
+    assert f"got {length!r}\nhint: return the number of samples" in str(caught.value)
+    assert isinstance(caught.value, ArgumentError) and isinstance(caught.value, TypeError)
+    with pytest.raises(ArgumentError, match="source 'a' .* cannot be mixed"):
+        stoker.mix({"a": OddLength(length), "b": Numbers()})
+    loader = stoker.DataLoader(OddLength(length), batch_size=2, sampler=[0, 1, 2])
+    loader.load_state_dict(loader.state_dict())
+
+
+def test_the_odd_length_of_a_stream_is_named_when_it_is_asked_for() -> None:
+    loader = stoker.DataLoader(OddStream(), batch_size=2)
+    with pytest.raises(BadLength, match=r"\(OddStream\) must return an int of at least 0, got 3.5"):
+        len(loader)
+    assert [len(batch) for batch in list(loader)] == [2, 1]  # as with torch, nobody has to ask
+
+
+def test_an_error_of_the_users_own_length_stays_what_it_is() -> None:
+    class Failing(Numbers):
+        def __len__(self) -> int:
+            raise ValueError("no table")
+
+    with pytest.raises(ValueError, match="^no table$"):
+        stoker.DataLoader(Failing(), batch_size=2)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+def test_next_in_a_signal_handler_inside_next_is_refused_and_harms_nothing(engine: dict[str, Any]) -> None:
+    expected = listed(stoker.DataLoader(Numbers(40), batch_size=4, shuffle=True, seed=1))
+    loader = stoker.DataLoader(Numbers(40), batch_size=4, shuffle=True, seed=1, **engine)
+    iterator = iter(loader)
+    refused: list[str] = []
+
+    def handle(*_: object) -> None:
+        try:
+            next(iterator)
+        except NestedNext as error:
+            refused.append(str(error))
+
+    advance = iterator._progress.advance
+
+    def interrupted(made: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        advance(made)
+
+    iterator._progress.advance = interrupted
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        assert listed(iterator) == expected
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(refused) == 10
+    assert "hint: let the handler set a flag" in refused[0]
+
+
+def test_next_after_a_handler_that_raised_inside_next_goes_on() -> None:
+    loader = stoker.DataLoader(Numbers(40), batch_size=4)
+    iterator = iter(loader)
+    advance = iterator._progress.advance
+
+    def interrupted(made: Any) -> None:
+        iterator._progress.advance = advance
+        raise KeyboardInterrupt
+
+    iterator._progress.advance = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert sum(map(len, iterator)) == 40
+
+
+def test_next_in_one_thread_does_not_refuse_it_to_another() -> None:
+    iterator = iter(stoker.DataLoader(Numbers(40), batch_size=4))
+    found: list[Any] = []
+    advance = iterator._progress.advance
+
+    def elsewhere(made: Any) -> None:
+        iterator._progress.advance = advance
+        advance(made)
+        thread = threading.Thread(target=lambda: found.append(iterator._inside.copy() or None))
+        thread.start()
+        thread.join()
+
+    iterator._progress.advance = elsewhere
+    next(iterator)
+    assert found == [{threading.get_ident()}]
+    thread = threading.Thread(target=lambda: found.append(plain(next(iterator))))
+    iterator._inside.add(threading.get_ident())  # as if this one were in it
+    thread.start()
+    thread.join()
+    assert found[1] == [4, 5, 6, 7]
+    with pytest.raises(NestedNext):
+        next(iterator)
 
 
 def test_a_dataset_that_tells_its_fingerprint_is_recognised() -> None:

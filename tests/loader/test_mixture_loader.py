@@ -287,3 +287,32 @@ def test_a_sampler_of_ones_own_is_refused_for_a_mixture() -> None:
 def test_what_is_no_source_is_refused(sources: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=told):
         stoker.mix(sources)
+
+
+class Wrapped:
+    """A user's dataset around another one."""
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+    def __len__(self) -> int:
+        return len(self.inside)
+
+    def __getitem__(self, position: int) -> Any:
+        return self.inside[position]
+
+
+def test_a_state_knows_the_weights_of_a_mixture_inside_a_wrapper_whose_sources_have_no_fingerprint() -> None:
+    def loader(weight: float) -> stoker.DataLoader[Any]:
+        sources = {"a": (list(range(40)), weight), "b": (list(range(100, 130)), 1 - weight)}
+        return stoker.DataLoader(Wrapped(stoker.mix(sources, stop=24, seed=5)), batch_size=4, seed=1)
+
+    first = loader(0.7)
+    batches = iter(first)
+    seen = [next(batches).tolist() for _ in range(2)]
+    state = json.loads(json.dumps(first.state_dict()))
+    with pytest.raises(StateMismatch, match="dataset: the state has"):
+        loader(0.5).load_state_dict(state)
+    resumed = loader(0.7)
+    resumed.load_state_dict(state)
+    assert [*seen, *listed(resumed)] == listed(loader(0.7))

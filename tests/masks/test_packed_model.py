@@ -55,7 +55,7 @@ def differences(attention: str, *, apart: Any = None, device: str = "cpu") -> li
     rows = stoker.pack(documents(), LENGTH, blocks=BLOCKS)
     model, alone = models(device)
     found = []
-    for batch in stoker.DataLoader(rows, batch_size=3, device=device if device != "cpu" else None):
+    for batch in stoker.DataLoader(rows, batch_size=3, order="sequential", device=device if device != "cpu" else None):
         kept = packed.kept_apart(batch, attention) if apart is None else apart
         logits: Tensor = model(batch, kept)
         for row, borders in enumerate(batch["cu_seqlens"].tolist()):
@@ -87,7 +87,7 @@ def test_a_document_has_the_same_gradient_in_a_pack_and_alone() -> None:
     two = documents()[2:4] + documents()[5:6]
     rows = stoker.pack(two, LENGTH)
     assert len(rows) == 1
-    [batch] = stoker.DataLoader(rows, batch_size=1)
+    [batch] = stoker.DataLoader(rows, batch_size=1, order="sequential")
     logits = model(batch, packed.kept_apart(batch, "dense"))
     cross_entropy: Any = torch.nn.functional.cross_entropy
     cross_entropy(logits[0], batch["labels"][0], reduction="sum").backward()

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, BadImage, DamagedFile, StaleSource
 from stoker.source.images import Pictures, listing, open_pictures
+from stoker.source.images.labels import parsed
 from stoker.source.images.tar_members import Reading, members
 from stoker.source.known_file import known_file
 from stoker.store import Column, Writer
@@ -186,6 +187,42 @@ def test_labels_are_text_or_a_field_of_json(tmp_path: Path) -> None:
     assert by_name.labels is not None and by_name.labels.tolist() == [1, 0]
     with pytest.raises(ArgumentError, match="holds no label 'nothing'"):
         open_pictures(path, label="nothing")
+
+
+@pytest.mark.parametrize(
+    ("texts", "classes", "labels"),
+    [
+        (["7" * 5000, "1"], ["1", "7" * 5000], [1, 0]),  # no number has so many digits
+        (["nan", "2"], None, [np.nan, 2.0]),
+        (["nan", "cat"], ["cat", "nan"], [1, 0]),
+        (["nan", "nan"], ["nan"], [0, 0]),
+        (["1e999", "-inf"], None, [np.inf, -np.inf]),
+    ],
+    ids=["digits", "nan among numbers", "nan among names", "nan alone", "beyond"],
+)
+def test_odd_labels_in_an_archive_are_numbers_or_names(
+    tmp_path: Path, texts: list[str], classes: list[str] | None, labels: list[float]
+) -> None:
+    members = [member for n, text in enumerate(texts) for member in ((f"{n}.jpg", b"x"), (f"{n}.cls", text.encode()))]
+    pictures = open_pictures(tar(tmp_path / "a.tar", members))
+    assert pictures.classes == classes
+    assert pictures.labels is not None
+    np.testing.assert_array_equal(pictures.labels, labels)
+
+
+ODD_LABELS = st.sampled_from(
+    ["7" * 5000, "-" + "9" * 5000, "nan", "-inf", "1e9999", "1." + "0" * 5000, "007", "a", "1", "2.5"]
+)
+
+
+@given(texts=st.lists(ODD_LABELS | st.text(max_size=5), min_size=1, max_size=4), has_classes=st.booleans())
+def test_any_labels_are_read_or_refused(texts: list[str], has_classes: bool) -> None:
+    try:
+        labels = parsed(texts, ["1", "a"] if has_classes else None)
+    except ArgumentError:
+        assert has_classes
+    else:
+        assert labels.values is not None and len(labels.values) == len(texts)
 
 
 def test_labels_that_some_pictures_lack_are_an_error(tmp_path: Path) -> None:

@@ -643,6 +643,34 @@ def test_a_file_that_changed_is_stale(tmp_path: Path, change: str) -> None:
             read()
 
 
+@pytest.mark.parametrize(
+    "content", [b'{"x": 12}' * 2000, b"\n" * 18_000, b"{" * 17_999 + b"\n"], ids=["one line", "empty lines", "no JSON"]
+)
+def test_a_file_overwritten_at_the_same_size_is_stale(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"x": 1}\n' * 2000)
+    os.utime(path, ns=(1, 1))
+    lines = Lines(path, index_dir=tmp_path / "i")
+    assert lines[1999] == {"x": 1}
+    with open(path, "r+b") as file:
+        file.write(content[:18_000])
+    for read in (lambda: lines[1999], lambda: lines.__getitems__([1998, 1999, 3])):
+        with pytest.raises(errors.StaleSource, match="its size is the same but it was written to since"):
+            read()
+
+
+def test_a_file_that_does_not_fit_its_index_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"x": 1}\n' * 2000)
+    os.utime(path, ns=(1, 1))
+    lines = Lines(path, index_dir=tmp_path / "i")
+    assert lines[1999] == {"x": 1}
+    path.write_bytes(b'{"x": 12}' * 2000)
+    os.utime(path, ns=(1, 1))  # by whom the time was set back cannot be seen
+    with pytest.raises(errors.DamagedFile, match="does not fit its index: block .* should have more than"):
+        lines[1999]
+
+
 def test_a_file_cut_short_while_it_is_read_is_an_error_and_no_crash(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("abc\n" * 100_000)
@@ -651,7 +679,7 @@ def test_a_file_cut_short_while_it_is_read_is_an_error_and_no_crash(tmp_path: Pa
     iterator = iter(lines.stream())
     next(iterator)
     os.truncate(path, 1000)
-    with pytest.raises(errors.StaleSource, match="bytes early"):
+    with pytest.raises(errors.StaleSource, match="it had 400000 bytes and has 1000"):
         lines[90_000]
     for _ in range(2):
         with pytest.raises(errors.StaleSource, match=r"bytes early|it had"):

@@ -13,10 +13,11 @@ from pathlib import Path
 from time import perf_counter
 
 from stoker.bench.collector import Collector
-from stoker.bench.folder import new_folder, remove
+from stoker.bench.folder import new_folder
 from stoker.bench.monitor import Monitor
 from stoker.bench.run import Run
 from stoker.bench.signals import KEPT
+from stoker.bench.supervised import SupervisedProcess, inherited_descriptors
 from stoker.errors import ArgumentError
 from stoker.foundation.machine import described, tree
 
@@ -52,6 +53,9 @@ def attend(
 ) -> Attendance:
     """Run a command and watch it. It has our input and output; signals that come to us reach it.
 
+    If this process is killed, the command is too, with all that it has started. What it leaves running when it ends by
+    itself goes on.
+
     Args:
         seconds: it is ended after it was watched for so long, counted from its first batch.
         teller: is told what was seen so far, every so many seconds, in this thread.
@@ -59,10 +63,11 @@ def attend(
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT)
     folder = new_folder()
-    collector = Collector(folder)
+    collector = Collector(folder.path)
+    process: SupervisedProcess | None = None
     try:
-        command_process = _started(command, folder, before, output)
-        monitor = Monitor([command_process], lambda: collector.trainers)
+        process = _started(command, folder.path, before, output)
+        monitor = Monitor([process.pid], lambda: collector.trainers)
 
         def seen() -> Run:
             collector.drain()
@@ -76,7 +81,12 @@ def attend(
             )
 
         tell = None if teller is None else lambda: teller(seen())
-        status, was_stopped = _Vigil(command_process, collector, monitor, seconds, tell, every_seconds).kept()
+        vigil = _Vigil(process, collector, monitor, seconds, tell, every_seconds)
+        try:
+            status, was_stopped = vigil.kept()
+        except Exception:  # a failure of ours does not end the training
+            vigil.wait()
+            raise
         run = seen()
         code = os.waitstatus_to_exitcode(status)
         return Attendance(
@@ -87,26 +97,28 @@ def attend(
             failures=list(collector.failures),
         )
     finally:
+        if process is not None:
+            process.close()
         collector.close()
-        remove(folder)
+        folder.remove()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _started(command: Sequence[str], folder: Path, mask: set[int | signal.Signals], output: int | None = None) -> int:
+def _started(
+    command: Sequence[str], folder: Path, mask: set[int | signal.Signals], output: int | None = None
+) -> SupervisedProcess:
     path = os.environ.get("PYTHONPATH")
     environment = os.environ | {
         "STOKER_DOCTOR": str(folder),
         "PYTHONPATH": f"{DOOR}{os.pathsep}{path}" if path else str(DOOR),
     }
     try:
-        return os.posix_spawnp(
-            command[0],
-            list(command),
-            environment,
-            file_actions=[] if output is None else [(os.POSIX_SPAWN_DUP2, output, place) for place in (1, 2)],
-            setsigmask=mask - set(KEPT),
-            # Python ignores these, which a program does not expect to inherit
-            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+        return SupervisedProcess(
+            command,
+            environment=environment,
+            output=output,
+            descriptors=inherited_descriptors(),
+            blocked_signals=mask - set(KEPT),
         )
     except OSError as error:
         raise ArgumentError(
@@ -120,7 +132,7 @@ class _Vigil:
 
     def __init__(
         self,
-        process: int,
+        process: SupervisedProcess,
         collector: Collector,
         monitor: Monitor,
         seconds: float | None,
@@ -140,8 +152,8 @@ class _Vigil:
         due = perf_counter() + self._monitor.every_seconds
         tell_due = perf_counter() if self._tell is not None else inf
         while True:
-            done, status = os.waitpid(self._process, os.WNOHANG)
-            if done:
+            status = self._process.poll()
+            if status is not None:
                 return status, self._was_urged
             self._wait_for_signal(max(0.0, min(due, tell_due) - perf_counter()))
             if self._tell is not None and perf_counter() >= tell_due:
@@ -154,6 +166,11 @@ class _Vigil:
                 self._end_if_over(now)
                 due = perf_counter() + self._monitor.every_seconds
 
+    def wait(self) -> None:
+        """Return when the process has ended, and do nothing else but pass signals on."""
+        while self._process.poll() is None:
+            self._wait_for_signal(self._monitor.every_seconds)
+
     def _wait_for_signal(self, seconds: float) -> None:
         try:
             told = signal.sigtimedwait(KEPT, seconds)
@@ -163,7 +180,7 @@ class _Vigil:
         # second Ctrl-C, which many programs take for an order to end at once.
         if told is not None and told.si_signo != signal.SIGCHLD and told.si_code <= 0:
             with suppress(ProcessLookupError):
-                os.kill(self._process, told.si_signo)
+                os.kill(self._process.pid, told.si_signo)
 
     def _end_if_over(self, now: float) -> None:
         if self._seconds is None:
@@ -178,7 +195,7 @@ class _Vigil:
         self._over = now + PATIENCE_SECONDS
         urge = self._urges.pop(0)
         group = os.getpgrp()
-        for pid in list(tree(self._process)):
+        for pid in list(tree(self._process.pid)):
             # as the terminal does for Ctrl-C: everyone in the group is told
             with suppress(ProcessLookupError, PermissionError):
                 if os.getpgid(pid) == group or urge == signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""What costs a run its time: each cause with its evidence, what there is to win, and what to change."""
+"""What costs a run its time: each cause with its evidence, the possible gain, and what to change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from statistics import fmean
 
 from stoker.bench import remedies
 from stoker.bench.diagnosis import Diagnosis
-from stoker.bench.reckoning import Reckoning, Surroundings, recurring_firsts, setting, undisturbed
+from stoker.bench.reckoning import SMALL_BYTES, Reckoning, Surroundings, recurring_firsts, setting, undisturbed
 from stoker.bench.run import Stage
 from stoker.engine.stats import Sampled
 from stoker.foundation.text import format_bytes, format_count, format_duration, format_percent
@@ -62,11 +62,14 @@ def healthy(one: Reckoning) -> Diagnosis:
         own = f"first batches are there within {format_duration(max(one.stats.first_batch_seconds, default=0.0))}"
     elif one.wait_share >= 0.1:  # of next to nothing
         own = f"a batch is there within {format_duration(one.wait)}, which is next to nothing"
-    evidence = _usual_evidence(one)
-    steps = one.stats.steps_sampled
-    if steps is not None and steps.num >= FEWEST_SAMPLES:
-        evidence.append("the training step: " + _format_places(steps))
+    evidence = [*_usual_evidence(one), *_step_evidence(one)]
     return Diagnosis(verdict="compute-bound", says=f"the loader keeps up: {own}", evidence=evidence)
+
+
+def _step_evidence(one: Reckoning) -> list[str]:
+    steps = one.stats.steps_sampled
+    known = steps is not None and steps.num >= FEWEST_SAMPLES
+    return ["the training step: " + _format_places(steps)] if steps is not None and known else []
 
 
 def _format_places(sampled: Sampled) -> str:
@@ -75,7 +78,7 @@ def _format_places(sampled: Sampled) -> str:
 
 
 def gain_told(one: Reckoning, seconds: float, share: float) -> tuple[str, float]:
-    """Return what there is to win, in words and as a share."""
+    """Return the possible gain, in words and as a share."""
     told = f"up to {format_duration(seconds)} of {format_duration(one.period)} per step"
     if one.period and abs(share - seconds / one.period) > 0.02:  # first batches are no steps
         return f"{told}; with what epochs begin with, {format_percent(share)} of all their time", share
@@ -83,7 +86,7 @@ def gain_told(one: Reckoning, seconds: float, share: float) -> tuple[str, float]
 
 
 def _gain_of_lanes(verdict: str, one: Reckoning, cores: int) -> tuple[str, float]:
-    """Return what there is to win by more hands, as far as there are cores, and by batches that are in time."""
+    """Return the possible gain from more workers or threads, as far as there are cores."""
     gain, share = gain_told(one, one.wait, one.wait_share)
     if verdict == "transport-bound" or one.step <= 0:
         return gain, share
@@ -105,19 +108,14 @@ def waiting(one: Reckoning, around: Surroundings, cores: int) -> Diagnosis:
     """Batches come late: say why."""
     verdict = cause_of_waiting(one, around, cores)
     if verdict == "noisy-neighbour":
-        waited = one.stats.wait_seconds.mean * one.stats.wait_seconds.num
-        delayed = (one.stats.wait_delay_seconds or 0.0) / waited if waited else 0.0
-        return crowded(one, around, cores, one.wait_share * min(1.0, max(one.delay_in_work_share, delayed)))
+        delayed = max(one.delay_in_work_share, one.wait_delay_share)
+        return crowded(one, around, cores, one.wait_share * delayed)
     gain, gain_share = _gain_of_lanes(verdict, one, max(1, cores))
     evidence, stats = _usual_evidence(one), one.stats
     if verdict == "transport-bound":
         size = stats.num_bytes / max(1, stats.num_batches)
-        hand_over = stats.stages.get("hand-over", Stage()).busy_seconds / max(1, stats.num_batches)
-        evidence += [
-            f"{format_percent(one.hand_over_share or 0.0)} of the waiting was for batches that had been made already",
-            f"a batch is {format_bytes(size)}, and takes {format_duration(hand_over)} from worker to trainer "
-            f"beside {format_duration(one.making)} to be made",
-        ]
+        hand_over = _hand_over_seconds(one)
+        evidence += _transport_evidence(one)
         says = (
             f"batches of {format_bytes(size)} are made in time and take {format_duration(hand_over)} to reach the "
             "trainer"
@@ -127,9 +125,9 @@ def waiting(one: Reckoning, around: Surroundings, cores: int) -> Diagnosis:
         if verdict == "decode-bound" and one.gil_share is None:
             evidence.append("nobody looked whether that is Python or native code: `stoker doctor -- python ...` does")
         says = {
-            "storage-bound": f"whoever makes batches is blocked for {format_percent(one.blocked_share)} of the time, "
-            "on "
-            "the disk, the network or whatever else is waited for in reading",
+            "storage-bound": f"{_makers(one)} blocked {format_percent(one.blocked_share)} of the time, on the disk, "
+            "the "
+            "network or other I/O",
             "decode-bound": f"making a batch takes {format_duration(one.making)}, on a core"
             + (", mostly in native code" if one.gil_share is not None else ""),
             "python-bound": f"making a batch takes {format_duration(one.making)}, mostly in Python, "
@@ -146,17 +144,36 @@ def waiting(one: Reckoning, around: Surroundings, cores: int) -> Diagnosis:
     )
 
 
+def _makers(one: Reckoning) -> str:
+    """Return who makes the batches, with a verb."""
+    if one.stats.engine == "inline":
+        return "the trainer, which makes batches itself, was"
+    kind = "thread" if one.stats.engine == "threads" or setting(one.stats, "num_threads") > 1 else "worker"
+    return f"the {kind} was" if one.num_lanes == 1 else f"the {one.num_lanes} {kind}s were"
+
+
+def _hand_over_seconds(one: Reckoning) -> float:
+    return one.stats.stages.get("hand-over", Stage()).busy_seconds / max(1, one.stats.num_batches)
+
+
+def _transport_evidence(one: Reckoning) -> list[str]:
+    return [
+        f"{format_percent(one.hand_over_share or 0.0)} of the waiting was for batches that had been made already",
+        f"a batch is {format_bytes(one.stats.num_bytes / max(1, one.stats.num_batches))}, and takes "
+        f"{format_duration(_hand_over_seconds(one))} from worker to trainer beside {format_duration(one.making)} to "
+        "be made",
+    ]
+
+
 def cause_of_waiting(one: Reckoning, around: Surroundings, cores: int) -> str:
     """Return the verdict on a loader whose batches come late."""
     stats = one.stats
     # workers that never rest are what is waited for, however long their batches take on the way: that shifts them alone
     is_on_its_way = (one.hand_over_share or 0.0) > 0.5 and one.occupancy < 0.7
     if is_on_its_way or (stats.engine == "processes" and one.is_seen and one.occupancy < AT_LEISURE):
-        waited = stats.wait_seconds.mean * stats.wait_seconds.num
-        is_delayed = (stats.wait_delay_seconds or 0.0) > 0.5 * waited
         # what is small is handed over at once, unless those who do it have to wait for a core
-        is_small = stats.num_bytes / max(1, stats.num_batches) < remedies.SMALL_BYTES
-        is_crowded = is_delayed or (is_small and around.is_crowded(cores))
+        is_small = stats.num_bytes / max(1, stats.num_batches) < SMALL_BYTES
+        is_crowded = one.wait_delay_share > 0.5 or (is_small and around.is_crowded(cores))
         return "noisy-neighbour" if is_crowded else "transport-bound"
     if one.collate_share >= 0.5 and one.delay_in_work_share < 0.5:
         return "collate-bound"
@@ -180,15 +197,13 @@ def work_evidence(one: Reckoning) -> list[str]:
             "what workers did was not seen: they were there before anybody watched, or belong to a loader that is "
             f"neither torch's nor ours{used}"
         ]
-    or_waiting = " or waiting for Python's lock" if one.is_python and setting(stats, "num_threads") > 1 else ""
+    or_waiting = " or waiting for the GIL" if one.is_python and setting(stats, "num_threads") > 1 else ""
     evidence = [
         f"making a batch takes {format_duration(one.making)}, the training's own step {format_duration(one.step)}: "
         f"{one.making / one.step:.1f} batches have to be in the making at a time"
         if one.step > NO_STEP * one.making
         else f"making a batch takes {format_duration(one.making)}, the training's own step next to nothing",
-        f"each of {one.num_lanes} was at work for {format_percent(one.occupancy)} of the time"
-        if one.num_lanes > 1
-        else f"who makes them was at work for {format_percent(one.occupancy)} of the time",
+        f"{_makers(one)} busy {format_percent(one.occupancy)} of the time",
         f"of the making, {format_percent(one.cpu_share)} on a core{or_waiting}, {format_percent(one.blocked_share)} "
         "blocked, "
         f"{format_percent(one.delay_in_work_share)} ready and without a core",
@@ -200,10 +215,10 @@ def work_evidence(one: Reckoning) -> list[str]:
         parts = [f"{name} {format_percent(seconds / whole)}" for name, seconds in stages.items() if seconds]
         evidence.append("stages: " + ", ".join(parts))
     if one.gil_share is not None:
-        evidence.append(f"Python held its lock at {format_percent(one.gil_share)} of the looks")
+        evidence.append(f"the GIL was held in {format_percent(one.gil_share)} of samples")
     if stats.sampled is not None and stats.sampled.places:
-        # who wants the lock gets it, and sees, where it is let go of
-        where = "where it was let go of" if one.is_python else "where"
+        # a thread that wants the GIL gets it, and sees, where it is released
+        where = "where the GIL was released" if one.is_python else "where"
         evidence.append(f"{where}: {_format_places(stats.sampled)}")
     read_bytes = sum(worker.read_bytes or 0 for worker in (*stats.workers, *([stats.trainer] if stats.trainer else [])))
     if stats.seconds > 0 and read_bytes / stats.seconds > 1e6:
@@ -268,6 +283,10 @@ def copying(one: Reckoning) -> Diagnosis:
 def crowded(one: Reckoning, around: Surroundings, cores: int, loss: float) -> Diagnosis:
     """Others have the cores. What the loader would be like without them is said too."""
     are_ours = remedies.are_our_workers(one, around, cores)
+    own = undisturbed(one, cores)
+    if not are_ours and one.is_seen and one.period > 0:  # no more is lost to others than would be saved without them
+        saved = 1 - own.period / one.period
+        loss = min(loss, saved) if saved >= KEEPS_UP else loss
     evidence = [f"the trainer's thread was ready and had no core for {format_percent(one.delay_share)} of the time"]
     if around.is_measured:
         evidence.append(
@@ -276,8 +295,7 @@ def crowded(one: Reckoning, around: Surroundings, cores: int, loss: float) -> Di
         )
     if one.delay_in_work_share > 0:
         evidence.append(
-            f"whoever makes batches was ready and had no core for {format_percent(one.delay_in_work_share)} of their "
-            "work"
+            f"{_makers(one)} ready and without a core for {format_percent(one.delay_in_work_share)} of making a batch"
         )
     says = (
         f"waiting for a core takes {format_percent(loss)} of the time; it was not measured which programs had the cores"
@@ -291,19 +309,19 @@ def crowded(one: Reckoning, around: Surroundings, cores: int, loss: float) -> Di
         if saved < loss * one.period:  # the work that took the core away has to be done all the same
             gain, gain_share = gain_told(one, saved, saved / one.period)
             if gain_share < 0.03:
-                gain = "next to nothing by other arguments: the cores have enough to do with this training itself"
+                gain = "about none from other arguments: the cores have enough to do with this training itself"
     advice = remedies.crowded(one, around, cores, are_ours=are_ours)
-    own = undisturbed(one, cores)
     own_cause = None
     if not are_ours and one.is_seen and own.wait_share >= KEEPS_UP and own.wait > LEAST_WAIT_SECONDS:
         own_cause = cause_of_waiting(own, Surroundings(), cores)
         evidence += [
             f"without other programs the loader would be {own_cause}: about {format_duration(own.wait)} of "
             f"{format_duration(own.period)} per step would still be waiting",
-            *work_evidence(own),
+            *(_transport_evidence(own) if own_cause == "transport-bound" else work_evidence(own)),
         ]
-        if own_cause != "transport-bound":
-            advice += [f"for the loader itself: {line}" for line in remedies.waiting(own_cause, own, cores)[:2]]
+        advice += [f"for the loader itself: {line}" for line in remedies.waiting(own_cause, own, cores)[:2]]
+    elif not are_ours:
+        evidence += _step_evidence(one)
     return Diagnosis(
         verdict="noisy-neighbour",
         says=says + (f"; the loader itself is {own_cause}" if own_cause else ""),

@@ -1,30 +1,26 @@
 """A fresh process that answers questions, one at a time, and whose end harms nobody else.
 
 What is measured may take all memory, hang or crash. It does so in a process of its own, with an interpreter of its own,
-in a group of its own: when it is closed, or its parent ends, all that it has started ends with it.
+under a supervisor: when it is closed or ends, or its parent dies, all that it has started ends with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self
 
+from stoker.bench.supervised import SupervisedProcess
 from stoker.engine.failure import Failure
-from stoker.engine.launch import named_end
-from stoker.foundation.machine import tree
+from stoker.foundation.processes import describe_exit, die_with_parent
 
 Answering = Callable[..., Callable[..., Any]]
 """Makes, in the child, what is then called with each question. It is sent by its name, so it stands in a module."""
@@ -34,8 +30,6 @@ PATIENCE_SECONDS = 2.0
 
 MAX_SAID = 4000
 """Characters of what a child has printed that are kept for an error."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 class ChildEnded(Exception):
@@ -67,18 +61,17 @@ class Child:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 closed with the child
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
-        is_from_main_thread = threading.current_thread() is threading.main_thread()
-        begin = f"from stoker.bench.child import serve; serve({theirs.fileno()}, {os.getpid()}, {is_from_main_thread})"
+        begin = f"from stoker.bench.child import serve; serve({theirs.fileno()})"
         try:
             # Not a child of `multiprocessing`: that would run the caller's main module again. No terminal's Ctrl-C
             # reaches the group; the parent's own is what ends it.
-            self._process = subprocess.Popen(
+            self._process = SupervisedProcess(
                 [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {begin}"],
-                pass_fds=[theirs.fileno()],
-                process_group=0,
+                descriptors=[theirs.fileno()],
+                has_own_group=True,
+                ends_all=True,
                 stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
+                output=self._log,
             )
         except BaseException:
             self._connection.close()
@@ -88,9 +81,6 @@ class Child:
             theirs.close()
         self._end: int | None = None
         self._is_ready = False
-        self._descriptor = -1
-        with contextlib.suppress(OSError, AttributeError):  # an old kernel: then the connection alone tells of its end
-            self._descriptor = os.pidfd_open(self._process.pid)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended already: told when asked
             self._connection.send((answering, args))
 
@@ -128,20 +118,17 @@ class Child:
 
     def close(self) -> None:
         """End the child and all that it has started. What it is at is not waited for."""
-        strays = self._strays()  # while they can still be told by their parents
         self._connection.close()
-        self._bury(PATIENCE_SECONDS if self._is_ready else 0.0, strays)
+        self._bury(PATIENCE_SECONDS if self._is_ready else 0.0)
         self._log.close()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
     def _answer(self, limit_seconds: float | None) -> Any:
-        ends: list[Any] = [self._connection, *([self._descriptor] if self._descriptor >= 0 else [])]
+        end = self._process.descriptor
+        ends: list[Any] = [self._connection, *([end] if end >= 0 else [])]
         ready = wait(ends, limit_seconds)
         if not ready:
             self._is_ready = False
-            self._bury(0.0, self._strays())
+            self._bury(0.0)
             assert limit_seconds is not None
             raise ChildSlow(limit_seconds)
         try:
@@ -151,36 +138,18 @@ class Child:
         except (EOFError, OSError):  # the latter if it ended in the middle of an answer
             self._is_ready = False
             self._bury(PATIENCE_SECONDS)
-            raise ChildEnded(named_end(self._end or 0), self.said()) from None
+            raise ChildEnded(describe_exit(self._end or 0), self.said()) from None
         if isinstance(answer, Failure):
             raise answer.error()
         return answer
 
-    def _strays(self) -> list[int]:
-        """Return descriptors of the processes that the child has started and that are in a group of their own."""
-        found: list[int] = []
+    def _bury(self, patience_seconds: float) -> None:
+        """See to it that the child is gone, and all that it has started."""
         if self._end is None:
-            for pid in list(tree(self._process.pid))[1:]:
-                with contextlib.suppress(OSError, AttributeError):  # it is gone; or an old kernel
-                    if os.getpgid(pid) != self._process.pid:
-                        found.append(os.pidfd_open(pid))
-        return found
-
-    def _bury(self, patience_seconds: float, strays: Sequence[int] = ()) -> None:
-        """See to it that the child is gone, and its group with it, and those that have left the group."""
-        if self._end is None:
-            if patience_seconds and self._descriptor >= 0:
-                poll = select.poll()
-                poll.register(self._descriptor, select.POLLIN)
-                poll.poll(1000 * patience_seconds)
-            # Until it is waited for, even a process that has ended keeps its number: this reaches nobody else's group.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._end = self._process.wait()
-        for stray in strays:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(stray, signal.SIGKILL)
-            os.close(stray)
+            if patience_seconds:
+                self._process.wait(patience_seconds)
+            self._process.close()
+            self._end = os.waitstatus_to_exitcode(self._process.wait() or 0)
 
 
 def forked(function: Callable[..., Any], *args: Any) -> Any:
@@ -197,7 +166,7 @@ def forked(function: Callable[..., Any], *args: Any) -> Any:
         answer = ours.recv()
     except EOFError:
         process.join()
-        raise ChildEnded(named_end(process.exitcode or 0), "") from None
+        raise ChildEnded(describe_exit(process.exitcode or 0), "") from None
     finally:
         ours.close()
         process.join()
@@ -207,11 +176,10 @@ def forked(function: Callable[..., Any], *args: Any) -> Any:
     return answer
 
 
-def serve(descriptor: int, parent: int, is_from_main_thread: bool) -> None:
+def serve(descriptor: int) -> None:
     """Be a child of the process at the other end of a socket, until it has no more questions."""
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
-    _end_with(parent, is_from_main_thread)
     try:
         answering, args = connection.recv()
         answer = answering(*args)
@@ -240,22 +208,10 @@ def _send_failure(connection: Connection, error: BaseException) -> None:
 
 
 def _tell(pipe: Connection, parent: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    _end_with(parent, True)
+    die_with_parent(parent)
     try:
         answer = function(*args)
     except BaseException as error:
         answer = Failure(error)
     pipe.send(answer)
     pipe.close()
-
-
-def _end_with(parent: int, is_from_main_thread: bool) -> None:
-    """Let the kernel kill this process when its parent ends, whatever it is doing then.
-
-    What counts is the end of the thread that started it, so only a parent's main thread will do.
-    """
-    if is_from_main_thread:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -47,7 +47,7 @@ class Diagnosis(Plain):
     """Of a noisy neighbour: the verdict on the loader without it, as estimated; None if the loader would keep up."""
     evidence: list[str] = field(default_factory=list)
     gain: str | None = None
-    """What there is to win: time per step, and the share of the whole."""
+    """The possible gain: time per step, and the share of the whole."""
     gain_share: float | None = None
     """The same as a number: the part of the run's time that would be saved."""
     advice: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Diagnosis(Plain):
         if self.evidence:
             lines += ["", "evidence", *(f"  - {line}" for line in self.evidence)]
         if self.gain is not None:
-            lines += ["", "to win", f"  {self.gain}"]
+            lines += ["", "possible gain", f"  {self.gain}"]
         if self.advice:
             lines += ["", "what to do", *(f"  {number}. {line}" for number, line in enumerate(self.advice, 1))]
         if self.findings:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from stoker.bench.causes import FEWEST_SAMPLES
 from stoker.bench.diagnosis import Finding
+from stoker.bench.memory_trend import has_filled, moments_of_training
 from stoker.bench.reckoning import Reckoning, Surroundings, num_lanes, reckoned, setting
 from stoker.bench.remedies import MANY_OBJECTS, call, enough_workers
 from stoker.bench.run import Run
@@ -25,8 +26,8 @@ FITS_SHARE = 0.4
 FEW_BATCHES_READY = 1
 
 SYNCHRONIZING = re.compile(r"\.item\(\)|\.tolist\(\)|\.cpu\(\)|\.numpy\(\)")
-SYNCHRONIZING_SHARE = 0.2
-"""Of the samples of a training loop, at lines that read values from the device."""
+SYNCHRONIZING_SHARE, FEWEST_SYNCHRONIZING = 0.1, 3
+"""Of the samples of a training loop, at lines that read values from the device: a part, and how many at the least."""
 
 MUCH_BYTES, GROWN_SHARE, SETTLED_SHARE = 256 << 20, 0.3, 0.4
 """Memory that has grown by so much, and by so much of what there was, in the last part of a run."""
@@ -97,7 +98,8 @@ def _synchronizing_step(case: Case) -> Iterator[Finding]:
     if steps is None or steps.num < FEWEST_SAMPLES or case.reckoning.wait_share > 0.8:
         return
     found = {place: share for place, share in steps.places.items() if SYNCHRONIZING.search(place)}
-    if sum(found.values()) < SYNCHRONIZING_SHARE:
+    total = sum(found.values())
+    if total < SYNCHRONIZING_SHARE or total * steps.num < FEWEST_SYNCHRONIZING:
         return
     place, share = max(found.items(), key=lambda item: item[1])
     call_name = SYNCHRONIZING.search(place).group()  # type: ignore[union-attr]
@@ -278,8 +280,8 @@ def _stream(case: Case) -> Iterator[Finding]:
 
 def _memory_in_a_short_run(case: Case) -> Iterator[Finding]:
     """What was looked at for too short a time to call it a leak, and is too much to keep quiet about."""
-    known = [moment for moment in case.run.moments if moment.private_bytes]
-    if case.verdict == "memory-growth" or len(known) < 3:
+    known = [moment for moment in moments_of_training(case.run) if moment.private_bytes]
+    if case.verdict == "memory-growth" or len(known) < 3 or not has_filled(case.stats):
         return
     # the beginning may need as much as it likes: models, buffers, workers
     start = known[0].at + SETTLED_SHARE * (known[-1].at - known[0].at)

@@ -1,53 +1,101 @@
-"""The folder through which watched processes and a doctor meet: made for one run, and gone with it."""
+"""The folder through which watched processes and a doctor meet: made for one run, and gone with it.
+
+Its owner holds a lock on a file in it, which the kernel releases when the owner dies. So folders of owners that were
+killed can be told from those in use, in other containers too, where process ids mean something else.
+
+A supervisor runs this file by itself: it imports the standard library alone.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "stoker-doctor-"
+LOCK = "lock"
 ROOMY_BYTES = 2 << 30
 """Shared memory below this is left to the training's workers, which may need all of it."""
+SHARED_MEMORY = "/dev/shm"
 
 
-def new_folder() -> Path:
-    """Return a new, empty folder, in memory if there is plenty of it. Folders of doctors that were killed are removed.
+class Folder:
+    """A folder with a lock on it, which is held until the folder is removed or this process ends."""
 
-    Its name tells whose it is; whoever gets it removes it.
-    """
-    place = _place()
-    _sweep(place)
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path, self._lock = path, lock
+
+    def remove(self) -> None:
+        """Remove the folder and all that is in it."""
+        if self._lock >= 0:
+            _remove(self.path)
+            os.close(self._lock)
+            self._lock = -1
 
 
-def remove(folder: Path) -> None:
-    """Remove a folder and all that is in it, also if a process is just putting something there."""
+def new_folder() -> Folder:
+    """Return a new folder, in memory if there is plenty of it. Folders of doctors that were killed are removed."""
+    remove_stale()
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_place()))
+        lock = _locked(path, os.O_CREAT)
+        if lock is not None:
+            return Folder(path, lock)
+        # another process took it for one that was left behind, before it was locked
+        _remove(path)
+
+
+def remove_stale() -> None:
+    """Remove the folders of this user whose owners are gone."""
+    for place in {SHARED_MEMORY, tempfile.gettempdir()}:
+        for path in Path(place).glob(f"{PREFIX}*"):
+            with suppress(OSError):
+                if path.stat().st_uid == os.getuid():
+                    _remove_if_stale(path)
+
+
+def _remove_if_stale(path: Path) -> None:
+    if not (path / LOCK).exists():
+        path.rmdir()  # its owner was killed before it had locked it, or is about to, and makes another one then
+        return
+    lock = _locked(path)
+    if lock is not None:
+        _remove(path)
+        os.close(lock)
+
+
+def _locked(path: Path, flags: int = 0) -> int | None:
+    """Lock a folder; return the descriptor, or None if another process holds the lock, or has removed the folder."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(path / LOCK)):
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, also if a process is just putting something there."""
     for _ in range(3):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
             return
 
 
 def _place() -> str:
-    shared = "/dev/shm"
     try:
-        told = os.statvfs(shared)
-        if told.f_bavail * told.f_frsize >= ROOMY_BYTES and os.access(shared, os.W_OK | os.X_OK):
-            return shared
+        found = os.statvfs(SHARED_MEMORY)
+        if found.f_bavail * found.f_frsize >= ROOMY_BYTES and os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+            return SHARED_MEMORY
     except (OSError, AttributeError):
         pass
     return tempfile.gettempdir()
-
-
-def _sweep(place: str) -> None:
-    for left in Path(place).glob(f"{PREFIX}*"):
-        owner = left.name.removeprefix(PREFIX).partition("-")[0]
-        try:
-            if owner.isdigit() and left.stat().st_uid == os.getuid():
-                os.kill(int(owner), 0)
-        except ProcessLookupError:
-            remove(left)
-        except OSError:
-            continue

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.bench.run import Moment
+from stoker.bench.reckoning import num_lanes, setting
+from stoker.bench.run import Moment, Run
+from stoker.engine.stats import Stats
 
 WARM_UP = 0.25
 """The part of a run at its beginning in which memory may grow as it likes."""
@@ -17,6 +19,8 @@ SMALLEST_SHARE = 0.03
 """Growth below this, of what there is, may be anything."""
 STEADY_SHARE = 0.4
 """Every third of the time has to see this part of the mean growth: what levels off is no leak."""
+FEWEST_BATCHES, TIMES_IN_FLIGHT = 32, 4
+"""Until so many batches have come, and so many times as many as are in flight, queues, slots and caches fill."""
 SOON_SECONDS = 3 * 24 * 3600.0
 """Memory that lasts longer than this is not what ends a run."""
 
@@ -33,6 +37,23 @@ class Growth:
     """How much of it is the workers'."""
     seconds_left: float | None
     """Until the machine's memory is used up; None if it is not known how much there is."""
+
+
+def has_filled(stats: Stats) -> bool:
+    """Whether a loader has given enough batches for growth of memory to be more than its queues being filled."""
+    in_flight = num_lanes(stats) * max(2, setting(stats, "prefetch_factor", 2))
+    return stats.num_batches >= max(FEWEST_BATCHES, TIMES_IN_FLIGHT * in_flight)
+
+
+def moments_of_training(run: Run) -> list[Moment]:
+    """Return the moments from the first batch to the last: before, memory grows by building models, and by importing,
+    which workers that are spawned do too.
+    """
+    laps = [one.laps for one in run.loaders if one.laps and one.laps.get("asked") and one.laps.get("handed")]
+    if run.began is None or not laps:
+        return run.moments
+    first, last = min(one["handed"][0] for one in laps), max(one["handed"][-1] for one in laps)
+    return [moment for moment in run.moments if first <= run.began + moment.at <= last]
 
 
 def growth_of(moments: Sequence[Moment], *, memory_bytes: int | None) -> Growth | None:

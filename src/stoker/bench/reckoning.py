@@ -16,6 +16,9 @@ from stoker.bench.run import Moment
 from stoker.engine.lap import STALL_SECONDS, STALL_SHARE
 from stoker.engine.stats import Stats
 
+SMALL_BYTES = 1 << 20
+"""A batch below this takes as long from worker to trainer as one of a few bytes."""
+
 LOCK_HELD = 0.6
 """From here on, work counts as Python: the interpreter's lock was held at so many looks."""
 
@@ -37,12 +40,27 @@ class Surroundings:
         whole = self.trainer_cores + self.workers_cores + self.others_cores
         return cores > 0 and whole >= 0.85 * cores and self.others_cores >= 0.4 * cores
 
+    def with_workers(self, cpu_seconds: float, seconds: float) -> Surroundings:
+        """Return the means with what workers have used in all, if that is more than was seen of them.
+
+        Workers that live shorter than it is from look to look are not seen, and what they use counts as that of others.
+        """
+        unseen = cpu_seconds / seconds - self.workers_cores if self.is_measured and seconds > 0 else 0.0
+        if unseen <= 0:
+            return self
+        return replace(
+            self,
+            workers_cores=self.workers_cores + unseen,
+            others_cores=max(0.0, self.others_cores - unseen),
+        )
+
     @staticmethod
     def of(moments: Sequence[Moment]) -> Surroundings:
         """Return the means of all moments."""
-        if not moments:
-            return Surroundings()
         delays = [moment.trainer_delay_share for moment in moments if moment.trainer_delay_share is not None]
+        moments = [moment for moment in moments if moment.cores]
+        if not moments:
+            return Surroundings(trainer_delay_share=fmean(delays) if delays else None)
         return Surroundings(
             trainer_cores=fmean(moment.trainer_cores for moment in moments),
             workers_cores=fmean(moment.workers_cores for moment in moments),
@@ -72,6 +90,8 @@ class Reckoning:
     copy_share: float
     hand_over_share: float | None
     """Of the waiting: for batches that were made already. None if it is not known when batches were made."""
+    wait_delay_share: float
+    """Of the waiting, for which the trainer's thread was ready and had no core."""
     num_lanes: int
     """Batches, or parts of them, that can be made at the same time."""
     occupancy: float
@@ -115,13 +135,16 @@ def undisturbed(one: Reckoning, cores: int) -> Reckoning:
     making = one.making * rest
     work_seconds = one.work_seconds * rest
     work = work_seconds / max(1, one.stats.num_batches)
-    # a trainer that makes its batches itself waits for a core in either part
-    delay = one.delay_share * one.period * (one.step / one.period if one.stats.engine == "inline" else 1.0)
-    step = max(0.0, one.step - delay)
+    step = max(_least_step(one.stats, one.step), one.step - _step_delay(one))
     cpu_share = min(1.0, one.cpu_share / rest)
     supply = max(work / one.num_lanes, cpu_share * work / max(1, cores))
     """From batch to batch, of those that make them."""
     wait = making if one.stats.engine == "inline" else max(0.0, supply - step)
+    # what is small is on its way for long only if those who hand it over have no core
+    is_small = one.stats.num_bytes < SMALL_BYTES * one.stats.num_batches
+    on_its_way = 0.0 if is_small else one.wait * max(0.0, (one.hand_over_share or 0.0) - one.wait_delay_share)
+    hand_over_share = on_its_way / wait if 0 < on_its_way <= wait else 1.0 if on_its_way else None
+    wait = max(wait, on_its_way)
     period = step + wait
     return replace(
         one,
@@ -136,9 +159,27 @@ def undisturbed(one: Reckoning, cores: int) -> Reckoning:
         delay_in_work_share=0.0,
         cpu_share=cpu_share,
         blocked_share=min(1.0, one.blocked_share / rest),
-        hand_over_share=None,
+        hand_over_share=hand_over_share,
+        wait_delay_share=0.0,
         least_period=0.0,
     )
+
+
+def _step_delay(one: Reckoning) -> float:
+    """Return for how much of a training step the trainer was ready and had no core."""
+    delay, waited = one.delay_share * one.period, one.stats.wait_delay_seconds
+    if waited is not None:
+        return max(0.0, delay - waited / max(1, one.stats.num_batches))
+    # a trainer that makes its batches itself waits for a core in either part
+    return delay * (one.step / one.period if one.stats.engine == "inline" and one.period else 1.0)
+
+
+def _least_step(stats: Stats, step: float) -> float:
+    """Return what a training step takes at the least: the CPU time of the trainer that is not spent on waiting."""
+    if stats.engine == "threads" or stats.trainer is None or stats.wait_cpu_seconds is None:
+        return 0.0  # threads of the loader are part of the trainer's process
+    own = stats.trainer.cpu_seconds - stats.wait_cpu_seconds
+    return min(step, max(0.0, own / max(1, stats.num_batches)))
 
 
 def within(one: Reckoning, around: Surroundings, cores: int) -> Reckoning:
@@ -181,6 +222,7 @@ def reckoned(stats: Stats, *, busy_share: float | None = None) -> Reckoning:
         delay_share=_share((trainer.delay_seconds or 0.0) if trainer is not None else 0.0, seconds),
         copy_share=_copy_share(stats),
         hand_over_share=_hand_over_share(stats),
+        wait_delay_share=_share(stats.wait_delay_seconds or 0.0, stats.wait_seconds.mean * stats.wait_seconds.num),
         num_lanes=lanes,
         occupancy=_share(work / max(1, stats.num_batches), lanes * period),
         work_seconds=work,

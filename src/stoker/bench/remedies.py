@@ -7,13 +7,13 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from stoker.bench.memory_trend import Growth
-from stoker.bench.reckoning import Reckoning, Surroundings, setting
+from stoker.bench.reckoning import SMALL_BYTES, Reckoning, Surroundings, setting
 from stoker.engine.stats import Stage, Stats
 
 MOST_LANES = 64
-SMALL_BYTES = 1 << 20
-"""A batch below this takes as long from worker to trainer as one of a few bytes."""
 MANY_OBJECTS = 500_000
+MOSTLY_COMPUTES = 0.4
+"""Work that is blocked for less than this part of it, delays aside, is work for cores."""
 COPYING = re.compile(r"\.copy\(|\bnp\.array\(|\.astype\(|\.clone\(|\bbytes\(|\btorch\.tensor\(")
 """A line of source code that copies an array."""
 
@@ -57,14 +57,20 @@ def enough_workers(one: Reckoning, around: Surroundings, cores: int) -> Crew:
     num_workers, threads = max(1, setting(stats, "num_workers")), max(1, setting(stats, "num_threads"))
     work = one.work_seconds / max(1, stats.num_batches)
     step = max(0.0, one.step - one.delay_share * one.period)
-    computed = one.cpu_share * work + around.trainer_cores * one.period
+    trainer_cores = around.trainer_cores
+    if not around.is_measured and stats.trainer is not None and stats.seconds > 0:
+        trainer_cores = stats.trainer.cpu_seconds / stats.seconds
+    computed = one.cpu_share * work + trainer_cores * one.period
     least = max(step, computed / max(1, cores))
     work *= 1 - one.delay_in_work_share
 
     def period(number: int) -> float:
         return max(least, work / (number * threads))
 
-    number = next(few for few in range(1, num_workers + 1) if period(few) <= 1.03 * period(num_workers))
+    # what mostly computes gains nothing from being more than the cores, however long it seems to be blocked now
+    is_computing = one.blocked_share <= MOSTLY_COMPUTES * (one.blocked_share + one.cpu_share)
+    most = max(1, min(num_workers, cores // threads)) if is_computing and cores else num_workers
+    number = next(few for few in range(1, most + 1) if period(few) <= 1.03 * period(most))
     return Crew(number, period(number))
 
 
@@ -201,6 +207,13 @@ def _decoding(one: Reckoning, cores: int) -> list[str]:
     stats = one.stats
     lanes = needed_lanes(one, cores)
     advice = []
+    place = _slowest_place(one)
+    copies = place is not None and COPYING.search(place) is not None
+    if copies:
+        advice.append(
+            f"{place} copies: a view or `torch.from_numpy` shares the memory instead, and so does "
+            "`astype(..., copy=False)`"
+        )
     readers = _more_readers(one, lanes)
     if lanes > one.num_lanes and readers is not None:
         advice += readers
@@ -214,13 +227,10 @@ def _decoding(one: Reckoning, cores: int) -> list[str]:
     else:
         advice += _no_more_than_cores(one, cores)
         advice.append(f"all {cores} cores may be used already: what helps is less work for each sample")
-    place = _slowest_place(one)
     advice.append(
-        "do once what is done in every epoch: decode, resize or tokenise ahead (`stoker prepare images`, "
-        "`stoker prepare tokens`)" + (f"; most time goes into {place}" if place else "")
+        "do once what is done in every epoch: decode, resize or tokenize ahead (`stoker prepare images`, "
+        "`stoker prepare tokens`)" + (f"; most time goes into {place}" if place and not copies else "")
     )
-    if place and COPYING.search(place):
-        advice.append("that line copies: a view or `torch.from_numpy` shares the memory, `astype(..., copy=False)` too")
     advice.append("pictures: `stoker.images` decodes no more pixels than it needs, and on the GPU with decode='auto'")
     return advice
 
@@ -236,16 +246,16 @@ def _python(one: Reckoning, cores: int) -> list[str]:
     elif (stats.engine == "threads" or setting(stats, "num_threads") > 1) and one.num_lanes > cores > 1:
         # more than there are cores: they are there to wait, too, and each process has to have its share of them
         advice.append(
-            f"{call(num_workers=cores, num_threads=ceil(one.num_lanes / cores))}: as many at a time, with a lock of "
-            "Python's for each process; threads of one take turns with it"
+            f"{call(num_workers=cores, num_threads=ceil(one.num_lanes / cores))}: as many at a time, with a GIL for "
+            "each process; threads of one process take turns with it"
         )
     elif stats.engine == "threads" or setting(stats, "num_threads") > 1:
         advice.append(
             f"{call(num_workers=min(cores, max(2, one.num_lanes)), num_threads=0)}: "
-            "processes in the place of threads, which take turns with Python's lock"
+            "processes in the place of threads, which take turns with the GIL"
         )
     elif lanes > one.num_lanes:
-        advice.append(f"{call(num_workers=lanes)}: each process has a lock of its own; there are {cores} cores")
+        advice.append(f"{call(num_workers=lanes)}: each process has a GIL of its own; there are {cores} cores")
     else:
         advice += _no_more_than_cores(one, cores)
         advice.append(f"all {cores} cores may be used already: what helps is less work for each sample")

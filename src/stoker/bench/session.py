@@ -9,7 +9,7 @@ from time import perf_counter
 from weakref import finalize
 
 from stoker.bench.collector import Collector
-from stoker.bench.folder import new_folder, remove
+from stoker.bench.folder import Folder, new_folder
 from stoker.bench.hook import install, ours, recording
 from stoker.bench.hook.ticker import Ticker
 from stoker.bench.monitor import Monitor
@@ -27,10 +27,15 @@ class Session:
         self.process = os.getpid()
         before = recording.current
         self._is_owner = before is None
-        folder = new_folder() if before is None else Path(before.folder)
-        self._end = finalize(self, _ended, folder if self._is_owner else None, self.process)
-        self.now = install.attach(str(folder))
-        self._collector = Collector(folder, is_owner=self._is_owner)
+        folder: Folder | None = None
+        if before is None:
+            folder = new_folder()
+            path = folder.path
+        else:
+            path = Path(before.folder)
+        self._end = finalize(self, _ended, folder, self.process)
+        self.now = install.attach(str(path))
+        self._collector = Collector(path, is_owner=self._is_owner)
         self.monitor = Monitor([self.process], lambda: self._collector.trainers)
         self._lock = threading.RLock()
         self._ticker = Ticker("stoker-monitor", lambda: self.monitor.every_seconds, lambda _: self._tick())
@@ -94,10 +99,10 @@ class Session:
         self._end()
 
 
-def _ended(folder: Path | None, process: int) -> None:
+def _ended(folder: Folder | None, process: int) -> None:
     if folder is not None and os.getpid() == process:
         install.detach()
-        remove(folder)
+        folder.remove()
 
 
 _shared: Session | None = None

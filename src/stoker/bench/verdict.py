@@ -7,15 +7,16 @@ nothing costs a tenth of it, the loader keeps up.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import fmean
 
 from stoker.bench import causes, remedies, slow_rank
 from stoker.bench.causes import KEEPS_UP, LEAST_WAIT_SECONDS
 from stoker.bench.diagnosis import VERDICTS, Diagnosis
 from stoker.bench.facts import findings
-from stoker.bench.memory_trend import Growth, growth_of
+from stoker.bench.memory_trend import Growth, growth_of, has_filled, moments_of_training
 from stoker.bench.reckoning import Reckoning, Surroundings, num_lanes, reckoned, recurring_firsts, setting, within
-from stoker.bench.run import Moment, Run
+from stoker.bench.run import Run
 from stoker.engine.stats import Stats
 from stoker.foundation.text import format_bytes, format_duration, format_percent
 
@@ -28,40 +29,27 @@ MUCH_ELSEWHERE = 0.2
 FEWEST_STEPS = 3
 """Batches after the first one of an epoch, or epochs, without which there is nothing to judge by."""
 
-FEWEST_BATCHES_OF_GROWTH = 32
-"""Until so many batches were made, memory grows by filling queues, slots and the allocator's caches."""
-
 DUPLICATED = 0.2
 """From here on, workers of a stream read the same data: chance would have it far lower."""
 
 
 def diagnose(run: Run) -> Diagnosis:
-    """Return what holds a run back: one verdict, why, what there is to win, and what to change."""
+    """Return what holds a run back: one verdict, why, the possible gain, and what to change."""
     seen = [stats for stats in run.loaders if stats.num_batches > 0]
     enough = [
         stats for stats in seen if stats.batch_seconds.num >= FEWEST_STEPS or stats.num_iterations >= FEWEST_STEPS
     ]
     if not enough:
         return _nothing_seen(run, seen)
-    around = Surroundings.of(run.moments)
+    of_workers = sum(worker.cpu_seconds for stats in run.loaders for worker in stats.workers)
+    around = Surroundings.of(run.moments).with_workers(of_workers, run.seconds)
     growth = None
-    if max(stats.num_batches for stats in enough) >= FEWEST_BATCHES_OF_GROWTH:
-        growth = growth_of(_moments_of_training(run, enough), memory_bytes=run.machine.get("memory_bytes"))
+    if any(has_filled(stats) for stats in enough):
+        growth = growth_of(moments_of_training(run), memory_bytes=run.machine.get("memory_bytes"))
     found = _duplicated(enough) or (growth and _growing(enough, growth)) or _costliest(run, enough, around)
     notes = findings(run, verdict=found.verdict)
     evidence = [*found.evidence, *_elsewhere(run)]
     return Diagnosis.from_dict(found.as_dict() | {"evidence": evidence, "findings": [note.as_dict() for note in notes]})
-
-
-def _moments_of_training(run: Run, enough: list[Stats]) -> list[Moment]:
-    """Return the moments from the first batch to the last: before, memory grows by building models, and by importing,
-    which workers that are spawned do too.
-    """
-    laps = [stats.laps for stats in enough if stats.laps and stats.laps.get("asked") and stats.laps.get("handed")]
-    if run.began is None or not laps:
-        return run.moments
-    first, last = min(one["handed"][0] for one in laps), max(one["handed"][-1] for one in laps)
-    return [moment for moment in run.moments if first <= run.began + moment.at <= last]
 
 
 def _elsewhere(run: Run) -> list[str]:
@@ -148,7 +136,7 @@ def _growing(enough: list[Stats], growth: Growth) -> Diagnosis:
 def _costliest(run: Run, enough: list[Stats], around: Surroundings) -> Diagnosis:
     main = {rank: _main([one for one in enough if one.rank == rank]) for rank in {one.rank for one in enough}}
     lanes = sum(num_lanes(stats) for stats in main.values() if stats.engine == "processes")
-    busy_share = around.workers_cores / lanes if lanes and run.moments else None
+    busy_share = around.workers_cores / lanes if lanes and around.is_measured else None
     reckonings = {rank: reckoned(stats, busy_share=busy_share) for rank, stats in main.items()}
     if len(reckonings) == 1:  # several may share the machine, or have one each
         reckonings = {rank: within(one, around, int(run.machine.get("cores") or 0)) for rank, one in reckonings.items()}
@@ -157,6 +145,7 @@ def _costliest(run: Run, enough: list[Stats], around: Surroundings) -> Diagnosis
     cores = int(run.machine.get("cores") or 0)
     # what a loader counts includes what its thread did between epochs, and moments what it did before and after
     delay = min(usual.delay_share, 1.0 if around.trainer_delay_share is None else around.trainer_delay_share)
+    usual = replace(usual, delay_share=delay)
     candidates: list[tuple[float, Callable[[], Diagnosis]]] = [
         (usual.wait_share if usual.wait > LEAST_WAIT_SECONDS else 0.0, lambda: causes.waiting(usual, around, cores)),
         (usual.start_up_share if _is_slow_to_start(usual) else 0.0, lambda: causes.starting(usual)),

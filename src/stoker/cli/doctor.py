@@ -41,7 +41,7 @@ def doctor(
         bool, typer.Option("--fail", help=f"Exit with {NOT_HEALTHY} unless the loader keeps up: for CI.")
     ] = False,
 ) -> None:
-    """Say what holds a training back: one verdict, the evidence, what there is to win, what to change.
+    """Say what holds a training back: one verdict, the evidence, the possible gain, what to change.
 
     The command runs unchanged, with your input, output and signals; torch's loaders and Stoker's are watched in it, in
     all its processes. What the doctor says goes to stderr. Its exit code is the command's own (128 and the number of
@@ -173,7 +173,7 @@ def _show(diagnosis: Diagnosis, notes: list[str], console: Console) -> None:
 
     dashes = ["-"] * len(diagnosis.evidence)
     listed("evidence", diagnosis.evidence, dashes)
-    listed("to win", [diagnosis.gain] if diagnosis.gain is not None else [], [" "])
+    listed("possible gain", [diagnosis.gain] if diagnosis.gain is not None else [], [" "])
     listed("what to do", diagnosis.advice, [f"{number}." for number in range(1, len(diagnosis.advice) + 1)])
     also = [f"{one.about}: {one.what}\n{one.advice}" for one in diagnosis.findings]
     listed("also", also, ["-"] * len(also))

@@ -37,7 +37,7 @@ class Counted(NamedTuple):
 
 
 def lines(
-    paths: Annotated[list[Path], typer.Argument(help="Text, CSV, TSV or JSONL files, plain, .gz or .zst.")],
+    paths: Annotated[list[Path], typer.Argument(help="Text, CSV, TSV or JSONL files, plain, .gz, .zst, .xz or .bz2.")],
     parse: Annotated[FormatOption | None, typer.Option(help="Format of the lines (default: by suffix).")] = None,
     samples: Annotated[int, typer.Option(help="Number of samples to show, spread over the files.")] = 3,
     index_dir: Annotated[Path | None, typer.Option(help="Folder for indexes (default: the cache).")] = None,

@@ -55,7 +55,7 @@ _Inputs = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT...",
-        help="Files, patterns or folders of Parquet, JSONL, text (.gz or .zst too), or Hugging Face datasets.",
+        help="Files, patterns or folders: Parquet, JSON, CSV, text (.gz, .zst, .xz, .bz2 too), Hugging Face datasets.",
     ),
 ]
 _TextColumn = Annotated[str, typer.Option(help="The column or JSON field with the text; dots lead into nested ones.")]
@@ -319,7 +319,9 @@ def _told(progress: Progress, seconds: float) -> str:
         parts.append(f"{progress.num_read / 1e6 / seconds:,.1f} MB/s")
     if seconds >= SPEED_SECONDS and progress.documents:
         noun = "pictures" if progress.stage == "pictures" else "docs"
-        parts.append(f"{progress.documents / seconds:,.0f} {noun}/s")
+        # a rate below one would be shown as none at all, while one long document is read
+        is_slow = progress.documents < seconds
+        parts.append(f"{progress.documents:,} {noun}" if is_slow else f"{progress.documents / seconds:,.0f} {noun}/s")
     if progress.tokens:
         parts.append(f"{progress.tokens / 1e6:,.1f} M tokens")
     if progress.num_pieces:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -30,7 +30,7 @@ from stoker.compose.mixed_terms import (
     checked_stop,
     epoch_length,
 )
-from stoker.errors import ArgumentError, StateMismatch, StateUnreadable
+from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable
 from stoker.foundation.randomness import epoch as epoch_being_read
 from stoker.foundation.randomness import strand
 from stoker.plan import Order, derived_key, order_named
@@ -243,11 +243,9 @@ class Mixture:
         return dict(zip((self.names[source] for source in segment.sources.tolist()), segment.quota.shares))
 
     @property
-    def fingerprint(self) -> str | None:
-        """What tells this mixture from others; None if a source does not tell what it is."""
+    def fingerprint(self) -> str:
+        """Identify this mixture by its sources, weights and schedule; a source without a fingerprint, by its length."""
         sources = {part.name: part.identity() for part in self._parts}
-        if any(identity["fingerprint"] is None for identity in sources.values()):
-            return None
         told = json.dumps([sources, [phase.told() for phase in self.phases]], sort_keys=True)
         return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
@@ -528,40 +526,41 @@ class Mixture:
         """
         if not isinstance(state, Mapping):
             raise StateMismatch({"mixture": (state, list(self.names))})
-        try:
+        with _reading_state():
             phases = tuple(map(Phase.read, state["phases"]))
+            starts = [phase.start for phase in phases]
+            if starts[0] or sorted(set(starts)) != starts:
+                raise ValueError(f"phases start at {starts}")
             identities = {str(name): dict(identity) for name, identity in state["sources"].items()}
             epoch, number = int(state["epoch"]), int(state["number"])
             counts = {str(name): int(count) for name, count in state["counts"].items()}
             before = phases[-1].terms
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError) as error:
-            raise StateUnreadable(f"what it tells of the mixture does not fit together ({error!r})") from error
-        ours = {part.name: part for part in self._parts if part.dataset is not None}
-        differences: dict[str, tuple[Any, Any]] = {}
-        for name, part in ours.items():
-            for what, mine in part.identity().items():
-                theirs = identities.get(name, {}).get(what)
-                if name in identities and theirs != mine and (what != "fingerprint" or None not in (theirs, mine)):
-                    differences[f"{what} of {name!r}"] = (theirs, mine)
-        if differences:
-            raise StateMismatch(differences)
-        changed = self.terms.differences(before)
-        if changed and not self.changes:
-            refusal = StateMismatch(changed)
-            refusal.add_note("with mix(..., changes=True) the new ones hold from where the state was taken on")
-            raise refusal
-        # numbered as here, whatever they were before; those that have left come behind
-        parts = [*ours.values(), *(_gone(name, identities[name]) for name in identities if name not in ours)]
-        options: dict[str, Any] = {
-            "label": self.label,
-            "changes": self.changes,
-            "steps_of": self.steps_of,
-            "epoch": epoch,
-        }
-        old = Mixture(tuple(parts), before, phases=phases, **options)
-        is_there = 0 <= number <= (_LAST if old.blend.total is None else old.blend.total)
-        if not is_there or {name: count for name, count in old.counts(number).items() if name in counts} != counts:
-            raise StateUnreadable("the counts of the mixture's sources are not those of its weights")
+            ours = {part.name: part for part in self._parts if part.dataset is not None}
+            differences: dict[str, tuple[Any, Any]] = {}
+            for name, part in ours.items():
+                for what, mine in part.identity().items():
+                    theirs = identities.get(name, {}).get(what)
+                    if name in identities and theirs != mine and (what != "fingerprint" or None not in (theirs, mine)):
+                        differences[f"{what} of {name!r}"] = (theirs, mine)
+            if differences:
+                raise StateMismatch(differences)
+            changed = self.terms.differences(before)
+            if changed and not self.changes:
+                refusal = StateMismatch(changed)
+                refusal.add_note("with mix(..., changes=True) the new ones hold from where the state was taken on")
+                raise refusal
+            # numbered as here, whatever they were before; those that have left come behind
+            parts = [*ours.values(), *(_gone(name, identities[name]) for name in identities if name not in ours)]
+            options: dict[str, Any] = {
+                "label": self.label,
+                "changes": self.changes,
+                "steps_of": self.steps_of,
+                "epoch": epoch,
+            }
+            old = Mixture(tuple(parts), before, phases=phases, **options)
+            is_there = 0 <= number <= (_LAST if old.blend.total is None else old.blend.total)
+            if not is_there or {name: count for name, count in old.counts(number).items() if name in counts} != counts:
+                raise StateUnreadable("the counts of the mixture's sources are not those of its weights")
         if not changed:
             return old
         begins = old.number(epoch, 0)
@@ -685,6 +684,17 @@ class _Others(Sequence[int]):
         found = self._blend.find(self._source, self._numbers[at])
         assert found is not None
         return found - self._first
+
+
+@contextmanager
+def _reading_state() -> Iterator[None]:
+    """Turn whatever a state with odd entries leads to into `StateUnreadable`."""
+    try:
+        yield
+    except StateError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RuntimeError) as error:
+        raise StateUnreadable(f"its mixture does not fit together ({error!r})") from error
 
 
 _NO_DRAWS = nullcontext()

@@ -88,7 +88,7 @@ def parts_of(datasets: Mapping[str, Any], *, order: Order, seed: int) -> tuple[P
     for name, dataset in datasets.items():
         try:
             length = len(dataset)
-        except TypeError:
+        except (TypeError, ValueError, OverflowError):
             length = -1
         if length < 0 or not hasattr(dataset, "__getitem__"):
             raise ArgumentError(

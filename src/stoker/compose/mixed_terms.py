@@ -93,6 +93,8 @@ class Phase:
     def read(cls, told: Mapping[str, Any]) -> Phase:
         """Return the phase that a state tells of."""
         numbers = {name: int(told[name]) for name in ("start", "epoch", "begins", "length")}
+        if min(numbers.values()) < 0 or max(numbers.values()) >> 62 or numbers["begins"] > numbers["start"]:
+            raise ValueError(f"a phase has {numbers}")
         return cls(terms=Terms.read(told), **numbers)
 
 

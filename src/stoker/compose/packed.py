@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -211,6 +212,20 @@ def _planned(documents: Documents, settings: Settings) -> Layout:
     return Layout.of(facts)
 
 
+_VERSION = re.compile(r"\.pack(\d+)\.")
+"""Of the algorithm, in a fingerprint."""
+
+
+def differing_versions(theirs: Any, ours: Any) -> tuple[int, int] | None:
+    """Return the versions of the packing in two fingerprints, if they differ in nothing else."""
+    if not isinstance(theirs, str) or not isinstance(ours, str):
+        return None
+    one, other = _VERSION.search(theirs), _VERSION.search(ours)
+    if one is None or other is None or _VERSION.sub("", theirs) != _VERSION.sub("", ours):
+        return None
+    return int(one[1]), int(other[1])
+
+
 class Packed:
     """Rows of `length` tokens made of whole documents, or of stretches of them, by position. Made by `stoker.pack`.
 
@@ -275,6 +290,11 @@ class Packed:
         return self.settings.length
 
     @property
+    def rows_are_sorted(self) -> bool:
+        """Whether rows of like documents lie together, so that training needs them shuffled: so by best fit."""
+        return self.settings.strategy == "best_fit"
+
+    @property
     def num_tokens(self) -> int:
         """How many tokens of documents are in the rows of an epoch."""
         return self.facts.num_tokens
@@ -324,8 +344,14 @@ class Packed:
     def fingerprint(self) -> str | None:
         """What tells these rows, of all epochs, from others; None if the source does not tell what it is."""
         fingerprint = getattr(self._documents, "fingerprint", None)
-        if not isinstance(fingerprint, str):
-            return None
+        return self._packed_fingerprint(fingerprint) if isinstance(fingerprint, str) else None
+
+    def earlier_fingerprints(self) -> Iterator[str]:
+        """Yield the fingerprints that these rows had before their source grew."""
+        earlier = getattr(self._documents, "earlier_fingerprints", None)
+        return map(self._packed_fingerprint, earlier() if earlier is not None else ())
+
+    def _packed_fingerprint(self, fingerprint: str) -> str:
         chosen = self.settings
         way = f"{chosen.strategy}.{chosen.long}.{chosen.window or 'all'}" if chosen.strategy == "best_fit" else "concat"
         return f"{fingerprint}.pack{VERSION}.{chosen.length}.{way}.{chosen.seed}.{chosen.pad}.{chosen.ignored}"

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.compose.layout import Facts, Layout
 from stoker.errors import ArgumentError
+from stoker.plan.exchange import exchange
 from stoker.plan.packing import Packing, best_fit, starts_of
 
 Indices = NDArray[np.int64]
@@ -60,16 +61,16 @@ class _Making:
 
     def __init__(self, length: int, *, is_cut: bool, is_refused: bool) -> None:
         self._length, self._is_cut, self._is_refused = length, is_cut, is_refused
-        self._row_counts: list[Indices] = [np.zeros(1, np.int64)]
-        self._slot_counts: list[Indices] = [np.zeros(1, np.int64)]
+        self._row_counts: list[Indices] = []
+        self._slot_counts: list[Indices] = []
+        self._windows: list[Indices] = []
         self._slots: list[NDArray[Any]] = []
         self._classes: list[Indices] = []
         self._order: list[NDArray[Any]] = []
         self._pieces: list[NDArray[Any]] = []
         self._num_classes = self._num_ordered = self._num_pieces = self._num_windows = 0
         self._num_documents = self._num_empty = self._num_tokens = self._num_cut = self._num_truncated = 0
-        self._num_spans = self._most = self._max_documents = self._max_seqlen = 0
-        self._fewest = 1 << 62
+        self._num_spans = 0
 
     def add_window(self, parts: Iterable[Indices]) -> None:
         """Plan a window of documents."""
@@ -136,6 +137,7 @@ class _Making:
             num_rows += int(starts[-1])
         self._row_counts.append(np.array([num_rows]))
         self._slot_counts.append(np.ones(1, np.int64))
+        self._windows.append(np.array([self._num_windows]))
         self._slots.append(_small(np.array([[self._num_classes, 0, 1]])))
         self._classes.append(
             np.array([[self._num_ordered, num_rows, self._length, self._num_windows, self._num_pieces]], np.int64)
@@ -144,7 +146,6 @@ class _Making:
         self._num_ordered += num_rows
         self._num_pieces += num_rows
         self._num_spans += num_rows
-        self._note(np.ones(1, np.int64), np.zeros(1, np.int64), self._length)
 
     def _add_groups(self, packing: Packing, counts: Indices) -> None:
         """Add the rows of a window that are put together, and the classes they take from."""
@@ -165,23 +166,16 @@ class _Making:
         slots[:, 0] = np.repeat(numbers[packing.lengths], copies)
         slots[:, 1] = np.repeat(packing.ranks - starts[:-1], copies) + np.arange(len(slots))
         slots[:, 2] = np.repeat(copies, copies)
-        used = starts_of(packing.lengths * copies)
         num_slots = np.diff(starts[packing.entry_starts])
         num_rows = np.diff(packing.row_starts)
         self._row_counts.append(num_rows)
         self._slot_counts.append(num_slots)
+        self._windows.append(np.full(len(num_rows), self._num_windows))
         self._slots.append(_small(slots))
         self._classes.append(classes)
         self._num_classes += len(sizes)
         self._num_ordered += int(class_starts[-1])
         self._num_spans += int(num_rows @ num_slots)
-        self._note(num_slots, self._length - np.diff(used[packing.entry_starts]), int(sizes[-1]))
-
-    def _note(self, num_spans: Indices, padding: Indices, longest: int) -> None:
-        self._fewest = min(self._fewest, int(num_spans.min()))
-        self._most = max(self._most, int(num_spans.max()))
-        self._max_documents = max(self._max_documents, int((num_spans + (padding > 0)).max()))
-        self._max_seqlen = max(self._max_seqlen, longest, int(padding.max()))
 
     def _add_order(self, keys: list[NDArray[Any]], counts: Indices, first: int) -> None:
         """Add the documents of a window, sorted by the length of their items and then by their number.
@@ -211,29 +205,48 @@ class _Making:
         self._order.append(order)
 
     def layout(self) -> Layout:
-        """Return the tables."""
+        """Return the tables, with the items of rows mixed."""
+        slots = _joined(self._slots, (3,))
+        classes = np.concatenate([np.zeros((0, 5), np.int64), *self._classes])
+        lengths = classes[:, 2].take(slots[:, 0])
+        found = exchange(
+            _whole(self._row_counts),
+            _whole(self._slot_counts),
+            lengths,
+            _whole(self._windows),
+            length=self._length,
+        )
+        lengths = lengths.take(found.slots)
+        slots = slots.take(found.slots, 0)
+        slots[:, 1] += (found.offsets * slots[:, 2]).astype(slots.dtype)
+        slot_starts = starts_of(found.num_slots)
+        padding = self._length - np.diff(starts_of(lengths)[slot_starts])
         facts = Facts(
-            num_rows=sum(int(part.sum()) for part in self._row_counts),
+            num_rows=int(found.num_rows.sum()),
             num_documents=self._num_documents,
             num_empty=self._num_empty,
             num_tokens=self._num_tokens,
             num_spans=self._num_spans,
             num_cut=self._num_cut,
             num_truncated=self._num_truncated,
-            min_documents=self._fewest if self._num_spans else 0,
-            most_documents=self._most,
-            max_documents=self._max_documents,
-            max_seqlen=self._max_seqlen,
+            min_documents=int(found.num_slots.min(initial=1 << 62)) if self._num_spans else 0,
+            most_documents=int(found.num_slots.max(initial=0)),
+            max_documents=int((found.num_slots + (padding > 0)).max(initial=0)),
+            max_seqlen=int(max(lengths.max(initial=0), padding.max(initial=0))),
         )
         return Layout(
             facts=facts,
-            row_starts=np.cumsum(np.concatenate(self._row_counts)),
-            slot_starts=np.cumsum(np.concatenate(self._slot_counts)),
-            slots=_joined(self._slots, (3,)),
-            classes=np.concatenate([np.zeros((0, 5), np.int64), *self._classes]),
+            row_starts=starts_of(found.num_rows),
+            slot_starts=slot_starts,
+            slots=slots,
+            classes=classes,
             order=_joined(self._order),
             pieces=_joined(self._pieces),
         )
+
+
+def _whole(parts: list[Indices]) -> Indices:
+    return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def _small(numbers: Indices) -> NDArray[Any]:

@@ -90,7 +90,7 @@ class FittedRows:
         return table
 
     def _finder(self, epoch: int) -> tuple[Finder, NDArray[Any]] | None:
-        """Return what looks spans up in C, and the memory of the tokens.
+        """Return what looks spans up in C, and the memory of the tokens. Files that it reads are checked now.
 
         None unless all tables are in memory, or in files that are mapped, and will stay there.
         """
@@ -118,6 +118,13 @@ class FittedRows:
             )
             found = finder, values.flat
             self._finders = _with(self._finders, epoch, found)
+        _check(self._documents)
+        try:
+            _check(self._layout.order)
+            _check(self._layout.pieces)
+        except DataError:  # as in `_taken`
+            self._layout, self._finders = self._renewed(), {}
+            return None
         return found
 
     def _put_together(self, slots: NDArray[Any], epoch: int) -> Indices:
@@ -327,6 +334,13 @@ def _parts(numbers: Any, name: str) -> Parts | None:
         return Parts.of(numbers)
     parts: Callable[[], Parts | None] | None = getattr(numbers, name, None)
     return None if parts is None else parts()
+
+
+def _check(numbers: Any) -> None:
+    """Let numbers that are in mapped files see whether these have changed."""
+    check: Callable[[], None] | None = getattr(numbers, "check", None)
+    if check is not None:
+        check()
 
 
 def _with(kept: dict[int, Kept], epoch: int, new: Kept) -> dict[int, Kept]:

@@ -21,7 +21,7 @@ from stoker.errors import ArgumentError, DataError
 from stoker.store import Column, Store, Writer
 from stoker.store.reader import Stretch
 
-VERSION = 1
+VERSION = 2
 """Of the algorithm and of the tables: plans of another one are not looked at."""
 
 WRITTEN_TOGETHER = 1 << 24

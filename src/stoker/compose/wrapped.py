@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,12 @@ SHUFFLED_MIXTURE = (
     "hint: leave out shuffle, order and sampler: mix(order=..., seed=...) shuffles each source already"
 )
 """Warning for a loader that shuffles a wrapper around a mixture."""
+
+SORTED_ROWS = (
+    "the rows of a pack lie sorted by the lengths of their documents, and this loader reads them in that order\n"
+    "hint: pass shuffle=True to train on them, or order='sequential' if you want them as they lie, to validate for one"
+)
+"""Warning for a loader that does not shuffle a pack and does not say that it means it."""
 
 MAX_DEPTH = 6
 """Wrappers inside wrappers; deeper than any real one."""
@@ -49,7 +55,18 @@ def has_wrapped_mixture(dataset: Any) -> bool:
     if _is_mixture(dataset):
         return False
     try:
-        return _Search().finds_mixture(dataset, 0)
+        return _Search().finds(dataset, 0, _is_mixture)
+    except Exception:
+        return False
+
+
+def has_sorted_rows(dataset: Any) -> bool:
+    """Return whether a dataset is, or wraps, rows that lie sorted by length.
+
+    False where the order is chosen already: by a mixture, or by the indices of a `Subset`.
+    """
+    try:
+        return _Search().finds(dataset, 0, _is_sorted, unless=_has_chosen_order)
     except Exception:
         return False
 
@@ -74,8 +91,15 @@ class _Search:
         indices = _subset_indices(value) if found else None
         return found if indices is None else [_combined("subset", *found, indices)]
 
-    def finds_mixture(self, value: Any, depth: int) -> bool:
-        return _is_mixture(value) or any(self.finds_mixture(part, depth + 1) for part in self._parts(value, depth))
+    def finds(
+        self, value: Any, depth: int, wanted: Callable[[Any], bool], *, unless: Callable[[Any], bool] | None = None
+    ) -> bool:
+        """Return whether `value` is what is wanted or contains it; nothing inside what `unless` is true for counts."""
+        if unless is not None and unless(value):
+            return False
+        return wanted(value) or any(
+            self.finds(part, depth + 1, wanted, unless=unless) for part in self._parts(value, depth)
+        )
 
     def _parts(self, value: Any, depth: int) -> Iterator[Any]:
         """Yield what is directly inside `value` and may be a dataset."""
@@ -122,6 +146,14 @@ _PLAIN = frozenset({str, bytes, bytearray, memoryview, range, set, frozenset})
 
 def _is_mixture(value: Any) -> bool:
     return getattr(type(value), "owns_order", False) is True
+
+
+def _is_sorted(value: Any) -> bool:
+    return getattr(value, "rows_are_sorted", False) is True
+
+
+def _has_chosen_order(value: Any) -> bool:
+    return _is_mixture(value) or (hasattr(value, "indices") and hasattr(value, "dataset"))
 
 
 def _own_fingerprint(value: Any) -> str | None:

@@ -1,8 +1,8 @@
 """Shared memory without a name: one anonymous memory file for each loader.
 
 Nothing of it is ever in a file system, so nothing is left after a kill -9, and the size of /dev/shm does not matter.
-The file is sparse. The trainer and each worker allocate in a *region* of their own, so that nobody has to ask: a
-worker whose batch is too big for its slot makes a bigger one there and then.
+The file is sparse. Each slot has a *window* of it, addresses that nobody else uses, and whoever fills the slot puts
+memory behind as much of the window as the batch needs, without asking anyone.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ import errno
 import mmap
 import os
 import sys
-import threading
+from bisect import bisect_left
+from collections import deque
 from multiprocessing import reduction
 from typing import Any, NamedTuple
 from weakref import finalize
 
 from stoker.errors import OutOfDescriptors, OutOfSharedMemory
 
-REGION_BYTES = 1 << 44
-"""Addresses in a region. They are only numbers: memory is used where something was allocated."""
+if sys.platform != "win32":
+    import resource
+
+WINDOW_BYTES = 1 << 40
+"""Addresses of a slot. They are only numbers: memory is used where something was allocated."""
+
+END_OF_ADDRESSES = 1 << 62
 
 
 _KEEP_SIZE, _PUNCH_HOLE, _CLOEXEC = 1, 2, 1
@@ -89,6 +95,24 @@ class Arena:
         finalize(memory, _libc.munmap, address, extent.num_bytes).atexit = False
         return memoryview(memory).cast("B")
 
+    def grown(self, extent: Extent, num_bytes: int) -> Extent:
+        """Return `extent` with at least `num_bytes`, and memory behind every page of it.
+
+        Memory is put there now: later, on first touch, a lack of it would be a bus error.
+        """
+        if num_bytes <= extent.num_bytes:
+            return extent
+        more = num_bytes - extent.num_bytes
+        if (
+            extent.offset + num_bytes > longest_file()
+        ):  # asking the system would end a process that does not ignore SIGXFSZ
+            raise beyond_longest_file(num_bytes)
+        try:
+            os.posix_fallocate(self.descriptor, extent.stop, more)
+        except OSError as error:
+            raise OutOfSharedMemory(num_bytes, reason=str(error)) from error
+        return Extent(extent.offset, num_bytes)
+
     def empty(self, start: int, stop: int) -> None:
         """Give the memory between two offsets back to the system. Whoever has it mapped sees zeros."""
         if start < stop:
@@ -103,29 +127,58 @@ def _same_arena(descriptor: Any) -> Arena:
     return Arena(descriptor.detach())
 
 
-class Region:
-    """One allocator's part of the file: extents lie one after the other and are never handed out twice."""
+class Addresses:
+    """Addresses of the file that nobody uses. The lowest ones are given out first, so that the file stays short."""
 
-    def __init__(self, arena: Arena, number: int) -> None:
-        self._arena = arena
-        self._next, self._stop = number * REGION_BYTES, (number + 1) * REGION_BYTES
-        self._lock = threading.Lock()  # the lanes of a worker allocate in one region
+    def __init__(self) -> None:
+        self._gaps = [Extent(0, END_OF_ADDRESSES)]
+        """In order; no two of them touch."""
+        self._returned: deque[Extent] = deque()
+        """Given back, perhaps by a finalizer in the middle of `take`, and not yet among the gaps."""
 
-    def allocated(self, num_bytes: int) -> Extent:
-        """Return a new extent of at least `num_bytes`, with memory behind every page of it."""
-        num_bytes = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        with self._lock:
-            extent = Extent(self._next, num_bytes)
-            if extent.stop > self._stop:
-                raise OutOfSharedMemory(num_bytes, reason="this process has used up its addresses")
-            _allocate(self._arena.descriptor, *extent)
-            self._next += num_bytes
-        return extent
+    def take(self, num_bytes: int, *, end: int = END_OF_ADDRESSES) -> Extent | None:
+        """Return `num_bytes` addresses in front of `end`, or None if there are none in a row."""
+        num_bytes = whole_pages(num_bytes)
+        while self._returned:
+            self._sort_in(self._returned.popleft())
+        for number, gap in enumerate(self._gaps):
+            if gap.offset + num_bytes > end:
+                return None
+            if gap.num_bytes >= num_bytes:
+                left = Extent(gap.offset + num_bytes, gap.num_bytes - num_bytes)
+                self._gaps[number : number + 1] = [left] if left.num_bytes else []
+                return Extent(gap.offset, num_bytes)
+        return None
+
+    def give_back(self, window: Extent) -> None:
+        """Let the addresses of `window` be given out again."""
+        if window.num_bytes:
+            self._returned.append(window)
+
+    def _sort_in(self, window: Extent) -> None:
+        first = last = bisect_left(self._gaps, window)
+        start, stop = window.offset, window.stop
+        if first and self._gaps[first - 1].stop == start:
+            first -= 1
+            start = self._gaps[first].offset
+        if last < len(self._gaps) and self._gaps[last].offset == stop:
+            stop = self._gaps[last].stop
+            last += 1
+        self._gaps[first:last] = [Extent(start, stop - start)]
 
 
-def _allocate(descriptor: int, offset: int, num_bytes: int) -> None:
-    """Put memory behind the pages now: later, on first touch, a lack of it would be a bus error."""
-    try:
-        os.posix_fallocate(descriptor, offset, num_bytes)
-    except OSError as error:
-        raise OutOfSharedMemory(num_bytes, reason=str(error)) from error
+def whole_pages(num_bytes: int) -> int:
+    """Return `num_bytes`, rounded up to whole pages."""
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def longest_file() -> int:
+    """Return how many bytes a file of this process may have (`ulimit -f`): shared memory is one, holes included."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return END_OF_ADDRESSES if limit == resource.RLIM_INFINITY else min(limit, END_OF_ADDRESSES)
+
+
+def beyond_longest_file(num_bytes: int) -> OutOfSharedMemory:
+    """Return the error for a batch that is bigger than a file may be."""
+    reason = f"files, and shared memory with them, are limited to {longest_file():,} bytes here (`ulimit -f`)"
+    return OutOfSharedMemory(num_bytes, reason=reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.engine.arena import Arena, Extent
+from stoker.engine.ring import Ring
 
 LANES = 2
 """Batches a worker with several threads works on at once: while the last samples of one are read, the next is begun."""
@@ -13,18 +13,13 @@ class Board:
     worker should have.
     """
 
-    def __init__(self, arena: Arena, extent: Extent, *, num_workers: int) -> None:
-        self.extent = extent
+    def __init__(self, ring: Ring, *, num_workers: int) -> None:
+        self.extent = ring.reserve(8 * (LANES * num_workers + 1))
         """Where it is, for workers."""
         self.threads_cell = LANES * num_workers
         """The number of the cell that tells about threads."""
-        self._arena = arena
-        self._cells = arena.numbers(extent)
-
-    @staticmethod
-    def num_bytes(num_workers: int) -> int:
-        """Return how much memory a board for so many workers takes."""
-        return 8 * (LANES * num_workers + 1)
+        self._ring, self._is_closed = ring, False
+        self._cells = ring.arena.numbers(self.extent)
 
     def clear(self, worker: int) -> None:
         """Nobody has this worker's seat yet, who could be at something."""
@@ -39,5 +34,8 @@ class Board:
         self._cells[self.threads_cell] = num_threads
 
     def close(self) -> None:
-        """Give its memory back."""
-        self._arena.empty(self.extent.offset, self.extent.stop)
+        """Give its memory back, once: it is somebody else's then."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._ring.release(self.extent)

@@ -42,14 +42,16 @@ class Doubts:
             if reply is None or reply.ticket > last_ticket:
                 suspects.discard(worker)
             is_over = reply is not None and reply.ticket == ticket
-            if reply is not None and is_over and reply.extent != slot.extent:
+            if reply is not None and is_over and not reply.is_apart and reply.extent != slot.extent:
                 self._ring.adopt(slot, reply.extent)
             if is_over or not suspects:
                 del self._doubts[ticket]
+                self._ring.empty_behind(slot)
                 self._ring.give_back(slot)
 
     def end(self) -> None:
         """There are no workers any more: nobody writes."""
         for slot, _, _ in self._doubts.values():
+            self._ring.empty_behind(slot)
             self._ring.give_back(slot)
         self._doubts.clear()

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from stoker.engine.lap import Trip
+from stoker.engine.launch import STREAM_PATIENCE_SECONDS
 from stoker.engine.messages import Reply
 from stoker.engine.ring import Slot
+from stoker.foundation.processes import PATIENCE_SECONDS
 
 T = TypeVar("T")
 
@@ -62,6 +64,11 @@ class Staff:
     pins_small: bool = False
     most_workers: int = 0
     """How many there may come to be, where their number and that of their threads may change; 0 if neither does."""
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long a worker may take to end by itself. One that reads a stream has to close it."""
+        return STREAM_PATIENCE_SECONDS if self.is_assigned else PATIENCE_SECONDS
 
     @property
     def start_method(self) -> str:

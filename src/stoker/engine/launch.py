@@ -1,4 +1,4 @@
-"""The start and the end of a process, and what can go wrong with them."""
+"""What can go wrong when a worker process is started."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import errno
 import multiprocessing
 import os
 import pickle
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing import connection
-from typing import Any
 
 from stoker.errors import NotPicklable, OutOfDescriptors, WorkerError
 
-PATIENCE_SECONDS = 1.0
-"""How long a worker may take to end by itself, and then to end when told to, before it is killed."""
+STREAM_PATIENCE_SECONDS = 5.0
+"""How long a worker that reads a stream may take to end by itself: its `finally` blocks may have files to write, and
+torch's workers have as long.
+"""
 
 
 def make_sure_of_descriptors(any_descriptor: int) -> None:
@@ -59,52 +55,3 @@ def told_of_launch(error: BaseException, *, worker: int, start_method: str) -> B
     if isinstance(error, TypeError | AttributeError | pickle.PicklingError):
         return NotPicklable("the dataset", reason=f"{type(error).__name__}: {error}", start_method=start_method)
     return error
-
-
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back. A process that is started meanwhile begins so, too, until it has seen to its signals."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def end_all(processes: dict[int, Any]) -> None:
-    """Wait for processes to end by themselves, then tell them to, then kill them; they are gone when this returns, and
-    `processes` is empty.
-    """
-    try:
-        _wait_for(processes)
-        for process in processes.values():
-            process.terminate()
-        _wait_for(processes)
-    finally:  # also when Ctrl-C comes a second time
-        for process in processes.values():
-            process.kill()
-        while processes:
-            number, process = next(iter(processes.items()))
-            process.join(PATIENCE_SECONDS)  # one that waits for a dead disk cannot even be killed
-            del processes[number]
-            if process.exitcode is not None:
-                process.close()
-
-
-def _wait_for(processes: dict[int, Any]) -> None:
-    """Wait for processes to end, as long as we have patience."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    left = list(processes.values())
-    while left and (seconds := deadline - time.monotonic()) > 0:
-        connection.wait([process.sentinel for process in left], seconds)
-        left = [process for process in left if process.is_alive()]
-
-
-def named_end(exitcode: int | None) -> str:
-    """Return how a process has ended, in words."""
-    if exitcode is None or exitcode >= 0:
-        return f"exit code {exitcode}"
-    try:
-        return signal.Signals(-exitcode).name
-    except ValueError:
-        return f"signal {-exitcode}"

@@ -7,12 +7,13 @@ and each packet goes to exactly one of them, without a lock that a killed worker
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 import time
 from typing import NamedTuple
 
-from stoker.engine.arena import Extent
+from stoker.engine.arena import Arena, Extent
 from stoker.errors import OutOfDescriptors
 
 INLINE_BYTES = 4096
@@ -26,40 +27,52 @@ READY, WHOLE, VIEWS, FAILURE, RETIRED = range(5)
 as it was asked to.
 """
 
-_REQUEST = struct.Struct("<QII?QQQ")
-_REPLY = struct.Struct("<IIQQQQQdd")
+APART = (1 << 64) - 1
+"""The offset of a batch that is in a file of its own."""
+
+_REQUEST = struct.Struct("<QII?QQQQ")
+_REPLY = struct.Struct("<IIQQQQQQdd")
+_TICKET = struct.Struct("<Q")
 
 
 class Request(NamedTuple):
     """Make this."""
 
     ticket: int
-    """Its number, from 1 on. What has none asks whoever takes it to retire."""
+    """Its number, from 1 on. What has none is `RETIRE` or `REST`."""
     slot: int
     in_slot: int
     """Bytes of the content at the beginning of the slot; 0 if the content is here."""
     is_alone: bool
     """Make nothing else meanwhile: a worker has died over this, or over what it made beside it."""
     extent: Extent
+    end: int
+    """Up to which address the slot may grow."""
     wanted: int
-    """How big a slot should be."""
+    """What recent batches needed."""
     content: bytes
 
     def packet(self) -> bytes:
         """Return it as bytes."""
-        head = _REQUEST.pack(self.ticket, self.slot, self.in_slot, self.is_alone, *self.extent, self.wanted)
+        where = *self.extent, self.end
+        head = _REQUEST.pack(self.ticket, self.slot, self.in_slot, self.is_alone, *where, self.wanted)
         return head + self.content
 
 
-RETIRE = Request(0, 0, 0, False, Extent(0, 0), 0, b"").packet()
+_NOTHING = Request(0, 0, 0, False, Extent(0, 0), 0, 0, b"")
+
+RETIRE = _NOTHING.packet()
 """Whoever takes this goes."""
+
+REST = _NOTHING._replace(slot=1).packet()
+"""The iteration is over: whoever takes this lets go of what it was reading from."""
 
 
 def request_in(packet: memoryview) -> Request:
     """Return the request that a packet holds."""
-    ticket, slot, in_slot, is_alone, offset, num_bytes, wanted = _REQUEST.unpack_from(packet)
+    ticket, slot, in_slot, is_alone, offset, num_bytes, end, wanted = _REQUEST.unpack_from(packet)
     extent = Extent(offset, num_bytes)
-    return Request(ticket, slot, in_slot, is_alone, extent, wanted, bytes(packet[_REQUEST.size :]))
+    return Request(ticket, slot, in_slot, is_alone, extent, end, wanted, bytes(packet[_REQUEST.size :]))
 
 
 class _CpuTime:
@@ -86,7 +99,9 @@ class Reply(NamedTuple):
     kind: int
     ticket: int
     extent: Extent
-    """Where the slot is now."""
+    """Where the slot is now; at `APART` if the batch is in a file of its own."""
+    used: int
+    """How much of it the batch needs."""
     start: int
     size: int
     """Where the content lies in the slot; a size of 0 if it is here."""
@@ -96,19 +111,45 @@ class Reply(NamedTuple):
     cpu_seconds: float = 0.0
     """What the worker has used so far."""
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether the batch is in a file of its own, which was sent before this."""
+        return self.extent.offset == APART
+
     def packet(self) -> bytes:
         """Return it as bytes, for now: it says when, and what the worker has used."""
         now = time.perf_counter()
         times = now, _cpu.read(now)
-        head = _REPLY.pack(self.worker, self.kind, self.ticket, *self.extent, self.start, self.size, *times)
+        where = *self.extent, self.used, self.start, self.size
+        head = _REPLY.pack(self.worker, self.kind, self.ticket, *where, *times)
         return head + self.content
 
 
 def reply_in(packet: memoryview) -> Reply:
     """Return the reply that a packet holds."""
-    worker, kind, ticket, offset, num_bytes, start, size, sent, cpu = _REPLY.unpack_from(packet)
+    worker, kind, ticket, offset, num_bytes, used, start, size, sent, cpu = _REPLY.unpack_from(packet)
     content = bytes(packet[_REPLY.size :])
-    return Reply(worker, kind, ticket, Extent(offset, num_bytes), start, size, content, sent, cpu)
+    return Reply(worker, kind, ticket, Extent(offset, num_bytes), used, start, size, content, sent, cpu)
+
+
+def send_file(files: socket.socket, ticket: int, file: Arena) -> None:
+    """Send the file that the batch of a request is in. The trainer has it when the reply comes."""
+    socket.send_fds(files, [_TICKET.pack(ticket)], [file.descriptor])
+
+
+def file_of(files: socket.socket, ticket: int, received: dict[int, Arena]) -> Arena:
+    """Return the file that was sent for a request. Others that come before it are put into `received`."""
+    while ticket not in received:
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(files, _TICKET.size, 1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            descriptors = []
+        if not descriptors:  # the kernel had none to give
+            raise OutOfDescriptors("a batch that is bigger than its slot can become under `ulimit -f`")
+        os.set_inheritable(descriptors[0], False)
+        (number,) = _TICKET.unpack(packet)
+        received[number] = Arena(descriptors[0])
+    return received.pop(ticket)
 
 
 def channel() -> tuple[socket.socket, socket.socket]:

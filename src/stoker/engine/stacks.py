@@ -1,11 +1,13 @@
-"""Where a worker is stuck: its stacks, asked for by a signal and written to a file that is only memory.
+"""What a worker leaves for the trainer to read, in files that are only memory: its stacks, and the files it has mapped.
 
-`faulthandler` writes them without the interpreter's lock, so they come also when native code holds it.
+`faulthandler` writes stacks when a signal asks for them, without the interpreter's lock, so they come also when native
+code holds it. The list of mapped files is written ahead, so that a worker that SIGBUS has ended need not say anything.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import os
 import signal
 import time
@@ -14,24 +16,37 @@ from typing import Any
 from weakref import finalize
 
 from stoker.engine.arena import memory_file
+from stoker.foundation.file_watch import changed_files, report_to
 
 STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 3
 """Asks a worker for its stacks. Not one of the signals that schedulers and users like to send."""
 
+MOST_NAMED = 3
+"""How many files an error names."""
+
 
 class Stacks:
-    """The file, in the trainer and in its workers, however they are started."""
+    """The files, in the trainer and in its workers, however they are started."""
 
-    def __init__(self, descriptor: int | None = None) -> None:
-        self._descriptor = memory_file("stoker-stacks") if descriptor is None else descriptor
-        self.close = finalize(self, os.close, self._descriptor)
+    def __init__(self, descriptors: tuple[int, int] | None = None) -> None:
+        self._descriptor, self._mapped = descriptors or _memory_files()
+        self.close = finalize(self, _close, self._descriptor, self._mapped)
 
     def __reduce__(self) -> Any:
-        return _same_stacks, (reduction.DupFd(self._descriptor),)
+        return _same_stacks, (reduction.DupFd(self._descriptor), reduction.DupFd(self._mapped))
 
     def answer(self) -> None:
-        """In a worker: write the stacks whenever they are asked for."""
+        """In a worker: write the stacks whenever they are asked for, and list the files that are mapped."""
         faulthandler.register(STACKS_SIGNAL, file=self._descriptor, all_threads=True, chain=False)
+        report_to(self._mapped)
+
+    def explained(self, end: str, process: int) -> str:
+        """Return how a worker has ended; for SIGBUS with the files that have changed under its memory maps."""
+        changed = changed_files(self._mapped, process) if end == "SIGBUS" else []
+        if not changed:
+            return end
+        more = f", and {len(changed) - MOST_NAMED} more files" if len(changed) > MOST_NAMED else ""
+        return f"{end} while reading {'; '.join(changed[:MOST_NAMED])}{more}"
 
     def of(self, process: int) -> str:
         """Return the stacks of a worker that is ready."""
@@ -47,8 +62,24 @@ class Stacks:
         return _users_part(written) if written else "(it does not answer)\n"
 
 
-def _same_stacks(descriptor: Any) -> Stacks:
-    return Stacks(descriptor.detach())
+def _same_stacks(descriptor: Any, mapped: Any) -> Stacks:
+    return Stacks((descriptor.detach(), mapped.detach()))
+
+
+def _memory_files() -> tuple[int, int]:
+    stacks = memory_file("stoker-stacks")
+    try:
+        mapped = memory_file("stoker-mapped")
+    except BaseException:
+        os.close(stacks)
+        raise
+    fcntl.fcntl(mapped, fcntl.F_SETFL, os.O_APPEND)  # workers write to it at the same time
+    return stacks, mapped
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _users_part(stacks: str) -> str:

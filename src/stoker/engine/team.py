@@ -20,7 +20,7 @@ from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from stoker.engine.arena import Region
+from stoker.engine.arena import Arena, Extent
 from stoker.engine.board import Board
 from stoker.engine.cargo import Cargo
 from stoker.engine.doubts import Doubts
@@ -28,10 +28,7 @@ from stoker.engine.errand import Pending, Queue, Staff
 from stoker.engine.forks import forking_a_worker
 from stoker.engine.launch import (
     close_pipes_of_launch,
-    end_all,
-    interrupts_held,
     make_sure_of_descriptors,
-    named_end,
     told_of_launch,
 )
 from stoker.engine.messages import (
@@ -39,12 +36,14 @@ from stoker.engine.messages import (
     INLINE_BYTES,
     PACKET_BYTES,
     READY,
+    REST,
     RETIRE,
     RETIRED,
     VIEWS,
     Reply,
     Request,
     channel,
+    file_of,
     reply_in,
     request_in,
 )
@@ -55,6 +54,7 @@ from stoker.engine.tally import Tally
 from stoker.engine.worker import Job, Seat, work
 from stoker.errors import OutOfDescriptors, OutOfSharedMemory, WorkerDied, WorkerError
 from stoker.foundation import machine
+from stoker.foundation.processes import describe_exit, end_processes, hold_interrupts
 
 T = TypeVar("T")
 
@@ -139,12 +139,10 @@ class Team:
         self._failed_starts: list[str] = []
         self._requests: list[tuple[socket.socket, socket.socket]] = []
         """For each channel the trainer's end and the workers'. The trainer keeps both: new workers need theirs."""
-        self._region = Region(ring.arena, ring.new_region())
-        extent = self._region.allocated(Board.num_bytes(self.most_workers))
-        self._board = Board(ring.arena, extent, num_workers=self.most_workers)
+        self._board = Board(ring, num_workers=self.most_workers)
         self._board.tell(staff.num_threads)
-        self._regions: dict[int, int] = {}
-        """Where each worker allocates."""
+        self._files_received: dict[int, Arena] = {}
+        """Files of batches, by the tickets of the requests, whose replies were not read yet."""
         self._buffer = memoryview(bytearray(PACKET_BYTES))
 
     # ------------------------------------------------------------ start and end
@@ -169,7 +167,7 @@ class Team:
         self.failure = None
         self._failed_starts.clear()
         try:
-            with interrupts_held():
+            with hold_interrupts():
                 self._open_channels()
             at_once = self.num_workers
             if staff.start_method != "fork":  # they import and unpack, and would only keep each other from it
@@ -185,15 +183,18 @@ class Team:
         self._poll = select.poll()
         self._stacks = Stacks()
         self._ends: list[Callable[[], Any]] = [self._stacks.close]
+        self._trainers_ends: list[socket.socket] = []
         self._replies, self._workers_replies = self._channel()
         self.is_running = True
         self._poll.register(self._replies, select.POLLIN)
+        self._files, self._workers_files = self._channel()
         for _ in range(self.staff.num_workers if self.staff.is_assigned else 1):
             self._requests.append(self._channel())
 
     def _channel(self) -> tuple[socket.socket, socket.socket]:
         ends = channel()
         self._ends += [end.close for end in ends]
+        self._trainers_ends.append(ends[0])
         return ends
 
     def _start_next(self) -> None:
@@ -204,7 +205,6 @@ class Team:
         staff, ring = self.staff, self.ring
         self._board.clear(worker)
         is_fork = staff.start_method == "fork"
-        self._regions[worker] = ring.new_region()
         seat = Seat(
             worker=worker,
             num_workers=self.num_workers,
@@ -212,21 +212,21 @@ class Team:
             seed=staff.seed,
             small_bytes=staff.small_bytes,
             arena=ring.arena,
-            region=self._regions[worker],
             board=self._board.extent,
             threads_cell=self._board.threads_cell if staff.most_workers else None,
             requests=self._requests[worker if staff.is_assigned else 0][1],
             replies=self._workers_replies,
+            files=self._workers_files,
             stacks=self._stacks,
             trainer=os.getpid(),
             is_from_main_thread=threading.current_thread() is threading.main_thread(),
-            trainers_ends=(self._replies, *(end for end, _ in self._requests)) if is_fork else (),
+            trainers_ends=tuple(self._trainers_ends) if is_fork else (),
         )
         process = staff.context.Process(
             target=work, args=(seat, self.job if is_fork else self.cargo), daemon=True, name=f"stoker-{worker}"
         )
         try:
-            with interrupts_held(), forking_a_worker() if is_fork else nullcontext():
+            with hold_interrupts(), forking_a_worker() if is_fork else nullcontext():
                 make_sure_of_descriptors(self._replies.fileno())
                 process.start()
                 self._processes[worker] = process
@@ -265,16 +265,17 @@ class Team:
                 self.tally.ending(worker)
         finally:
             try:
-                for ours in (self._replies, *(ours for ours, _ in self._requests)):
+                for ours in self._trainers_ends:
                     with suppress(OSError):
                         ours.shutdown(socket.SHUT_RDWR)  # also for copies of this end that a fork has
             finally:
-                end_all(self._processes)
+                end_processes(self._processes, patience_seconds=self.staff.patience_seconds)
         self._sentinels.clear()
         self._ready.clear()
-        for region in self._regions.values():  # replies that nobody has read, batches cut short
-            self.ring.reclaim(region)
-        self._regions.clear()
+        for pending in self.pending.values():  # replies that nobody has read, batches cut short
+            if pending.slot is not None:
+                self.ring.empty_behind(pending.slot)
+        self._files_received.clear()
         for end in self._ends:
             end()
         self._requests.clear()
@@ -399,8 +400,7 @@ class Team:
         try:
             content = pickle.dumps(pending.queue.errand.content(pending.recipe), 5)
             if len(content) > INLINE_BYTES:
-                if slot.extent.num_bytes < len(content):
-                    self.ring.adopt(slot, self._region.allocated(max(len(content), self.ring.wanted_bytes)))
+                self.ring.make_room(slot, len(content))
                 assert slot.memory is not None
                 in_slot = len(content)
                 slot.memory[:in_slot] = content
@@ -411,8 +411,8 @@ class Team:
         if self._backlog and any(other.worker == pending.worker for other in self._backlog):
             self._backlog.append(pending)  # none may overtake another
             return
-        wanted = self.ring.wanted_bytes
-        request = Request(pending.ticket, slot.number, in_slot, pending.is_suspected, slot.extent, wanted, content)
+        where = slot.extent, slot.window.stop, self.ring.sizes.usual_bytes
+        request = Request(pending.ticket, slot.number, in_slot, pending.is_suspected, *where, content)
         try:
             self._requests[pending.worker][0].send(request.packet(), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -438,8 +438,9 @@ class Team:
         tickets = []
         with suppress(BlockingIOError):
             while packet := self._requests[number][1].recv(PACKET_BYTES, socket.MSG_DONTWAIT):
+                if packet == RETIRE:
+                    self._num_asked_to_go -= 1
                 tickets.append(request_in(memoryview(packet)).ticket)
-        self._num_asked_to_go -= tickets.count(0)
         return tickets
 
     def end(self, queue: Queue[Any]) -> None:
@@ -466,6 +467,10 @@ class Team:
         self._backlog.clear()
         if self._num_lacking < 0:
             self._adjust()  # who was asked to go, and has not heard it, is asked again
+        if self.staff.is_assigned:
+            for ours, _ in self._requests:
+                with suppress(OSError):
+                    ours.send(REST, socket.MSG_DONTWAIT)
 
     # ------------------------------------------------------------ replies
 
@@ -544,17 +549,25 @@ class Team:
             self.failure.add_note(f"raised at the start of worker {worker}")
             return
         pending = self.pending.get(reply.ticket)
-        if pending is None:
-            return  # requested again meanwhile
+        if pending is None:  # requested again meanwhile
+            if reply.is_apart:
+                with suppress(OutOfDescriptors):
+                    file_of(self._files, reply.ticket, self._files_received)
+            return
         slot = pending.slot
         assert slot is not None
         if reply.extent != slot.extent:
             try:
-                self.ring.adopt(slot, reply.extent)
-            except OutOfSharedMemory as error:
+                if reply.is_apart:
+                    file = file_of(self._files, reply.ticket, self._files_received)
+                    self.ring.adopt_apart(slot, file, Extent(0, reply.extent.num_bytes))
+                else:
+                    self.ring.adopt(slot, reply.extent)
+            except (OutOfSharedMemory, OutOfDescriptors) as error:
                 self._fail(pending, error)
                 return
-            self.ring.wanted_bytes = max(self.ring.wanted_bytes, reply.extent.num_bytes)
+        slot.used = reply.used
+        self.ring.sizes.add(reply.used)
         pending.reply = reply
         del self.pending[reply.ticket]  # only now: after an interrupt it would be waited for in vain
         if not pending.queue.note(pending):
@@ -601,9 +614,8 @@ class Team:
         self._poll.unregister(process.sentinel)
         del self._sentinels[process.sentinel]
         process.join()
-        end = named_end(process.exitcode)
+        end = self._stacks.explained(describe_exit(process.exitcode), process.pid)
         process.close()
-        self.ring.reclaim(self._regions[worker])
         if worker in self._extra:
             self._leaving.add(worker)
             self._do_without(worker, WorkerDied("the start", ends=[end]))
@@ -627,6 +639,8 @@ class Team:
             if len(at) == 1:  # of two that were made side by side, it is not known which was to blame
                 pending.ends.append(end)
             pending.is_suspected = True
+            if pending.slot is not None:
+                self.ring.empty_behind(pending.slot)
         lost = self._lost_with_one_of_many(at) if not self.staff.is_assigned else self._lost_with(worker)
         self._num_asked_to_go = 0  # who has heard it will say so, and be missed then if it was the wrong one
         if is_replaced:
@@ -639,6 +653,9 @@ class Team:
         self._drained(worker)
         self._backlog = deque(pending for pending in self._backlog if pending.worker != worker)
         lost = [pending for pending in self.pending.values() if pending.worker == worker]
+        for pending in lost:
+            if pending.slot is not None:
+                self.ring.empty_behind(pending.slot)
         self._renumber(lost)
         return lost
 
@@ -664,6 +681,8 @@ class Team:
             if is_in_doubt and alive:
                 slot, pending.slot = pending.slot, self.ring.take()
                 self._doubts.add(pending.ticket, slot, alive, last_ticket=last_ticket)
+            elif is_in_doubt:
+                self.ring.empty_behind(pending.slot)
             again.append(pending)
         first = {id(pending) for pending in at}  # it is waited for the longest
         again.sort(key=lambda pending: (id(pending) not in first, pending.ticket))

@@ -5,10 +5,7 @@ A worker holds no lock that anyone else waits for, keeps nothing that is not in 
 
 from __future__ import annotations
 
-import ctypes
-import os
 import pickle
-import select
 import signal
 import socket
 import threading
@@ -20,12 +17,13 @@ from typing import Any, Protocol
 import torch
 
 from stoker.engine import identity
-from stoker.engine.arena import Arena, Extent, Region
+from stoker.engine.arena import Arena, Extent
 from stoker.engine.board import LANES
 from stoker.engine.cargo import Cargo
 from stoker.engine.desk import Desk
 from stoker.engine.failure import Failure
 from stoker.engine.messages import (
+    APART,
     FAILURE,
     INLINE_BYTES,
     PACKET_BYTES,
@@ -36,14 +34,14 @@ from stoker.engine.messages import (
     Reply,
     Request,
     request_in,
+    send_file,
 )
 from stoker.engine.parcel import Packer
 from stoker.engine.stacks import Stacks
 from stoker.engine.task import Task
 from stoker.engine.threads import Threads
 from stoker.errors import NotPicklable, OutOfSharedMemory, WorkerError
-
-_PR_SET_PDEATHSIG = 1
+from stoker.foundation.processes import die_with_process
 
 
 class Maker(Protocol):
@@ -55,6 +53,10 @@ class Maker(Protocol):
 
     def task_away(self, content: Any, desk: Desk) -> Task[Any]:
         """Return the making of the batch, for several threads."""
+        ...
+
+    def rest(self, *, is_last: bool = False) -> None:
+        """Let go of what is being read: the iteration is over. `is_last` if this process is about to end."""
         ...
 
 
@@ -77,12 +79,13 @@ class Seat:
     seed: int
     small_bytes: int
     arena: Arena
-    region: int
     board: Extent
     threads_cell: int | None
     """The cell of the board that tells how many threads there should be now; None if that never changes."""
     requests: socket.socket
     replies: socket.socket
+    files: socket.socket
+    """For batches that are too big for the addresses of their slots."""
     stacks: Stacks
     trainer: int
     is_from_main_thread: bool
@@ -95,7 +98,7 @@ def work(seat: Seat, job: Job | Cargo) -> None:
     for end in seat.trainers_ends:
         end.close()
     _leave_signals()
-    _end_with(seat.trainer, seat.is_from_main_thread)
+    die_with_process(seat.trainer, is_started_by_its_main_thread=seat.is_from_main_thread)
     seat.stacks.answer()
     torch.set_num_threads(1)
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has closed the channel: nobody wants more
@@ -113,7 +116,7 @@ def _leave_signals() -> None:
 
 
 def _serve(seat: Seat, job: Job | Cargo) -> None:
-    nowhere = Reply(seat.worker, READY, 0, Extent(0, 0), 0, 0, b"")
+    nowhere = Reply(seat.worker, READY, 0, Extent(0, 0), 0, 0, 0, b"")
     try:
         if isinstance(job, Cargo):
             job = job.unpacked()
@@ -128,13 +131,15 @@ def _serve(seat: Seat, job: Job | Cargo) -> None:
         seat.replies.send(nowhere._replace(kind=FAILURE, content=content).packet())
         return
     seat.replies.send(nowhere.packet())
-    region = Region(seat.arena, seat.region)
     board = seat.arena.numbers(seat.board)
-    lanes = [_Lane(seat, region, board, number) for number in range(LANES)]
-    hands, inbox = _Hands(seat, board), _Inbox(seat.requests)
-    while not inbox.is_over:
-        serve = _serve_with_threads if hands.num_threads > 1 else _serve_alone
-        serve(seat.replies, lanes, job.maker, inbox, hands)
+    lanes = [_Lane(seat, board, number) for number in range(LANES)]
+    hands, inbox = _Hands(seat, board), _Inbox(seat.requests, job.maker)
+    try:
+        while not inbox.is_over:
+            serve = _serve_with_threads if hands.num_threads > 1 else _serve_alone
+            serve(seat.replies, lanes, job.maker, inbox, hands)
+    finally:
+        job.maker.rest(is_last=True)
     if inbox.is_to_retire:
         seat.replies.send(nowhere._replace(kind=RETIRED).packet())
 
@@ -159,18 +164,21 @@ class _Hands:
 class _Inbox:
     """Requests, one after the other, until there are no more or this worker is to go."""
 
-    def __init__(self, requests: socket.socket) -> None:
-        self._requests = requests
+    def __init__(self, requests: socket.socket, maker: Maker) -> None:
+        self._requests, self._maker = requests, maker
         self._buffer = memoryview(bytearray(PACKET_BYTES))
         self.is_over = self.is_to_retire = False
 
     def __iter__(self) -> Iterator[Request]:
         while not self.is_over and (size := self._requests.recv_into(self._buffer)):
             request = request_in(self._buffer[:size])
-            if not request.ticket:
+            if request.ticket:
+                yield request
+            elif request.slot:  # REST
+                self._maker.rest()
+            else:
                 self.is_to_retire = True
                 break
-            yield request
         self.is_over = True
 
 
@@ -188,31 +196,36 @@ def _serve_with_threads(replies: socket.socket, lanes: list[_Lane], maker: Maker
     num_threads = hands.num_threads
     side_by_side = _SideBySide(lanes, maker, inbox, hands)
     crew = Threads(side_by_side.tasks(), num_threads=num_threads, depth=len(lanes), draws=True)
-    while True:
-        try:
-            packet = next(crew)
-        except StopIteration:
-            return
-        replies.send(packet)
-        side_by_side.note_answered()
-        if not hands.is_fixed and hands.num_threads not in (0, 1, num_threads):
-            num_threads = hands.num_threads
-            crew.resize(num_threads, len(lanes))
+    try:
+        while True:
+            try:
+                packet = next(crew)
+            except StopIteration:
+                return
+            replies.send(packet)
+            side_by_side.note_answered()
+            if not hands.is_fixed and hands.num_threads not in (0, 1, num_threads):
+                num_threads = hands.num_threads
+                crew.resize(num_threads, len(lanes))
+    finally:
+        crew.close()
 
 
 class _Lane:
     """One batch in the making: its cell on the board, its desk."""
 
-    def __init__(self, seat: Seat, region: Region, board: memoryview, number: int) -> None:
-        self._worker, self._board = seat.worker, board
+    def __init__(self, seat: Seat, board: memoryview, number: int) -> None:
+        self._worker, self._board, self._files = seat.worker, board, seat.files
         self._cell = seat.worker * LANES + number
-        self.desk = Desk(seat.arena, region)
+        self._in_slot = 0
+        self.desk = Desk(seat.arena)
         self._packer = Packer(self.desk, small_bytes=seat.small_bytes)
 
     def opened(self, request: Request) -> Any:
         """Begin a request: from here on, the board tells who has it. Returns its content."""
         self._board[self._cell] = request.ticket
-        self.desk.open(request.slot, request.extent, request.wanted)
+        self.desk.open(request.slot, request.extent, request.end, request.wanted)
+        self._in_slot = request.in_slot
         return pickle.loads(self.desk.read(request.in_slot) if request.in_slot else request.content)
 
     def made(self, request: Request, make: Callable[[Any, Desk], Any]) -> bytes:
@@ -237,10 +250,13 @@ class _Lane:
 
     def failed(self, ticket: int, error: BaseException) -> bytes:
         """Return the packet for an error."""
+        self.desk.leave()
+        self.desk.clear()
         try:
             return self._packet(ticket, FAILURE, _told(error))
-        except OutOfSharedMemory as lack:
-            return Reply(self._worker, FAILURE, ticket, self.desk.extent, 0, 0, _told(lack)).packet()
+        except (OutOfSharedMemory, OSError) as lack:
+            self.desk.leave()
+            return self._reply(ticket, FAILURE, 0, 0, _told(lack))
 
     def _packet(self, ticket: int, kind: int, content: bytes) -> bytes:
         start = size = 0
@@ -249,7 +265,18 @@ class _Lane:
             memory, start = self.desk.take(size)
             memory[start : start + size] = content
             content = b""
-        return Reply(self._worker, kind, ticket, self.desk.extent, start, size, content).packet()
+        return self._reply(ticket, kind, start, size, content)
+
+    def _reply(self, ticket: int, kind: int, start: int, size: int, content: bytes) -> bytes:
+        desk = self.desk
+        desk.fit()
+        extent, file = desk.extent, desk.file
+        if file is not None:
+            extent = Extent(APART, extent.num_bytes)
+            send_file(self._files, ticket, file)
+            desk.leave()
+        used = max(desk.num_bytes, self._in_slot)
+        return Reply(self._worker, kind, ticket, extent, used, start, size, content).packet()
 
 
 class _SideBySide:
@@ -318,33 +345,3 @@ class _AwayTask:
 
 def _told(error: BaseException) -> bytes:
     return pickle.dumps(Failure(error), 5)
-
-
-def _end_with(trainer: int, is_from_main_thread: bool) -> None:
-    """See to it that this process does not outlive its trainer, whatever it is doing then.
-
-    The kernel kills it when the thread that started it ends, which is the trainer's end if that was its main thread. A
-    thread of our own waits for the process itself; it cannot act while native code holds the interpreter's lock.
-    """
-    if is_from_main_thread and os.getppid() == trainer:
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    try:
-        process = os.pidfd_open(trainer)
-    except ProcessLookupError:
-        os._exit(1)
-    except (OSError, AttributeError):
-        process = -1  # an old kernel, one that does not allow it, a Python built without: look now and then
-    threading.Thread(target=_wait_for_end, args=(trainer, process), name="stoker-watch", daemon=True).start()
-
-
-def _wait_for_end(trainer: int, process: int) -> None:
-    poll = select.poll()
-    if process >= 0:
-        poll.register(process, select.POLLIN)
-    while not poll.poll(None if process >= 0 else 1000):
-        try:
-            os.kill(trainer, 0)
-        except ProcessLookupError:
-            break
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -23,9 +23,9 @@ from accelerate.state import GradientState, PartialState
 from accelerate.utils import DistributedType, broadcast_object_list, send_to_device, synchronize_rng_states
 from torch.utils.data import BatchSampler, RandomSampler
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from stoker.errors import ArgumentError, StateError, StateMismatch
+from stoker.integrations.loaders import check_share, is_ours
 from stoker.loader import DataLoader
 from stoker.loader.iterator import LoaderIterator
 from stoker.loader.progress import readable
@@ -61,11 +61,6 @@ def _call(name: str, hook: Callable[[dict[str, Any]], Any], *args: Any, **kwargs
     return hook(named_arguments(_original[name], args, kwargs))
 
 
-def is_ours(loader: Any) -> bool:
-    """Return whether a loader is one of ours, and not over torch's DataPipes, which it leaves to torch."""
-    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterDataPipe | MapDataPipe)
-
-
 # ---------------------------------------------------------------- preparing
 
 
@@ -90,7 +85,14 @@ def _prepare(call: dict[str, Any]) -> Any:
     generator, rng_types = None, [kind for kind in call["rng_types"] or () if kind != "generator"]
     is_shared_here = False
     if loader._is_planned or loader._is_stream:
-        _check_shared(loader, rank, num_ranks, state)
+        if state.num_processes > 1:
+            check_share(
+                loader,
+                rank,
+                num_ranks,
+                tool="Accelerate",
+                instead="for tensor or context parallelism pass parallelism_config= to the Accelerator",
+            )
         is_shared_here = num_ranks > 1
         changes = _changes_for_share(loader, rank, num_ranks, call) if is_shared_here else {}
         seed, is_drawn = _common_seed(loader, call, state)
@@ -132,18 +134,6 @@ def _data_parallel(call: dict[str, Any], state: PartialState) -> tuple[int, int]
         num_same = sizes.get("tp", 1) * (1 if is_deepspeed else sizes.get("cp", 1))
         rank, num_ranks = rank // num_same, num_ranks // num_same
     return rank, num_ranks
-
-
-def _check_shared(loader: DataLoader[Any], rank: int, num_ranks: int, state: PartialState) -> None:
-    """Refuse a loader whose user has given it another share than Accelerate would."""
-    is_given = loader.num_ranks > 1 or loader.mesh is not None
-    if state.num_processes > 1 and is_given and (loader.rank, loader.num_ranks) != (rank, num_ranks):
-        raise ArgumentError(
-            f"this loader already reads the share of rank {loader.rank} of {loader.num_ranks}, and Accelerate expects "
-            f"that of rank {rank} of {num_ranks}",
-            hint="leave out distributed=, rank=, num_ranks= and mesh=, because accelerator.prepare sets the rank; for "
-            "tensor or context parallelism pass parallelism_config= to the Accelerator",
-        )
 
 
 def _changes_for_share(loader: DataLoader[Any], rank: int, num_ranks: int, call: dict[str, Any]) -> dict[str, Any]:
@@ -412,7 +402,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
             "sampler_seed": None if seedable is None else seedable.initial_seed,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, grown: bool = False) -> None:
         """Let the next iteration go on where `state` was taken."""
         seedable = self._seedable
         if isinstance(state, dict) and state.get("kind") == "sampler":
@@ -421,7 +411,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
                 raise StateMismatch({"num_processes": (theirs, ours)})
             if (state.get("sampler_seed") is None) != (seedable is None):
                 raise StateMismatch({"use_seedable_sampler": (seedable is None, seedable is not None)})
-        super().load_state_dict(state)
+        super().load_state_dict(state, grown=grown)
         if seedable is not None:
             seedable.initial_seed = state["sampler_seed"]
         self._held = None

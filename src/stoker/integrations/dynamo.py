@@ -5,8 +5,20 @@ from __future__ import annotations
 from types import ModuleType
 
 ROOMS = (
-    *("batch", "compose", "deliver", "engine", "loader", "machine", "native", "plan", "randomness", "source", "stages"),
-    *("store", "transform"),
+    *(
+        "batch",
+        "compose",
+        "deliver",
+        "engine",
+        "foundation",
+        "loader",
+        "native",
+        "plan",
+        "source",
+        "store",
+        "transform",
+    ),
+    "tuning",
 )
 """What makes batches. Masks are not among them: models call them."""
 

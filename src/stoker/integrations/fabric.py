@@ -7,7 +7,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from stoker.integrations.lightning import changed_copy, is_ours, replace, sampler_changes, shared_out
+from stoker.integrations.lightning import changed_copy, replace, sampler_changes, shared_out
+from stoker.integrations.loaders import is_ours
 
 
 def install(module: ModuleType) -> None:

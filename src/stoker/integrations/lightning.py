@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import torch.distributed
 from torch.utils.data import SequentialSampler
-from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from stoker.errors import ArgumentError, StateError
+from stoker.integrations.loaders import check_share, has_share, is_ours
 from stoker.loader import DataLoader
 from stoker.loader.plan_progress import PlanProgress
 from stoker.loader.progress import Progress, differing
@@ -72,11 +72,6 @@ def replace(module: ModuleType, name: str, make: Callable[[_Function], _Function
         kept.append(redirect(original, make(lambda *args, **kwargs: kept[0](*args, **kwargs))))
 
 
-def is_ours(loader: Any) -> bool:
-    """Return whether a loader is one of ours, and not over torch's DataPipes, which it leaves to torch."""
-    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterDataPipe | MapDataPipe)
-
-
 def shared_out(loader: DataLoader[Any], ranks: dict[str, Any] | None, switch: str) -> dict[str, Any]:
     """Return the changes that give a loader its share, by the arguments that Lightning has for a `DistributedSampler`.
 
@@ -86,14 +81,8 @@ def shared_out(loader: DataLoader[Any], ranks: dict[str, Any] | None, switch: st
     if ranks is None or is_whole:
         return {}
     rank, num_ranks = int(ranks["rank"]), int(ranks["num_replicas"])
-    if loader.num_ranks > 1 or loader.mesh is not None:
-        if (loader.rank, loader.num_ranks) != (rank, num_ranks):
-            raise ArgumentError(
-                f"this loader already reads the share of rank {loader.rank} of {loader.num_ranks}, and Lightning "
-                f"would share it out as rank {rank} of {num_ranks}",
-                hint=f"leave out distributed=, rank=, num_ranks= and mesh=, because Lightning sets the rank, or pass "
-                f"{switch}",
-            )
+    if has_share(loader):
+        check_share(loader, rank, num_ranks, tool="Lightning", instead=f"or pass {switch}")
         return {}
     seed = {"seed": int(os.environ.get("PL_GLOBAL_SEED", 0))} if loader.generator is None else {}
     return {"rank": rank, "num_ranks": num_ranks, **seed}
@@ -207,6 +196,7 @@ class LightningLoader(DataLoader[Any]):
         self._leave_epoch()
         self._inner, self._is_over = None, False
         self._first_epoch = 0 if self._is_fixed else epoch
+        self._resume = None  # it may name this epoch: overfit_batches repeats it, a CombinedLoader may have begun it
         self.set_epoch(self._first_epoch)
         self._chosen_epoch = epoch
 
@@ -274,7 +264,7 @@ class LightningLoader(DataLoader[Any]):
         """Let the user's loader show where this one is, and later copies of it continue with the same seed."""
         origin = self._origin
         origin._progress, origin._resume = self._progress, None
-        origin._course.dataset = self._course.dataset
+        origin._course.dataset, origin._course.next_epoch = self._course.dataset, self._course.next_epoch
         origin._course.follow(None, self._course.drawn_seed)
 
     def draw(self, inner: Any) -> Any:
@@ -350,9 +340,9 @@ class LightningLoader(DataLoader[Any]):
             return self._state_at(self._first_place())
         return super().state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, grown: bool = False) -> None:
         """Let the next iteration go on where `state` was taken."""
-        super().load_state_dict(state)
+        super().load_state_dict(state, grown=grown)
         self._is_over = bool(state.get(_IS_OVER))
 
     def _state_at(self, place: Progress) -> dict[str, Any]:
@@ -465,11 +455,24 @@ def _stopping(original: _Function) -> _Function:
 def _following(original: _Function) -> _Function:
     def follow(dataloader: Any, epoch: int) -> None:
         if isinstance(dataloader, LightningLoader):
+            if dataloader._loop is not None:
+                _begin_epoch(dataloader._loop)
             dataloader.follow_epoch(epoch)
         else:
             original(dataloader, epoch)
 
     return follow
+
+
+def _begin_epoch(loop: Any) -> None:
+    """Let Lightning count the epoch that begins after a checkpoint that was saved behind the last batch of an epoch.
+
+    It takes itself to be in the middle of the old epoch, so it neither counts the new one nor calls
+    `on_train_epoch_start`, and a checkpoint of the new one would be resumed in the wrong epoch.
+    """
+    count = loop.epoch_progress.current
+    if loop.restarted_mid_epoch and count.ready == count.processed:
+        loop.reset_restart_stage()
 
 
 def _limit(loop: Any) -> None:

@@ -23,7 +23,8 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import has_length
 
 from stoker.errors import ArgumentError, StateError, StateMismatch
-from stoker.integrations.accelerate import is_ours, write_state
+from stoker.integrations.accelerate import write_state
+from stoker.integrations.loaders import is_ours
 from stoker.loader import DataLoader
 from stoker.loader.progress import readable
 from stoker.trainers import named_arguments, redirect

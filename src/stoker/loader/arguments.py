@@ -14,12 +14,13 @@ from torch.utils.data import ConcatDataset, Subset
 
 from stoker.deliver import check_nvjpeg
 from stoker.engine.setting import AUTO, Choice, Room, room_for
-from stoker.errors import ArgumentError, EmptyDataset, MissingExtra
+from stoker.errors import ArgumentError, BadLength, EmptyDataset, MissingExtra
 from stoker.plan import Order, Sequential, Tail, order_named
 
 
 def length_of(dataset: Any) -> int:
     """Return len(dataset), which must be there and positive."""
+    check_length(dataset)
     try:
         length: int = len(dataset)
     except TypeError as error:
@@ -31,6 +32,17 @@ def length_of(dataset: Any) -> int:
     if not length:
         raise EmptyDataset(type(dataset).__name__)
     return length
+
+
+def check_length(dataset: Any) -> None:
+    """Raise `BadLength` if `__len__` returns what is not a number of samples. Its own errors are left to the caller."""
+    try:
+        len(dataset)
+    except (TypeError, ValueError, OverflowError) as error:
+        trace = error.__traceback__
+        is_own = trace is not None and trace.tb_next is not None  # raised by code of the user's
+        if not is_own and hasattr(type(dataset), "__len__"):
+            raise BadLength(type(dataset).__name__, returned=repr(type(dataset).__len__(dataset))) from error
 
 
 def workers_for(dataset: Any, num_workers: Choice, num_threads: Choice) -> Choice:

@@ -18,7 +18,14 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from stoker.compose.contents import Content, contents
 from stoker.compose.mixed import Mixture
-from stoker.compose.wrapped import SHUFFLED_MIXTURE, fingerprint_of, has_wrapped_mixture
+from stoker.compose.packed import differing_versions
+from stoker.compose.wrapped import (
+    SHUFFLED_MIXTURE,
+    SORTED_ROWS,
+    fingerprint_of,
+    has_sorted_rows,
+    has_wrapped_mixture,
+)
 from stoker.deliver import CudaPageLock, Delivery, Normalize, NvJpeg, Split, To, Widening, checked_device
 from stoker.engine.errand import Staff
 from stoker.engine.inline import Inline
@@ -32,13 +39,14 @@ from stoker.engine.stats import Stats
 from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
 from stoker.engine.worker import Job
-from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable
+from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable, StokerError
 from stoker.foundation import machine
 from stoker.foundation.torch_private import pin_memory
 from stoker.loader.arguments import (
     check_arguments,
     check_choices,
     check_expected,
+    check_length,
     check_schedule,
     length_of,
     resolved_decode,
@@ -48,7 +56,9 @@ from stoker.loader.arguments import (
 from stoker.loader.auto import Auto, Helm
 from stoker.loader.counting import Counters
 from stoker.loader.course import Course
+from stoker.loader.dataset_state import load_own_state
 from stoker.loader.finding import Found, places
+from stoker.loader.growth import has_grown_from, next_epoch
 from stoker.loader.iterator import LoaderIterator
 from stoker.loader.mesh import Mesh, check_mesh_state, check_samplers, mesh_state, resolved_mesh
 from stoker.loader.plan_progress import PlanProgress
@@ -286,6 +296,8 @@ class DataLoader(TorchDataLoader[T_co]):
                 )
             if not isinstance(plan.order, Sequential) and has_wrapped_mixture(dataset):
                 warnings.warn(SHUFFLED_MIXTURE, stacklevel=2)
+            if order is None and not shuffle and has_sorted_rows(dataset):
+                warnings.warn(SORTED_ROWS, stacklevel=2)
             sampler = positions_of(self._course)
         super().__init__(
             cast("Dataset[T_co]", dataset),
@@ -394,6 +406,8 @@ class DataLoader(TorchDataLoader[T_co]):
             epoch = max(plan.origin.epoch, epoch)
             num_skipped = plan.steps_in(epoch) - plan.num_steps(epoch)
             return plan.steps_in(plan.origin.epoch + 1) - num_skipped
+        if self._is_stream:
+            check_length(self.dataset)
         length = super().__len__()
         if self._is_stream and self._course.num_ranks > 1:
             samples = len(self.dataset)  # type: ignore[arg-type]
@@ -544,11 +558,14 @@ class DataLoader(TorchDataLoader[T_co]):
         own = self._own_entry(state)
         return state if own is None else state | {own: (state,)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, grown: bool = False) -> None:
         """Let the next iteration go on where `state` was taken.
 
         The number of ranks, workers and threads and the batch size may be others. A state of another dataset, order or
         seed is refused, saying what differs. So is one of another mixture, unless it was made with `changes=True`.
+
+        With `grown=True` a state from the end of an epoch is accepted, too, if the store has grown at its end since:
+        the next epoch is one of all samples that there are now.
         """
         state = readable(state)
         own = self._own_entry(state)
@@ -565,9 +582,20 @@ class DataLoader(TorchDataLoader[T_co]):
         for name, identity in self._identity().items() if mixture is None else ():
             if None not in (state.get(name), identity) and state[name] != identity:
                 differences[name] = (state[name], identity)
+        versions = differing_versions(*differences.get("dataset", (None, None)))
+        if versions is not None:  # the same documents, put into other rows by another version of stoker
+            differences = {"version of the packing of documents": versions, **differences}
+            del differences["dataset"]
         if "mixture" in state and mixture is None:
             differences["mixture"] = (list(state["mixture"].get("counts", ())), None)
-        if differences:
+        has_grown = (
+            grown
+            and self._is_planned
+            and set(differences) <= {"dataset", "dataset_length"}
+            and "dataset" in differences
+            and has_grown_from(self._course.dataset, state["dataset"])
+        )
+        if differences and not has_grown:
             raise StateMismatch(differences)
         course = self._course
         before, dataset = course.following, course.dataset
@@ -585,16 +613,22 @@ class DataLoader(TorchDataLoader[T_co]):
             self._processes = None  # persistent workers have the seed, and the place in a stream, they had
         course.follow(None, state["seed"])
         try:
-            progress = self._new_progress(0).resumed(state)
+            progress = self._new_progress(0)
+            if has_grown:
+                assert isinstance(progress, PlanProgress)
+                state = next_epoch(state, progress)
+            progress = progress.resumed(state)
             check_sums(progress, state)
+            progress.take_up()
+            if "dataset_state" in state and self._stateful_dataset is not None:
+                load_own_state(self._stateful_dataset, deepcopy(state["dataset_state"]))
         except Exception as error:
             course.dataset = dataset
             course.follow(*before)
-            if isinstance(error, StateError) or not isinstance(error, KeyError | TypeError | ValueError):
+            is_ours = isinstance(error, StokerError) and not isinstance(error, ArgumentError)
+            if is_ours or isinstance(error, OSError | MemoryError):
                 raise
             raise StateUnreadable(f"its fields do not fit together ({error})") from error
-        if "dataset_state" in state and self._stateful_dataset is not None:
-            self._stateful_dataset.load_state_dict(deepcopy(state["dataset_state"]))
         self._progress = self._resume = progress
         self._num_to_skip = 0
         course.next_epoch, course.is_seed_drawn = progress.epoch, False
@@ -812,7 +846,7 @@ class DataLoader(TorchDataLoader[T_co]):
         dataset = self._course.dataset
         try:
             length = len(dataset)
-        except TypeError:
+        except (TypeError, ValueError, OverflowError):
             length = None
         return {"dataset": fingerprint_of(dataset), "dataset_length": length}
 

@@ -11,12 +11,24 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+from stoker.errors import StateUnreadable
+
 
 def state_between_epochs(dataset: Any) -> Any:
     """Return the state with which a copy of the dataset begins the next epoch as the dataset would; None if none."""
     if _is_hugging_face(dataset) or not hasattr(dataset, "state_dict"):
         return None
     return copy.deepcopy(dataset.state_dict())
+
+
+def load_own_state(target: Any, state: Any) -> None:
+    """Load the state of a dataset, a sampler or an iterator that has one. `StateUnreadable` if that fails."""
+    try:
+        target.load_state_dict(state)
+    except Exception as error:
+        raise StateUnreadable(
+            f"{type(target).__name__}.load_state_dict raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def with_state(dataset: Any, state: Any) -> Any:
@@ -27,7 +39,7 @@ def with_state(dataset: Any, state: Any) -> Any:
         # by hand: `copy` would give both of them one and the same dict of attributes
         original, dataset = dataset, object.__new__(type(dataset))
         vars(dataset).update(vars(original))
-    dataset.load_state_dict(state)
+    load_own_state(dataset, state)
     return dataset
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from threading import get_ident
 from time import perf_counter
 from typing import Any, NoReturn, Self
 
@@ -11,7 +12,7 @@ from torch.autograd.profiler import record_function
 
 from stoker.engine.ledger import Ledger
 from stoker.engine.task import Engine
-from stoker.errors import TooManySkipped
+from stoker.errors import NestedNext, TooManySkipped
 from stoker.foundation.torch_private import is_profiling
 from stoker.loader.auto import Helm
 from stoker.loader.counting import Counters
@@ -51,15 +52,24 @@ class LoaderIterator:
         """What was taken from the engine and could not be handed over."""
         self._ended: set[int] = set()
         self._num_yielded = 0
+        self._inside: set[int] = set()
+        """Threads that are in `next` now."""
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        if is_profiling():  # 40 ns; entering a range takes microseconds, whether anyone profiles or not
-            with record_function(PROFILED_AS):
-                return self._next()
-        return self._next()
+        thread = get_ident()
+        if thread in self._inside:
+            raise NestedNext
+        try:
+            self._inside.add(thread)
+            if is_profiling():  # 40 ns; entering a range takes microseconds, whether anyone profiles or not
+                with record_function(PROFILED_AS):
+                    return self._next()
+            return self._next()
+        finally:
+            self._inside.discard(thread)
 
     def _next(self) -> Any:
         asked = perf_counter()

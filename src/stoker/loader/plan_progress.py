@@ -117,14 +117,18 @@ class PlanProgress:
             "ahead": sorted(self.ahead),
         }
 
+    def take_up(self) -> None:
+        """Do nothing: what is read follows from the place alone."""
+
     def resumed(self, state: dict[str, Any]) -> PlanProgress:
         """Return the place that `state` tells of, in a plan of this batch size for this rank.
 
-        The epochs of a mixture may have become longer or shorter: the state's epoch too, from there on.
+        The epochs of a mixture may have become longer or shorter, the state's epoch too, from there on; so may those of
+        a corpus that has grown, from the beginning of an epoch on.
         """
         differences = differing(state["plan"], self.plan.identity())
         num_samples = self.plan.num_samples
-        if "mixture" in state and "num_samples" in differences:
+        if ("mixture" in state or "has_grown" in state) and "num_samples" in differences:
             num_samples, _ = differences.pop("num_samples")
         if "drop" not in differences.get("tail", ("drop",)):
             del differences["tail"]  # padding only fills up the last batch of an epoch

@@ -8,7 +8,7 @@ user's sampler, a stream.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from stoker.errors import StateError, StateUnreadable
+from stoker.loader.state_fields import check_fields
 from stoker.loader.work import Made
 from stoker.plan import Recipe
 
@@ -63,7 +64,14 @@ class Progress(Protocol):
         ...
 
     def resumed(self, state: dict[str, Any]) -> Progress:
-        """Return the place that `state` tells of, for this loader. Fields that make no sense raise ValueError."""
+        """Return the place that `state` tells of, for this loader. Fields that make no sense raise ValueError.
+
+        Nothing else changes: the state may still be refused.
+        """
+        ...
+
+    def take_up(self) -> None:
+        """Bring what is the user's, such as a sampler, to where a state was taken."""
         ...
 
 
@@ -85,16 +93,24 @@ def readable(state: Any) -> dict[str, Any]:
     if "version" not in state or "kind" not in state:
         keys = ", ".join(sorted(map(str, state))) or "none"
         raise StateUnreadable(f"it has no version and kind; its keys are {keys}")
-    if state["version"] != VERSION:
+    if type(state["version"]) is not int or state["version"] != VERSION:
         raise StateUnreadable(f"it has version {state['version']!r}, and this Stoker reads version {VERSION}")
-    if state["kind"] not in _FIELDS:
+    if not isinstance(state["kind"], str) or state["kind"] not in _FIELDS:
         raise StateUnreadable(f"its kind is {state['kind']!r}")
     missing = {*_COMMON.split(), *_FIELDS[state["kind"]].split()} - set(state)
     if missing:
         raise StateUnreadable(f"its kind is {state['kind']!r} and it lacks {', '.join(sorted(missing))}")
     # older states have these entries open, and a sampler's own state may be a list
     names = _NESTED if "checksums" in state else [name for name in _NESTED if name != "sampler_state"]
-    return state | {name: state[name][0] for name in names if isinstance(state.get(name), tuple | list)}
+    found = state | {name: _only(state[name], name) for name in names if isinstance(state.get(name), tuple | list)}
+    check_fields(found)
+    return found
+
+
+def _only(entry: Sequence[Any], name: str) -> Any:
+    if len(entry) != 1:
+        raise StateUnreadable(f"its {name} must be a list of one entry, got {len(entry)} entries")
+    return entry[0]
 
 
 def enclosed(state: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from stoker.errors import StateError, StateMismatch
+from stoker.loader.dataset_state import load_own_state
 from stoker.loader.progress import VERSION, differing
 from stoker.loader.repeats import Draws
 from stoker.loader.running import RunningDigest
@@ -80,7 +81,7 @@ class SamplerProgress:
     def recipes(self) -> Iterator[Recipe]:
         """Yield what is to be made from here to the end of the epoch. Going forward to here happens at once."""
         if self._is_ended and self._stateful is not None:
-            self._stateful.load_state_dict(self._sampler_state)
+            load_own_state(self._stateful, self._sampler_state)
             return iter(())
         return self._recipes(self._items() if self._is_loaded or self._num_to_skip else None)
 
@@ -130,11 +131,11 @@ class SamplerProgress:
         """Return the sampler's iterator, and whether it is where we are already, by its own state."""
         is_there = self._sampler_state is not None and bool(self.num_batches)
         if is_there and self._stateful is not None:
-            self._stateful.load_state_dict(self._sampler_state)
+            load_own_state(self._stateful, self._sampler_state)
         iterator: Any = iter(self.sampler)
         self._teller = iterator if hasattr(iterator, "state_dict") else self._stateful
         if is_there and self._teller is iterator:
-            iterator.load_state_dict(self._sampler_state)
+            load_own_state(iterator, self._sampler_state)
         return iterator, is_there
 
     def _first_of(self, iterator: Iterator[Any]) -> tuple[Any, str | None]:
@@ -251,8 +252,10 @@ class SamplerProgress:
                 "the state was taken with in_order=False while later batches had overtaken earlier ones, "
                 "so it only fits the same batch size\nhint: resume as before, or save states with in_order=True"
             )
-        if isinstance(state["sampler_epoch"], int) and self._part_with("set_epoch") is not None:
-            self._part_with("set_epoch").set_epoch(state["sampler_epoch"])
+        if state["generator"] is not None:
+            own = self._generator
+            fresh = torch.Generator(torch.default_generator.device if own is None else own.device)
+            fresh.set_state(_read(state["generator"]))  # refuses what is not the state of a generator
         progress = SamplerProgress(
             self.sampler,
             int(state["epoch"]),
@@ -267,9 +270,16 @@ class SamplerProgress:
         progress._sampler_state, progress._generator_state = state["sampler_state"], state["generator"]
         progress._is_ended, progress._is_loaded = bool(state["is_ended"]), True
         progress._digest = RunningDigest(int(state["digest"], 16))
-        if not progress.num_batches and progress._sampler_state is not None and self._stateful is not None:
-            self._stateful.load_state_dict(progress._sampler_state)  # the beginning of an epoch, as it was
+        if isinstance(state["sampler_epoch"], int) and self._part_with("set_epoch") is not None:
+            progress._sampler_epoch = state["sampler_epoch"]
         return progress
+
+    def take_up(self) -> None:
+        """Bring the sampler to where this is."""
+        if isinstance(self._sampler_epoch, int) and (part := self._part_with("set_epoch")) is not None:
+            part.set_epoch(self._sampler_epoch)
+        if not self.num_batches and self._sampler_state is not None and self._stateful is not None:
+            load_own_state(self._stateful, self._sampler_state)  # the beginning of an epoch, as it was
 
 
 def _drawn(iterator: Iterator[Any]) -> Iterator[Any]:

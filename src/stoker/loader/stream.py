@@ -14,12 +14,14 @@ depends on the `Sharing`:
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice, repeat
 from time import perf_counter
 from types import GeneratorType
 from typing import Any, Literal, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -31,7 +33,7 @@ from stoker.errors import EarlyStop
 from stoker.foundation import torch_private
 from stoker.foundation.randomness import SampleContext, entered, reading_in_epoch
 from stoker.foundation.stages import watch
-from stoker.loader.dataset_state import has_exact_state, state_between_epochs, with_state
+from stoker.loader.dataset_state import has_exact_state, load_own_state, state_between_epochs, with_state
 from stoker.loader.work import AwayTask, Ended, Finisher, Made, Posted, Reading, batch_key, finished, posted
 from stoker.plan import Layout, Recipe, Tail, derived_key
 
@@ -96,9 +98,15 @@ class StreamMaker:
         self.iteration: int | None = None
         self.readers: dict[int, _Reader] = {}
         """The parts that are read here."""
+        self.generators: WeakSet[Any] = WeakSet()
+        """The iterators that are generators, as long as anyone holds them."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "iteration": None, "readers": {}}
+        return {**self.__dict__, "iteration": None, "readers": {}, "generators": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.generators = WeakSet()
 
     def make(self, turn: Turn) -> Made | Ended:
         """Return the next batch, or the end, with the process-wide generators seeded from the turn."""
@@ -120,6 +128,17 @@ class StreamMaker:
     def task_away(self, turn: Turn, desk: Desk) -> AwayTask:
         """Draw the next batch in a worker process that has several threads."""
         return AwayTask(self.task(turn), self.finish, desk)
+
+    def rest(self, *, is_last: bool = False) -> None:
+        """Let go of the iterators: what waits for their end (`finally`, `with`) runs now.
+
+        In a process that is about to end, generators are closed although others hold them.
+        """
+        if is_last:
+            for generator in list(self.generators):
+                _close(generator)
+        self.readers.clear()
+        self.iteration = None
 
     def _make(self, turn: Turn) -> Made | Ended:
         return self.task(turn).finish()
@@ -203,7 +222,7 @@ class _Reader:
         self.rank, self.epoch, self.batch_size, self.tail = setting.rank, turn.epoch, setting.batch_size, setting.tail
         self.sharing, self.part, self.num_parts = turn.sharing, turn.part, turn.num_parts
         self.layout = setting.layout
-        self.key_seed = maker.seed
+        self.key_seed, self.generators = maker.seed, maker.generators
         if turn.sharing == "whole":
             # All ranks read the same, so they must draw the same numbers meanwhile.
             self.seed, self.num_ranks, self.key_rank = maker.seed, setting.num_ranks, 0
@@ -245,10 +264,12 @@ class _Reader:
             iterator = iter(dataset)
         if state is not None:
             if hasattr(iterator, "load_state_dict"):
-                iterator.load_state_dict(state)
+                load_own_state(iterator, state)
             self.steps, self.index, self.is_ended = self.num_before, begin["samples"], bool(begin.get("is_ended"))
         if self.is_asked:
             self.teller = next((it for it in (iterator, dataset) if hasattr(it, "state_dict")), None)
+        if isinstance(iterator, GeneratorType):
+            self.generators.add(iterator)
         self.iterator = iterator
 
     def draw(self, turn: Turn) -> tuple[Recipe, list[Any], list[Skipped], dict[str, Any]] | None:
@@ -372,6 +393,17 @@ def _cuts(begin: dict[str, Any]) -> list[list[int]]:
         return [list(cut) for cut in begin.get("cuts", ())]
     num_samples, more = divmod(begin["samples"], begin["steps"])  # an older state: as even as can be
     return [[0, num_samples + 1], [more, num_samples]] if more else [[0, num_samples]]
+
+
+def _close(generator: Any) -> None:
+    """Close a generator, unless a thread is still in it. Nobody is left whom an error could reach: it is printed."""
+    if generator.gi_running:
+        return
+    try:
+        generator.close()
+    except Exception as error:
+        error.add_note("raised while the stream was closed at the end of a worker process; ignored")
+        traceback.print_exc()
 
 
 def _around(samples: list[Any]) -> Iterator[Any]:

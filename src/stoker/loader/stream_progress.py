@@ -177,6 +177,9 @@ class StreamProgress:
             "num_ranks": setting.num_ranks,
         }
 
+    def take_up(self) -> None:
+        """Do nothing: what is read follows from the place alone."""
+
     def resumed(self, state: dict[str, Any]) -> StreamProgress:
         """Return the place that `state` tells of, for these workers. An epoch that has begun keeps its parts."""
         progress = StreamProgress(

@@ -353,6 +353,9 @@ class MapMaker:
 
         return posted(make(recipe) if self.is_pure else self.loan.run(make, recipe, key, gives_back=False))
 
+    def rest(self, *, is_last: bool = False) -> None:
+        """Nothing is held from batch to batch."""
+
     def task_away(self, content: Sent, desk: Desk) -> AwayTask:
         """Return the making of a batch in a worker process that has several threads."""
         recipe = received(content)
@@ -474,6 +477,10 @@ class Told:
     def task_away(self, content: tuple[int | None, Any], desk: Desk) -> Any:
         """Return the making of a batch."""
         return self._maker.task_away(self._heard(content), desk)
+
+    def rest(self, *, is_last: bool = False) -> None:
+        """Let go of what is being read."""
+        self._maker.rest(is_last=is_last)
 
     def _heard(self, content: tuple[int | None, Any]) -> Any:
         epoch, rest = content

@@ -79,7 +79,7 @@ class Works:
     def batch_bytes(self) -> int:
         """Return how big a batch is that lies in a slot; 0 if there is none."""
         ring = self._loader._ring
-        return 0 if ring is None else ring.wanted_bytes
+        return 0 if ring is None else ring.sizes.largest_bytes
 
     def can_leave(self) -> bool:
         """Return whether workers can be started though data was read here."""

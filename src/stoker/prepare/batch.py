@@ -14,6 +14,7 @@ MAX_DOCUMENT_BYTES = 256 << 20
 EMPTY = "empty document"
 NO_COLUMN = "no column"
 NO_FIELD = "no field"
+NOT_CSV = "not CSV"
 NOT_ENCODABLE = "not encodable"
 NOT_JSON = "not JSON"
 NOT_UTF8 = "not UTF-8"
@@ -46,6 +47,11 @@ class Gathered:
             self.texts.append(document[0])
             self.num_bytes += document[1]
             self.inputs.append(number)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is as large as batches are."""
+        return self.num_bytes >= BATCH_BYTES
 
     def taken(self, num_read: int) -> Batch:
         """Return what was gathered, and begin anew."""

@@ -7,7 +7,6 @@ seen while a job runs.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import mmap
 import multiprocessing
@@ -24,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.engine.failure import Failure
-from stoker.engine.launch import interrupts_held, named_end
 from stoker.errors import WorkerDied
+from stoker.foundation.processes import describe_exit, die_with_parent, hold_interrupts
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -43,8 +42,6 @@ LOOK_SECONDS = 0.1
 
 PATIENCE_SECONDS = 1.0
 """How long a worker may take to end by itself before it is killed. It cannot while it is in a tokenizer's call."""
-
-_PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger("stoker")
 
@@ -135,7 +132,7 @@ class Crew(Generic[J, R]):
             member.pipe.send((number, jobs[number]))
 
     def _start(self, worker: int) -> None:
-        with interrupts_held():
+        with hold_interrupts():
             ours, theirs = self._context.Pipe()
             inherited = [ours, *(member.pipe for member in self._members.values())]
             arguments = (self._work, theirs, inherited, self._board[worker], os.getpid(), self._begin)
@@ -156,7 +153,7 @@ class Crew(Generic[J, R]):
         member.process.close()
         member.pipe.close()
         del self._members[member.number]
-        return named_end(code)
+        return describe_exit(code)
 
     def _note_failed_start(self, end: str) -> None:
         self._failed_starts.append(end)
@@ -213,10 +210,7 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     signal.signal(signal.SIGTERM, _leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with_parent(parent)
     for end in inherited:
         end.close()
     if begin is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,18 +21,24 @@ from stoker.prepare.batch import (
 )
 from stoker.prepare.columns import ArrowFile, Unreadable
 from stoker.prepare.inputs import Input
+from stoker.prepare.json_array import from_json_array
 from stoker.prepare.line_documents import from_json_lines, from_plain_lines
 from stoker.prepare.lines import opened
 from stoker.prepare.paragraphs import from_paragraphs
 from stoker.prepare.pieces import Piece
 from stoker.prepare.settings import Settings
 from stoker.prepare.skips import Skips
+from stoker.prepare.table_documents import from_table
 from stoker.source.compression import unpacked
 from stoker.source.line_format import BOM
 
 
-def documents(piece: Piece, settings: Settings, skips: Skips) -> Iterator[Batch]:
+def documents(
+    piece: Piece, settings: Settings, skips: Skips, reading: Callable[[int], None] = lambda _: None
+) -> Iterator[Batch]:
     """Yield the documents of a piece in order, in batches of about a MiB; never one without documents.
+
+    `reading` is called with the bytes of the piece that are read so far while a long document is.
 
     A piece owns the lines and paragraphs that begin in its range. What cannot be used goes to `skips`, which may raise.
     Memory is bounded by the batch and the largest document.
@@ -42,32 +48,39 @@ def documents(piece: Piece, settings: Settings, skips: Skips) -> Iterator[Batch]
         batches = _from_columns(piece, settings.text_column, skips)
     elif entry.kind == "json":
         batches = from_json_lines(piece, settings.text_column, skips)
+    elif entry.kind == "json array":
+        batches = from_json_array(piece, settings.text_column, skips)
+    elif entry.kind in ("csv", "tsv"):
+        batches = from_table(piece, settings.text_column, skips)
     elif settings.documents == "line":
         batches = from_plain_lines(piece, skips)
     elif settings.documents == "paragraph":
         batches = from_paragraphs(piece, skips)
     else:
-        batches = _from_files(piece, skips)
+        batches = _from_files(piece, skips, reading)
     return (batch for batch in batches if batch.texts)
 
 
-def _from_files(piece: Piece, skips: Skips) -> Iterator[Batch]:
+def _from_files(piece: Piece, skips: Skips, reading: Callable[[int], None]) -> Iterator[Batch]:
     batch, num_read = Gathered(), 0
     for number, entry in enumerate(piece.inputs):
-        batch.add(_whole(entry, number, skips), number)
+        batch.add(_whole(entry, number, skips, reading, num_read), number)
         num_read += entry.num_bytes
         if batch.num_bytes >= BATCH_BYTES:
             yield batch.taken(num_read)
     yield batch.taken(num_read)
 
 
-def _whole(entry: Input, number: int, skips: Skips) -> tuple[str, int] | None:
+def _whole(
+    entry: Input, number: int, skips: Skips, reading: Callable[[int], None], num_before: int
+) -> tuple[str, int] | None:
     parts, size = [], 0
     with opened(entry) as file:
         try:
             for chunk in _chunks(entry, file):
                 parts.append(chunk)
                 size += len(chunk)
+                reading(num_before + min(file.tell(), entry.num_bytes))
                 if size > MAX_DOCUMENT_BYTES:
                     skips.note(TOO_LARGE, too_large("the file"), number=number)
                     return None

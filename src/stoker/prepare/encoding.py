@@ -41,7 +41,11 @@ class Encoding:
         dtype = np.dtype(self.identity.dtype)
         num_documents = num_tokens = text_bytes = num_before = 0
         with self.build.piece(piece.key) as writer:
-            for batch in documents(piece, self.settings, skips):
+
+            def reading(num_read: int) -> None:
+                cell[2] = num_read
+
+            for batch in documents(piece, self.settings, skips, reading):
                 ids, lengths, num_bytes = _encoded(tokenizer, batch, skips, piece, num_before)
                 if ids.size and int(ids.max()) >= self.identity.vocab_size:
                     raise DataError(

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker.errors import ArgumentError, StaleSource
+from stoker.errors import ArgumentError, DamagedFile, StaleSource
 from stoker.foundation import machine
-from stoker.source.compression import Compression, compression_of, require_library
+from stoker.source.compression import Compression, check_readable, compression_of, require_library, unpacked
+from stoker.source.line_format import BOM
 
-Kind = Literal["parquet", "arrow", "json", "text"]
+Kind = Literal["parquet", "arrow", "json", "json array", "csv", "tsv", "text"]
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 # What is taken from a folder. A file that is named itself may have any suffix, and is text unless listed here.
@@ -26,10 +27,16 @@ _IN_FOLDERS: dict[str, Kind] = {
     ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".jsonl": "json", ".ndjson": "json", ".txt": "text",
     ".text": "text", ".md": "text",
 }  # fmt: skip
-_NAMED: dict[str, Kind] = _IN_FOLDERS | {".json": "json"}
+_NAMED: dict[str, Kind] = _IN_FOLDERS | {".json": "json", ".csv": "csv", ".tsv": "tsv"}
+
+_LINES: tuple[Kind, ...] = ("json", "json array", "csv", "tsv", "text")
+"""What may be compressed."""
 
 _BLOCK_BYTES = 1 << 20
 """Read and hashed at a time. Hashing lets other threads run, and is faster than any disk."""
+
+_HEAD_BYTES = 4096
+"""Of a JSON file, to see whether it is an array."""
 
 _MAX_HASHING_THREADS = 8
 _LOOK_SECONDS = 0.1
@@ -176,8 +183,9 @@ def _in_folder(folder: str, without: str | None) -> list[str]:
     if not files:
         suffixes = ", ".join(_IN_FOLDERS)
         raise ArgumentError(
-            f"the folder {folder} holds no file to read ({suffixes}; also .gz and .zst of the last five)",
-            hint="pass files by name or by a pattern if they have other suffixes; they are then read as text",
+            f"the folder {folder} holds no file to read ({suffixes}; also .gz, .zst, .xz and .bz2 of the last five)",
+            hint="pass files by name or by a pattern if they have other suffixes: .json and .csv are read as what they "
+            "are, all others as text",
         )
     return files
 
@@ -234,7 +242,7 @@ def _kind_of(path: str, kinds: Mapping[str, Kind]) -> Kind | None:
     inner = Path(path)
     if compression_of(inner) is not None:
         kind = kinds.get(inner.with_suffix("").suffix.lower())
-        return kind if kind in ("json", "text") else None
+        return kind if kind in _LINES else None
     return kinds.get(inner.suffix.lower())
 
 
@@ -244,11 +252,29 @@ def _input(path: str, kinds: Mapping[str, Kind]) -> Input:
         raise ArgumentError(
             f"{path} is not a regular file", hint="pipes and devices cannot be split; copy the data to a file first"
         )
+    check_readable(Path(path))
     kind = _kind_of(path, kinds) or "text"
-    compression = compression_of(Path(path)) if kind in ("json", "text") else None
+    compression = compression_of(Path(path)) if kind in _LINES else None
     if compression is not None:
         require_library(compression)
+    if kind == "json" and _is_array(Path(path), compression):
+        kind = "json array"
     return Input(path=path, kind=kind, compression=compression, num_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+
+
+def _is_array(path: Path, compression: Compression | None) -> bool:
+    """Return whether a JSON file is one array, and not a value in each line: whether it begins with a bracket."""
+    with open(path, "rb") as file:
+        blocks: Iterator[bytes] = iter(lambda: file.read(_HEAD_BYTES), b"")
+        if compression is not None:
+            blocks = unpacked(file, compression, path=path, chunk_bytes=_HEAD_BYTES)
+        try:
+            for block in blocks:
+                if head := block.removeprefix(BOM).lstrip():
+                    return head.startswith(b"[")
+        except DamagedFile:
+            pass  # whoever reads it will say so
+    return False
 
 
 def _natural(path: str) -> tuple[list[str | int], str]:

@@ -26,19 +26,19 @@ from stoker.source.line_format import LineFormat
 
 def from_plain_lines(piece: Piece, skips: Skips) -> Iterator[Batch]:
     """Yield the lines of a piece. An empty line is an empty document."""
-    bad = _BadLines(piece.inputs[0], skips)
+    bad = BadLines(piece.inputs[0], skips)
     for lines in lines_of(piece, skips, stop=piece.stop):
         yield Batch(*(_at_once(lines.raw) or _one_by_one(lines, bad)), lines.num_read)
 
 
 def from_json_lines(piece: Piece, text_column: str, skips: Skips) -> Iterator[Batch]:
     """Yield one field of the JSON objects that the lines of a piece are. Blank lines are no documents."""
-    field, bad = _Field(text_column), _BadLines(piece.inputs[0], skips)
+    field, bad = Field(text_column), BadLines(piece.inputs[0], skips)
     for lines in lines_of(piece, skips, stop=piece.stop):
         yield Batch(*field.texts(lines, bad), lines.num_read)
 
 
-class _BadLines:
+class BadLines:
     """Where lines go that hold no document."""
 
     def __init__(self, entry: Input, skips: Skips) -> None:
@@ -70,7 +70,7 @@ def _at_once(raw: bytes) -> tuple[list[str], int] | None:
     return None if "" in texts else (texts, len(raw) - raw.count(b"\n"))
 
 
-def _one_by_one(lines: Lines, bad: _BadLines) -> tuple[list[str], int]:
+def _one_by_one(lines: Lines, bad: BadLines) -> tuple[list[str], int]:
     texts, num_bytes = [], 0
     for raw, byte, line in lines.each():
         if len(raw) > MAX_DOCUMENT_BYTES:
@@ -89,48 +89,61 @@ def _one_by_one(lines: Lines, bad: _BadLines) -> tuple[list[str], int]:
     return texts, num_bytes
 
 
-class _Field:
+class Field:
     """The field of JSON objects that holds the text."""
 
     def __init__(self, name: str) -> None:
         self._name, self._path = name, name.split(".")
         self._parse = LineFormat("json").parser(None)
 
-    def texts(self, lines: Lines, bad: _BadLines) -> tuple[list[str], int]:
+    def texts(self, lines: Lines, bad: BadLines) -> tuple[list[str], int]:
         """Return the texts of some lines and their size."""
         texts, num_bytes, parse, name = [], 0, self._parse, self._name
         for raw, byte, line in lines.each():
             try:
                 value = parse(raw)
                 text = value[name] if type(value) is dict and name in value else self._nested(value)
-                if type(text) is not str:
-                    raise _Unusable("not text", f"its field {name!r} is {_named(text)}, not text")
-                if not text:
-                    raise _Unusable(EMPTY, f"its field {name!r} is empty")
-                size = len(text) if text.isascii() else len(text.encode())
-                if size > MAX_DOCUMENT_BYTES:
-                    raise _Unusable(TOO_LARGE, too_large(f"its field {name!r}"))
+                size = _size_of(text, name)
             except ValueError as error:
                 if not raw.strip():  # looked at here alone, so that good lines pay nothing for it
                     continue
-                bad.note(*_told(error), line=line, byte=byte)
+                bad.note(*reason_of(error), line=line, byte=byte)
                 continue
             texts.append(text)
             num_bytes += size
         return texts, num_bytes
 
+    def text(self, value: Any) -> tuple[str, int]:
+        """Return the text of one value and its size; ValueError if it has none."""
+        text = self._nested(value)
+        return text, _size_of(text, self._name)
+
     def _nested(self, value: Any) -> Any:
+        if isinstance(value, dict) and self._name in value:
+            return value[self._name]
         for name in self._path:
             if not isinstance(value, dict):
-                raise _Unusable(NO_FIELD, f"it is no object with a field {self._name!r}")
+                raise Unusable(NO_FIELD, f"it is no object with a field {self._name!r}")
             if name not in value:
                 there = ", ".join(map(repr, list(value)[:8])) or "none"
-                raise _Unusable(NO_FIELD, f"it has no field {self._name!r}: there are {there}")
+                raise Unusable(NO_FIELD, f"it has no field {self._name!r}: there are {there}")
             value = value[name]
         return value
 
 
-class _Unusable(ValueError):
+def _size_of(text: Any, name: str) -> int:
+    """Return the size of a text; ValueError if it is none that can be used."""
+    if type(text) is not str:
+        raise Unusable("not text", f"its field {name!r} is {_named(text)}, not text")
+    if not text:
+        raise Unusable(EMPTY, f"its field {name!r} is empty")
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > MAX_DOCUMENT_BYTES:
+        raise Unusable(TOO_LARGE, too_large(f"its field {name!r}"))
+    return size
+
+
+class Unusable(ValueError):
     """A line without a document."""
 
     def __init__(self, kind: str, reason: str) -> None:
@@ -138,9 +151,9 @@ class _Unusable(ValueError):
         self.kind = kind
 
 
-def _told(error: ValueError) -> tuple[str, str]:
+def reason_of(error: ValueError) -> tuple[str, str]:
     """Return the kind of what is wrong with a line, and what it is."""
-    if isinstance(error, _Unusable):
+    if isinstance(error, Unusable):
         return error.kind, str(error)
     if isinstance(error, UnicodeEncodeError):
         return "half a character", "its text has half of a surrogate pair, which is no character"

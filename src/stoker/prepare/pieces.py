@@ -22,6 +22,10 @@ _MAX_GROUP = 4
 """Groups of small files may become this many times larger than a piece should be."""
 
 
+IN_ONE_PIECE = ("csv", "tsv", "json array")
+"""Kinds of which nobody knows where a document begins without reading all before it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """A part of the inputs that is prepared in one go, whoever does it and wherever."""
@@ -98,7 +102,7 @@ def cut(inputs: Sequence[Input], settings: Settings) -> Iterator[Piece]:
             small.append(entry)
         elif entry in weights:
             yield from _by_weight(entry, weights[entry], settings.piece_bytes)
-        elif entry.compression is not None or not entry.num_bytes:
+        elif entry.compression is not None or entry.kind in IN_ONE_PIECE or not entry.num_bytes:
             yield Piece(inputs=(entry,), num_bytes=entry.num_bytes)
         else:
             yield from _by_bytes(entry, settings.piece_bytes)

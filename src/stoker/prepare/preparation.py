@@ -96,6 +96,7 @@ def tokens(
         "origin": {"inputs": [entry.to_meta() for entry in files], "code": CODE},
     }
     if target.is_fresh(meta):
+        target.end_generations()
         report = target.report(seconds=time.perf_counter() - begin, findings=findings)
         return replace(report, is_up_to_date=True)
     preparation = _Preparation(target, settings, choice, findings, num_workers=num_workers, watch=watch)
@@ -181,7 +182,7 @@ class _Preparation:
             "counts": counts | {"reasons": dict(sorted(reasons.items()))},
         }
         before = target.piece_keys()
-        build.finish(keys, meta=meta)
+        build.finish(keys, meta=meta, keeps_read=True)
         self._num_removed = len(before - target.piece_keys())
 
     def report(self, *, seconds: float) -> Report:

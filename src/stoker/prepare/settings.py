@@ -12,7 +12,7 @@ from stoker.prepare.inputs import Input
 Documents = Literal["file", "line", "paragraph"]
 OnError = Literal["raise", "skip"]
 
-CODE = "1"
+CODE = "2"
 """The version of what turns inputs into shards. It is raised whenever the same input would give other bytes."""
 
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 4 << 20, 64 << 20

@@ -21,6 +21,8 @@ from stoker.prepare.settings import Settings
 from stoker.prepare.skips import LEDGER
 from stoker.store import Build
 from stoker.store.build import PIECES, UNFINISHED
+from stoker.store.generations import GENERATIONS
+from stoker.store.lock import locked
 from stoker.store.manifest import FILE, Manifest, read_manifest, write_safely
 from stoker.transform.tokenizer import Identity
 
@@ -119,6 +121,17 @@ class Target:
             for path in folder.glob(pattern):
                 if path.is_file():
                     path.unlink(missing_ok=True)
+
+    def end_generations(self) -> None:
+        """Remove earlier generations that nobody reads any more; left for another time if somebody is writing here."""
+        if not (self.path / GENERATIONS).exists():
+            return
+        with suppress(ArgumentError, OSError), locked(self.unfinished):
+            manifest = self._manifest()
+            if manifest is not None:
+                build = Build(self.path, manifest.columns)
+                build.end_generations()
+                build.discard_if_empty()
 
     def finish_again(self) -> bool:
         """Do what is left to do after the manifest is written: remove what it does not name.

@@ -122,7 +122,9 @@ class ArrayFile:
         wanted = positions_in(positions, len(self), self)
         if self._native.names is not None:
             array = self._mapped()
-            return [_sample(array, position) for position in wanted.tolist()]
+            samples = [_sample(array, position) for position in wanted.tolist()]
+            self._files.check()
+            return samples
         rows = np.empty((len(wanted), *self.shape[1:]), self._native)
         self._gather(wanted, rows)
         return list(rows)
@@ -171,6 +173,7 @@ class ArrayFile:
             return
         if self._layout.is_fortran or not out.flags.c_contiguous:
             out[...] = self._mapped()[positions]
+            self._files.check()
             return
         # As bytes: `take` would first copy a whole array that is not aligned. "clip", because with "raise" it
         # would gather into a copy of `out`; the positions are checked.
@@ -178,6 +181,7 @@ class ArrayFile:
         rows = self._files[0].content[begin : begin + self._layout.num_bytes].reshape(len(self), self._row_bytes)
         into = out.reshape(-1).view(np.uint8).reshape(len(positions), self._row_bytes)
         np.take(rows, positions, axis=0, out=into, mode="clip")
+        self._files.check()
         if not self._layout.dtype.isnative:
             out.byteswap(inplace=True)
 

@@ -97,6 +97,7 @@ class ArrowFiles:
                 # all rows at once: each column of each piece costs as much as many rows of it
                 for slot, sample in zip(order.tolist(), samples_in(parts)):
                     samples[slot] = sample
+            self._mapped.check()
         return samples
 
     def _part(

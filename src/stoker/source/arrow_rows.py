@@ -39,6 +39,7 @@ def refusals(file: KnownFile, what: str) -> Iterator[None]:
         is_own = isinstance(error, pa.ArrowException)  # its MemoryError, too, comes of lengths that cannot be
         if not is_own and (isinstance(error, MemoryError) or getattr(error, "errno", None) is not None):
             raise
+        file.check_now()  # a file that changed under our hands is not damaged
         raise DamagedFile(file.path, what=f"cannot be read, {what}: {error}") from error
 
 

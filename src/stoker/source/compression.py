@@ -1,18 +1,30 @@
-"""Compressed files as a stream of plain bytes: gzip and zstd, told by the file's suffix."""
+"""Compressed files as a stream of plain bytes: gzip, zstd, xz and bzip2, known by the file's suffix."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Literal
 
-from stoker.errors import DamagedFile, MissingExtra
+from stoker.errors import ArgumentError, DamagedFile, MissingExtra
 
-Compression = Literal["gzip", "zstd"]
+Compression = Literal["gzip", "zstd", "xz", "bzip2"]
 
-_SUFFIXES: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+_SUFFIXES: dict[str, Compression] = {
+    ".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".bz2": "bzip2",
+}  # fmt: skip
+
+_UNREADABLE: dict[str, str] = {
+    ".7z": "7z x", ".br": "brotli -d", ".lz4": "lz4 -d", ".lzma": "xz -d", ".rar": "unrar x", ".sz": "snzip -d",
+    ".tar": "tar xf", ".tbz2": "tar xf", ".tgz": "tar xf", ".txz": "tar xf", ".z": "uncompress", ".zip": "unzip",
+}  # fmt: skip
+"""Suffixes of files that would be read as text and are not, and what unpacks them."""
+
+_TOOLS: dict[Compression, str] = {"gzip": "gzip -t", "zstd": "zstd -t", "xz": "xz -t", "bzip2": "bzip2 -t"}
 
 # zstd frames may announce windows up to 2 GiB (`zstd --long=31`); the library's own limit is 128 MiB.
 _MAX_WINDOW_BYTES = 1 << 31
@@ -26,16 +38,31 @@ def compression_of(path: Path) -> Compression | None:
     return _SUFFIXES.get(path.suffix.lower())
 
 
+def check_readable(path: Path) -> None:
+    """Raise `ArgumentError` for an archive, or a file whose compression is not supported."""
+    inner = path.with_suffix("") if compression_of(path) is not None else path
+    tool = _UNREADABLE.get(inner.suffix.lower())
+    if tool is not None:
+        raise ArgumentError(
+            f"{path} is not text: {inner.suffix} files cannot be read",
+            hint=f"unpack it first (`{tool} {path}`); compressed files may be .gz, .zst, .xz or .bz2",
+        )
+
+
 def check_magic(path: Path, compression: Compression) -> None:
     """Raise `DamagedFile` unless the file begins as files of its suffix do."""
     with open(path, "rb") as file:
-        head = file.read(4)
+        head = file.read(6)
     if compression == "gzip":
         is_right = head.startswith(b"\x1f\x8b")
+    elif compression == "xz":
+        is_right = head == b"\xfd7zXZ\0"
+    elif compression == "bzip2":
+        is_right = head.startswith(b"BZh")
     else:  # a zstd frame, or a skippable one (0x184D2A50 to 0x184D2A5F), which parallel compressors write first
-        is_right = head == b"\x28\xb5\x2f\xfd" or (head[1:] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F)
+        is_right = head[:4] == b"\x28\xb5\x2f\xfd" or (head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F)
     if not is_right:
-        found = f"its first bytes are {head.hex(' ')}" if head else "it is empty"
+        found = f"its first bytes are {head[:4].hex(' ')}" if head else "it is empty"
         raise DamagedFile(
             path,
             what=f"is not a {compression} file, though its suffix says so: {found}",
@@ -57,18 +84,23 @@ def unpacked(
 ) -> Generator[bytes, None, None]:
     """Yield the unpacked content of `file` in pieces of about `chunk_bytes`, never an empty one.
 
-    Several gzip members or zstd frames one after the other are one content. Data that ends early or is
-    damaged raises `DamagedFile` after the pieces before it. `file` stays the caller's to close.
+    Several gzip members, zstd frames or xz and bzip2 streams one after the other are one content. Data that ends early
+    or is damaged raises `DamagedFile` after the pieces before it. `file` stays the caller's to close.
     """
     num_bytes = 0
-    pieces = _unpacked_gzip(file, chunk_bytes) if compression == "gzip" else _unpacked_zstd(file)
+    if compression == "gzip":
+        pieces = _unpacked_gzip(file, chunk_bytes)
+    elif compression == "zstd":
+        pieces = _unpacked_zstd(file)
+    else:
+        pieces = _unpacked_streams(file, compression, chunk_bytes)
     try:
         for piece in pieces:
             num_bytes += len(piece)
             yield piece
     except EOFError as error:
         raise _damaged(path, compression, num_bytes, "the data ends early, as if the file had been cut off") from error
-    except (zlib.error, gzip.BadGzipFile, _FrameError) as error:
+    except (zlib.error, gzip.BadGzipFile, lzma.LZMAError, _FrameError) as error:
         raise _damaged(path, compression, num_bytes, f"the data is damaged ({error})") from error
 
 
@@ -77,7 +109,7 @@ class _FrameError(Exception):
 
 
 def _damaged(path: Path, compression: Compression, num_bytes: int, reason: str) -> DamagedFile:
-    tool = "gzip -t" if compression == "gzip" else "zstd -t"
+    tool = _TOOLS[compression]
     return DamagedFile(
         path,
         what=f"cannot be unpacked: {reason}, after about {num_bytes} unpacked bytes",
@@ -113,3 +145,32 @@ def _unpacked_zstd(file: IO[bytes]) -> Iterator[bytes]:
                 yield piece
     if frame is not None:
         raise EOFError("inside a zstd frame")
+
+
+def _unpacked_streams(file: IO[bytes], compression: Compression, chunk_bytes: int) -> Iterator[bytes]:
+    """Yield what xz and bzip2 streams hold. Between xz streams there may be zeros."""
+    stream: lzma.LZMADecompressor | bz2.BZ2Decompressor | None = None
+    packed, is_first = b"", True
+    while True:
+        if not packed and (stream is None or stream.needs_input):
+            packed = file.read(chunk_bytes)
+            if not packed:
+                break
+        if stream is None:
+            if compression == "xz" and not is_first:
+                packed = packed.lstrip(b"\0")
+                if not packed:
+                    continue
+            stream = lzma.LZMADecompressor(lzma.FORMAT_XZ) if compression == "xz" else bz2.BZ2Decompressor()
+            is_first = False
+        try:
+            piece = stream.decompress(packed, chunk_bytes)
+        except (OSError, ValueError) as error:  # what bz2 raises
+            raise _FrameError(str(error)) from error
+        packed = b""
+        if stream.eof:
+            packed, stream = stream.unused_data, None
+        if piece:
+            yield piece
+    if stream is not None or is_first:
+        raise EOFError("inside a stream")

@@ -53,6 +53,7 @@ class FlatValues:
         """Return the values from `begin` to before `end`, which are there, as an array of its own."""
         out = np.empty(end - begin, self.dtype)
         self._copy(begin, out)
+        self._files.check()
         return out
 
     def flat(self) -> NDArray[Any]:
@@ -70,6 +71,7 @@ class FlatValues:
             return np.empty((len(starts), length), self.dtype)
         if len(self.parts) == 1:
             rows: NDArray[Any] = self._windows_of(0, length)[starts]
+            self._files.check()
             return rows if self._stored.isnative else rows.astype(self.dtype)
         out = np.empty((len(starts), length), self.dtype)
         first = np.searchsorted(self.ends, starts, side="right")
@@ -82,6 +84,7 @@ class FlatValues:
             self._fill_rows(out, first, local, is_inside)
         else:
             self._fill_groups(out, first, local, is_inside)
+        self._files.check()
         return out
 
     def _fill_rows(

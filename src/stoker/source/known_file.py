@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stoker.errors import ArgumentError, StaleSource
+from stoker.foundation.file_watch import difference
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -31,10 +32,8 @@ class KnownFile:
 
     def check(self, found: os.stat_result) -> None:
         """Raise `StaleSource` unless `found` is the file this was made of."""
-        if found.st_size != self.size_bytes:
-            raise StaleSource(self.path, what=f"it had {self.size_bytes} bytes and has {found.st_size}")
-        if found.st_mtime_ns != self.mtime_ns:
-            raise StaleSource(self.path, what="its size is the same but it was written to since")
+        if (what := difference(self.size_bytes, self.mtime_ns, found)) is not None:
+            raise StaleSource(self.path, what=what)
 
     def check_now(self) -> None:
         """Raise `StaleSource` unless the file at the path is the one this was made of."""

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from stoker.errors import ArgumentError, StaleSource
-from stoker.source.compression import Compression, check_magic, compression_of, require_library
+from stoker.foundation.file_watch import difference
+from stoker.source.compression import Compression, check_magic, check_readable, compression_of, require_library
 from stoker.source.line_format import LineFormat, Parse, format_of
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -34,10 +35,8 @@ class LineFile:
 
     def check(self, found: os.stat_result) -> None:
         """Raise `StaleSource` unless `found` is the file this was made of."""
-        if found.st_size != self.size_bytes:
-            raise StaleSource(self.path, what=f"it had {self.size_bytes} bytes and has {found.st_size}")
-        if found.st_mtime_ns != self.mtime_ns:
-            raise StaleSource(self.path, what="its size is the same but it was written to since")
+        if (what := difference(self.size_bytes, self.mtime_ns, found)) is not None:
+            raise StaleSource(self.path, what=what)
 
     def open(self, *, buffer_bytes: int = 0) -> IO[bytes]:
         """Open the file as it lies on disk, after checking that it is still the same."""
@@ -108,6 +107,7 @@ def _line_file(given: Any, parse: Parse | None) -> LineFile:
         raise ArgumentError(
             f"{path} is not a regular file", hint="pipes and devices cannot be split; copy the data to a file first"
         )
+    check_readable(path)
     compression = compression_of(path)
     if compression is not None:
         require_library(compression)

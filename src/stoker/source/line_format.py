@@ -18,7 +18,7 @@ BOM = b"\xef\xbb\xbf"
 _SUFFIXES: dict[str, FormatName] = {
     ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv",
 }  # fmt: skip
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
+DELIMITERS = {"csv": ",", "tsv": "\t"}
 _decode_json = json.JSONDecoder().decode
 
 
@@ -39,7 +39,7 @@ class LineFormat:
     @property
     def has_header(self) -> bool:
         """Whether the first line of a file names its columns and is no sample."""
-        return self.function is None and self.name in _DELIMITERS
+        return self.function is None and self.name in DELIMITERS
 
     @property
     def drops_bom(self) -> bool:
@@ -60,7 +60,7 @@ class LineFormat:
             return LineParser(is_text=True, function=None)
         if self.name == "json":
             return LineParser(is_text=True, function=_parse_json)
-        return LineParser(is_text=True, function=_record_parser(header or b"", _DELIMITERS[self.name]))
+        return LineParser(is_text=True, function=_record_parser(header or b"", DELIMITERS[self.name]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _guarded(function: Callable[[bytes], Any], name: str) -> Callable[[bytes], A
 def _record_parser(header: bytes, delimiter: str) -> Callable[[str], dict[str, str]]:
     """Return a function from a line to a dict by the names in `header`."""
     try:
-        names = _fields(header.decode(), delimiter)
+        names = fields_of(header.decode(), delimiter)
         if names == [""]:
             raise ValueError("it is empty")
         if len(set(names)) < len(names):
@@ -145,7 +145,7 @@ def _record_parser(header: bytes, delimiter: str) -> Callable[[str], dict[str, s
         return refuse
 
     def record(text: str) -> dict[str, str]:
-        fields = _fields(text, delimiter)
+        fields = fields_of(text, delimiter)
         if len(fields) != len(names):
             found = f"{len(fields)} fields" if text else "no fields (the line is empty)"
             raise ValueError(f"it has {found}, and the header has {len(names)}")
@@ -154,7 +154,7 @@ def _record_parser(header: bytes, delimiter: str) -> Callable[[str], dict[str, s
     return record
 
 
-def _fields(text: str, delimiter: str) -> list[str]:
+def fields_of(text: str, delimiter: str) -> list[str]:
     """Return the fields of one CSV line; a field that begins with a quote ends with one, inner quotes are doubled.
 
     Not the csv module: its limit of 128 KiB a field is one number for the whole process, and not ours to change.
@@ -178,13 +178,19 @@ def _fields(text: str, delimiter: str) -> list[str]:
         start = end + 1
 
 
+class UnclosedQuote(ValueError):
+    """A quoted field goes on behind the end of the text."""
+
+
 def _quoted(text: str, start: int) -> tuple[str, int]:
     """Return the content of the quoted field whose first character is at `start`, and where its end quote ends."""
     parts: list[str] = []
     while True:
         end = text.find('"', start)
         if end < 0:
-            raise ValueError("a quote is not closed on this line (fields with line breaks in them are not supported)")
+            raise UnclosedQuote(
+                "a quote is not closed on this line (fields with line breaks in them are not supported)"
+            )
         if not text.startswith('"', end + 1):
             parts.append(text[start:end])
             return "".join(parts), end + 1

@@ -12,7 +12,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, SupportsIndex, TypeVar, final
 
-from stoker.errors import PositionError, StaleSource
+from stoker.errors import DamagedFile, PositionError, StaleSource
+from stoker.foundation.file_watch import FileWatch, WatchedFile
 from stoker.source.line_file import LineFile, Paths, fingerprint_of, line_files
 from stoker.source.line_format import BOM, LineParser, Parse, bad_line
 from stoker.source.line_index import IndexFolder, LineIndex
@@ -45,7 +46,8 @@ class Lines:
     Text is UTF-8; a byte order mark at the start of a file is dropped (except from `"bytes"`). A line that cannot be
     parsed raises `BadLine` when it is read, with its file, number and place, and is counted all the same.
 
-    Files whose names end in `.gz`, `.zst` or `.zstd` are compressed; what is before that suffix tells the format.
+    Files whose names end in `.gz`, `.zst`, `.zstd`, `.xz` or `.bz2` are compressed; the suffix before that tells the
+    format.
 
     The first `len` or read builds an index of each file and keeps it in `index_dir` (by default
     `$XDG_CACHE_HOME/stoker/lines`, or `~/.cache/stoker/lines`) for every later process; where that cannot be written
@@ -54,7 +56,7 @@ class Lines:
 
     Safe to use from any number of threads; pickles as its arguments; works after a fork and in spawned processes.
     Files must not change during a run: one that differs in size or time from what it was when this was made raises
-    `StaleSource` when it is opened.
+    `StaleSource` when it is opened, or soon after while it is read.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Lines:
         """Indexes that could not be stored."""
         self._open: dict[int, _OpenFile] = {}
         self._locks: dict[int, Lock] = {}
+        self._watch = FileWatch()
 
     def __getstate__(self) -> tuple[tuple[LineFile, ...], Path | None]:
         return self._files, self._index_dir
@@ -93,7 +96,9 @@ class Lines:
         number, line = self._place_of(operator.index(position))
         file = self._file(number)
         block, at = divmod(line, file.stride)
-        return file.sample(block, file.read_block(block, at + 1), at)
+        sample = file.sample(block, file.read_block(block, at + 1), at)
+        self._watch.check()
+        return sample
 
     def __getitems__(self, positions: Sequence[SupportsIndex], /) -> list[Any]:
         """Return the samples at `positions`, in that order; they are read in the order in which they lie on disk."""
@@ -108,6 +113,7 @@ class Lines:
                 lines = file.read_block(block, places[together[-1]][1] % stride + 1)
                 for slot in together:
                     samples[slot] = file.sample(block, lines, places[slot][1] % stride)
+        self._watch.check()
         return samples
 
     def describe(self, position: SupportsIndex) -> str:
@@ -170,10 +176,10 @@ class Lines:
         file = self._open.get(number)
         if file is None:
             index = self._kept.get(number) or self._folder.load(self._files[number]) or self._build(number)
-            file = _OpenFile(self._files[number], self._folder, index)
+            file = _OpenFile(self._files[number], self._folder, index, self._watch)
             while len(self._open) >= _MAX_OPEN_FILES:
                 # The one opened first. A thread that is reading it holds a reference; it is closed after that.
-                del self._open[next(iter(self._open))]
+                self._watch.discard(self._open.pop(next(iter(self._open))).watched)
             self._open[number] = file
         return file
 
@@ -193,11 +199,12 @@ class _OpenFile:
     under our hands is an error, not a signal that ends the process.
     """
 
-    def __init__(self, file: LineFile, folder: IndexFolder, index: LineIndex) -> None:
+    def __init__(self, file: LineFile, folder: IndexFolder, index: LineIndex, watch: FileWatch) -> None:
         self._file, self._index = file, index
         self.stride = index.head.stride
-        self._handle = _open_data(file, folder, index)
+        path, self._handle = _open_data(file, folder, index)
         weakref.finalize(self, os.close, self._handle)
+        self.watched: WatchedFile = watch.add(path, os.fstat(self._handle))
         header = None
         if file.format.has_header and index.head.num_lines:
             header = self.read_block(0, 1)[0].removesuffix(b"\r").removeprefix(BOM)
@@ -213,6 +220,13 @@ class _OpenFile:
 
     def sample(self, block: int, lines: list[bytes], at: int) -> Any:
         """Return line `at` of a block's lines, parsed."""
+        if at >= len(lines):
+            self.watched.check()
+            raise DamagedFile(
+                self._file.path,
+                what=f"does not fit its index: block {block} should have more than {at} lines and has {len(lines)}",
+                hint="delete the index folder (index_dir=, or stoker/lines in the cache folder) and open it again",
+            )
         line = lines[at]
         if line.endswith(b"\r") and at + 1 < len(lines):  # what is not followed by anything had no line feed
             line = line[:-1]
@@ -222,6 +236,7 @@ class _OpenFile:
         try:
             return self._parser(line)
         except ValueError as error:
+            self.watched.check()  # what was written over the file meanwhile may begin anywhere
             offset = self._index.block(block)[0] + sum(len(before) + 1 for before in lines[:at])
             raise bad_line(error, path=self._file.path, line=number + 1, offset=offset) from error
         except Exception as error:
@@ -234,22 +249,24 @@ class _OpenFile:
         while begin < end:
             part = os.pread(self._handle, end - begin, begin)
             if not part:
+                self.watched.check()
                 raise StaleSource(self._file.path, what=f"it ends {end - begin} bytes early")
             parts.append(part)
             begin += len(part)
         return b"".join(parts)
 
 
-def _open_data(file: LineFile, folder: IndexFolder, index: LineIndex) -> int:
-    """Return a descriptor of the file's plain content, checked to be what was indexed."""
+def _open_data(file: LineFile, folder: IndexFolder, index: LineIndex) -> tuple[Path, int]:
+    """Return where the file's plain content is, and a descriptor of it, checked to be what was indexed."""
     with file.open() as original:
         if file.compression is None:
-            return os.dup(original.fileno())
+            return file.path, os.dup(original.fileno())
+    path = folder.data_path(file)
     try:
-        handle = os.open(folder.data_path(file), os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise StaleSource(file.path, what="its unpacked content is gone from the index folder") from error
     if os.fstat(handle).st_size != index.head.data_bytes:
         os.close(handle)
         raise StaleSource(file.path, what="its unpacked content in the index folder has another size")
-    return handle
+    return path, handle

@@ -23,7 +23,7 @@ from stoker.source.raw_tokens import RawTokens
 _LINE_SUFFIXES = tuple(
     suffix + packed
     for suffix in (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt")
-    for packed in ("", ".gz", ".zst", ".zstd")
+    for packed in ("", ".gz", ".zst", ".zstd", ".xz", ".bz2")
 )
 # What a file is by its name, where its first bytes do not tell.
 _BY_SUFFIX: tuple[tuple[tuple[str, ...], Callable[..., Any]], ...] = (
@@ -42,7 +42,7 @@ _CAN_BE_OPENED = """what can be opened:
   .bin beside .idx, or their common prefix (Megatron-LM)
   .parquet files, or a folder of them
   a folder from datasets.save_to_disk (Hugging Face), or .arrow files
-  .jsonl, .json, .csv, .tsv, .txt, also .gz and .zst
+  .jsonl, .json, .csv, .tsv, .txt, also .gz, .zst, .xz and .bz2
   a pattern such as "data/*.parquet", or a list, of files of one of these kinds
 pictures (folders of JPEG, PNG and others, tar archives) are opened by stoker.images"""
 _PICTURES = tuple(f".{extension}" for extension in (*EXTENSIONS, *OTHERS, "tar"))

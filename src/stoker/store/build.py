@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stoker.errors import ArgumentError, DataError
+from stoker.store import generations
 from stoker.store.column import Column, checked_name
 from stoker.store.lock import LOCK
 from stoker.store.manifest import FILE, FORMAT, Manifest, Shard, parsed, read_manifest, sync_folder, write_safely
@@ -136,10 +137,11 @@ class Build:
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError, DataError):
             return False
 
-    def finish(self, keys: Sequence[str], *, meta: Mapping[str, Any] | None = None) -> Store:
+    def finish(self, keys: Sequence[str], *, meta: Mapping[str, Any] | None = None, keeps_read: bool = False) -> Store:
         """Make the store of these pieces, in this order, and return it.
 
-        The manifest takes its place at once, in place of one that was there; then what it does not name is removed.
+        The manifest takes its place at once, in place of one that was there; then what it does not name is removed,
+        but, with `keeps_read`, for an earlier generation that somebody reads still.
         """
         check_is_free(self.path)
         records: dict[str, dict[str, Any]] = {}
@@ -153,7 +155,8 @@ class Build:
                 raise ArgumentError(f"the piece {key!r} occurs twice", hint="give each piece a key of its own")
             records[key] = record
         shards = tuple(Shard(**entry) for record in records.values() for entry in record["shards"])
-        text = packed(Manifest(dict(self.columns), shards, dict(meta or {})))
+        manifest = Manifest(dict(self.columns), shards, dict(meta or {}))
+        text = packed(manifest)
         parsed(text, self.path / FILE)  # never write what cannot be read
         self.path.mkdir(parents=True, exist_ok=True)
         pieces = {
@@ -161,9 +164,11 @@ class Build:
             for key, record in records.items()
         }
         write_safely(self.path / PIECES, _lines(pieces))
+        if keeps_read:
+            generations.keep(self.path, manifest)
         write_safely(self.path / FILE, text)
         shutil.rmtree(self.path / PACKS, ignore_errors=True)
-        named = {shard.file for shard in shards}
+        named = {shard.file for shard in shards} | generations.end_unused(self.path)[1]
         for path in self.path.glob("*.safetensors"):
             if path.name not in named:
                 path.unlink(missing_ok=True)
@@ -172,6 +177,13 @@ class Build:
                 path.unlink(missing_ok=True)
         self.discard()
         return open_store(self.path)
+
+    def end_generations(self) -> None:
+        """Remove what is left of earlier generations that nobody reads any more. Only for whoever holds the lock."""
+        ended, _ = generations.end_unused(self.path)
+        named = {shard.file for shard in read_manifest(self.path).shards}
+        for name in ended - named:
+            (self.path / name).unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove what is not complete."""

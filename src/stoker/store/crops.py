@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -125,8 +125,16 @@ class Crops:
     def fingerprint(self) -> str | None:
         """What tells these rows from others, if the tokens can tell what they are."""
         fingerprint = getattr(self._tokens, "fingerprint", None)
-        way = f"{self.length}.{self.stride}.{'across' if self.across else f'within.{self.pad}.{self.ignored}'}"
-        return f"{fingerprint}.{way}" if isinstance(fingerprint, str) else None
+        return f"{fingerprint}.{self._way}" if isinstance(fingerprint, str) else None
+
+    def earlier_fingerprints(self) -> Iterator[str]:
+        """Yield the fingerprints that these rows had before the tokens grew."""
+        earlier = getattr(self._tokens, "earlier_fingerprints", None)
+        return (f"{fingerprint}.{self._way}" for fingerprint in (earlier() if earlier is not None else ()))
+
+    @property
+    def _way(self) -> str:
+        return f"{self.length}.{self.stride}.{'across' if self.across else f'within.{self.pad}.{self.ignored}'}"
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
@@ -192,6 +200,7 @@ class Crops:
         if not native.gather_rows(flat, elements, length, tokens, labels):
             rows = self._tokens.windows(starts, length + 1)
             tokens[...], labels[...] = rows[:, :-1], rows[:, 1:]
+        self._tokens.check()  # type: ignore[attr-defined]
         return {"tokens": tokens, "labels": labels}
 
     def fields(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, DamagedBlock, DamagedFile, DataError, StaleSource
+from stoker.foundation.file_watch import FileWatch
 from stoker.native import Parts
 from stoker.store.checksums import BLOCK_BYTES, checksum, num_blocks_in
 from stoker.store.column import OFFSETS
@@ -65,6 +66,8 @@ class Files:
         }
         self._bases = _starts([-(-shard.num_bytes // BLOCK_BYTES) * BLOCK_BYTES for shard in shards])
         self._lock = threading.Lock()
+        self.watch = FileWatch()
+        """Notices shards that change while they are mapped."""
         self._is_mapped = np.zeros(len(shards), np.bool_)
         self._all_mapped = not shards
         self._sums: dict[int, NDArray[np.uint64]] = {}
@@ -163,6 +166,7 @@ class Files:
             for element, count in zip(elements.tolist(), counts.tolist()):
                 values[at : at + count] = whole[element : element + count]
                 at += count
+            self.watch.check()
         return values.reshape(int(lengths.sum()), *column.shape), lengths
 
     def gathered(self, name: str, elements: NDArray[np.int64], size: int) -> NDArray[Any]:
@@ -173,8 +177,11 @@ class Files:
         self.seen_alike(name, elements, size)
         if size * dtype.itemsize > MAX_ITEM_BYTES:
             whole = self._space.array(dtype, (self._space.num_bytes // dtype.itemsize,))
-            return np.stack([whole[element : element + size] for element in elements.tolist()])
-        rows: NDArray[Any] = self._window(name, size)[elements]
+            rows: NDArray[Any] = np.stack([whole[element : element + size] for element in elements.tolist()])
+            self.watch.check()
+            return rows
+        rows = self._window(name, size)[elements]
+        self.watch.check()
         return np.ndarray((num_rows, size), dtype, rows)
 
     def flat(self, name: str) -> NDArray[Any]:
@@ -198,6 +205,7 @@ class Files:
 
     def seen(self, name: str, elements: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         """See to it that so many elements from each of these on, at least one, were checked. They are mapped."""
+        self.watch.check()
         if not (self._num_unseen[name] or self._is_vast):
             return
         item_bytes = self._dtypes[name].itemsize
@@ -213,6 +221,7 @@ class Files:
 
     def seen_alike(self, name: str, elements: NDArray[np.int64], size: int) -> None:
         """See to the same where all have one size, as quickly as can be."""
+        self.watch.check()
         if self._num_unseen[name] or self._is_vast:
             self._see(elements, size, self._dtypes[name].itemsize)
 
@@ -301,7 +310,12 @@ class Files:
     def _map_one(self, number: int) -> None:
         shard = self._manifest.shards[number]
         base = int(self._bases[number])
-        header = self._opened(shard, lambda file: self._space.map_file(file, base, shard.num_bytes))
+
+        def map_it(descriptor: int) -> None:
+            self._space.map_file(descriptor, base, shard.num_bytes)
+            self.watch.add(self._path / shard.file, os.fstat(descriptor))
+
+        header = self._opened(shard, map_it)
         for name, elements in self._elements.items():
             elements[number] = (base + header.arrays[name].begin) // self._dtypes[name].itemsize
         sums = header.arrays[CHECKSUMS]
@@ -367,6 +381,7 @@ class Files:
         data = self._space.array(np.uint8, (self._space.num_bytes,))[base + begin : base + end]
         found, expected = checksum(data), int(self._sums[number][within])
         if found != expected:
+            self.watch.check_now()
             names = columns_in(self._headers[number], begin, end)
             raise DamagedBlock(self._path / shard.file, block=within, columns=names, expected=expected, found=found)
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,17 @@ class Manifest:
 
     def fingerprint(self) -> str:
         """Return what tells these samples, in this order, from others: the columns, and the digests of the shards."""
+        return self._fingerprint(len(self.shards))
+
+    def earlier_fingerprints(self) -> Iterator[str]:
+        """Yield the fingerprints of the stores that this one may have grown from: those of its first shards."""
+        for num_shards in range(len(self.shards) - 1, 0, -1):
+            yield self._fingerprint(num_shards)
+
+    def _fingerprint(self, num_shards: int) -> str:
         columns = {name: column.to_json() for name, column in self.columns.items()}
-        content = [columns, [[shard.num_samples, shard.num_bytes, shard.digest] for shard in self.shards]]
+        shards = self.shards[:num_shards]
+        content = [columns, [[shard.num_samples, shard.num_bytes, shard.digest] for shard in shards]]
         return f"{checksum(_line(content).encode()):016x}"
 
     def packed(self) -> bytes:
@@ -101,9 +110,9 @@ def _line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a store."""
-    path = folder / FILE
+def read_manifest(folder: Path, name: str = FILE) -> Manifest:
+    """Return the manifest of a store, or, by the name of its file, that of an earlier generation."""
+    path = folder / name
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size > MAX_MANIFEST_BYTES:

@@ -7,7 +7,7 @@ the pages are shared. Nothing is built when a store is opened: it costs the read
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.errors import ArgumentError, StaleSource
+from stoker.errors import ArgumentError, DataError, StaleSource
 from stoker.native import Parts
 from stoker.store.column import OFFSETS, Column
 from stoker.store.crops import IGNORED, Crops
 from stoker.store.expectation import check_expectations
 from stoker.store.files import Files, Places
-from stoker.store.manifest import read_manifest
+from stoker.store.generations import held_manifest, name_of
+from stoker.store.manifest import FILE
 from stoker.store.positions import Positions, one_position
 
 
@@ -42,10 +43,14 @@ class Store:
     def __init__(
         self, path: str | os.PathLike[str], *, expect: Mapping[str, Any] | None = None, check: bool = True
     ) -> None:
-        self.path = Path(path).absolute()
-        self.manifest = read_manifest(self.path)
+        self._open(Path(path).absolute(), FILE, check=check)
         if expect is not None:
             self.expect(expect)
+
+    def _open(self, path: Path, name: str, *, check: bool) -> None:
+        """Read the manifest of this name; its shards stay for as long as this store is there."""
+        self.path = path
+        self.manifest, self._hold = held_manifest(path, name)
         self._is_checked = check
         self._files = Files(self.path, self.manifest, is_checked=check)
 
@@ -63,6 +68,10 @@ class Store:
     def fingerprint(self) -> str:
         """What tells this data from other data, wherever it lies: a loader's state is refused with another."""
         return self.manifest.fingerprint()
+
+    def earlier_fingerprints(self) -> Iterator[str]:
+        """Yield the fingerprints that this data had before it grew at its end, as far as that may have been."""
+        return self.manifest.earlier_fingerprints()
 
     def expect(self, settings: Mapping[str, Any]) -> None:
         """Raise `StoreMismatch` unless the store was made with these settings, saying what differs."""
@@ -184,9 +193,14 @@ class Store:
 
 def _reopened(path: str, is_checked: bool, fingerprint: str) -> Store:
     store = Store(path, check=is_checked)
-    if store.fingerprint != fingerprint:
-        raise StaleSource(path, what="the store was prepared anew meanwhile")
-    return store
+    if store.fingerprint == fingerprint:
+        return store
+    earlier = object.__new__(Store)
+    try:
+        earlier._open(Path(path), name_of(fingerprint), check=is_checked)
+    except DataError as error:
+        raise StaleSource(path, what="the store was prepared anew meanwhile") from error
+    return earlier
 
 
 def _presented(values: NDArray[Any], column: Column) -> Any:
@@ -252,6 +266,10 @@ class Stretch:
             self._courses[length] = _Course(self._value_starts, self._files.elements(self._column), length)
         return self._looked_up(starts, length)
 
+    def check(self) -> None:
+        """Raise `StaleSource` if a shard that is mapped has changed. For readers of memory that they got before."""
+        self._files.watch.check()
+
     def lying(self, starts: NDArray[np.int64], length: int) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
         """Return memory in which windows lie as they are, checked, and where in it each begins, without a copy.
 
@@ -295,6 +313,10 @@ class Stretch:
     def fingerprint(self) -> str:
         """What tells these values from others."""
         return f"{self._store.fingerprint}.{self._column}"
+
+    def earlier_fingerprints(self) -> Iterator[str]:
+        """Yield the fingerprints that these values had before the store grew."""
+        return (f"{earlier}.{self._column}" for earlier in self._store.earlier_fingerprints())
 
     def expect(self, settings: Mapping[str, Any]) -> None:
         """Raise `StoreMismatch` unless the store was made with these settings."""

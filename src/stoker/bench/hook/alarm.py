@@ -1,15 +1,18 @@
-"""Sleeping, and knowing afterwards how long the interpreter's lock was waited for.
+"""Sleep, and know afterwards whether the GIL was held, and how long it was waited for.
 
-A timer of the kernel's tells, at the moment at which a sleeping thread has a core again and before it asks for the
-lock, how much too late that was: it counts how often it has expired. What comes on top is the wait for the lock.
-Without such a timer, a thread that is late was either woken late or waited for the lock, and short waits cannot be told
-apart.
+A thread that wakes up and finds the GIL free goes on; one that finds it held blocks once more. The kernel counts how
+often a thread blocks, so the answer does not depend on how fast or how busy the machine is.
+
+A timer of the kernel's counts how often it has expired by the moment at which the thread has a core again, and before
+it asks for the GIL. What comes on top is the wait for the GIL. Without such a timer, a thread that is late was either
+woken late or waited for the GIL, and short waits cannot be distinguished.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import struct
 import threading
 import time
@@ -21,22 +24,19 @@ from stoker.foundation.machine import Clock
 TICK_SECONDS = 2e-5
 """What the timer counts in."""
 
-HELD_SECONDS = 1e-4
-"""Whoever finds the lock free has it within some tens of microseconds."""
-
 HELD_SECONDS_UNTIMED = 4e-4
-"""Where it is not known when the thread was woken: a tenth of a millisecond or two for that."""
+"""A wait for the GIL where it is not known when the thread was woken: a tenth of a millisecond or two for that."""
 
-_CLOEXEC, _MONOTONIC = os.O_CLOEXEC, 1
+_CLOEXEC, _MONOTONIC, _ABSOLUTE = os.O_CLOEXEC, time.CLOCK_MONOTONIC, 1
 
 
 class Rest(NamedTuple):
     """What came of sleeping."""
 
     lock_seconds: float
-    """How long the interpreter's lock was waited for afterwards."""
+    """How long the GIL was waited for afterwards."""
     is_held: bool
-    """Whether that was so long that somebody had it."""
+    """Whether another thread held it."""
 
 
 class _TimeSpec(ctypes.Structure):
@@ -59,28 +59,26 @@ class Alarm:
         self._lock = threading.RLock()  # what is collected meanwhile may come here again
         self._timer = -1
         with suppress(OSError, AttributeError):  # another system, or one that does not allow it
-            self._libc = ctypes.CDLL(None)
+            self._libc = ctypes.PyDLL(None)  # keeps the GIL: to set the timer is no place to wait for it
             self._timer = self._libc.timerfd_create(_MONOTONIC, _CLOEXEC)
 
     def rest(self, seconds: float, clock: Clock) -> Rest | None:
         """Sleep for so long, in the thread whose clock it is; return None if it is over."""
-        began, delay_began = time.perf_counter(), clock.times()[1]
-        late = 0.0
         if self._timer < 0:
+            began, delay_began = time.monotonic(), clock.times()[1]
             self._over.wait(seconds)
-        else:
-            with self._lock:  # or it would be set again just after it was ended
-                if not self._over.is_set():
-                    self._set(seconds)
-            (count,) = struct.unpack("Q", os.read(self._timer, 8))
-            late = (count - 1) * TICK_SECONDS
-        if self._over.is_set():
-            return None
-        waited = time.perf_counter() - began - seconds - late
-        if self._timer >= 0:
-            return Rest(waited, waited > HELD_SECONDS)
-        waited -= clock.times()[1] - delay_began  # being woken includes getting a core
-        return Rest(waited, waited > HELD_SECONDS_UNTIMED)
+            # being woken includes getting a core
+            waited = time.monotonic() - began - seconds - (clock.times()[1] - delay_began)
+            return None if self._over.is_set() else Rest(waited, waited > HELD_SECONDS_UNTIMED)
+        with self._lock:  # or it would be set again just after it was ended
+            due = time.monotonic() + seconds
+            if not self._over.is_set():
+                self._set(due, _ABSOLUTE)
+        num_blocked = _num_blocked()
+        (count,) = struct.unpack("Q", os.read(self._timer, 8))
+        waited = time.monotonic() - due - (count - 1) * TICK_SECONDS
+        num_blocked = _num_blocked() - num_blocked - 1  # but for the sleep itself
+        return None if self._over.is_set() else Rest(waited, num_blocked > 0)
 
     def end(self) -> None:
         """Wake the thread up, now or when it next wants to sleep."""
@@ -96,6 +94,11 @@ class Alarm:
         if timer >= 0:
             os.close(timer)
 
-    def _set(self, seconds: float) -> None:
+    def _set(self, seconds: float, flags: int = 0) -> None:
         spec = _TimerSpec(_TimeSpec.of(TICK_SECONDS), _TimeSpec.of(seconds))
-        self._libc.timerfd_settime(self._timer, 0, ctypes.byref(spec), None)
+        self._libc.timerfd_settime(self._timer, flags, ctypes.byref(spec), None)
+
+
+def _num_blocked() -> int:
+    """Return how often this thread has blocked so far."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

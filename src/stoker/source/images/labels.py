@@ -112,7 +112,7 @@ def parsed(texts: Sequence[str], classes: Sequence[str] | None = None) -> Labels
     `007` is a name: as a number it would not be written so. `nan` and `inf` are numbers among numbers.
     """
     if all(map(_WHOLE.fullmatch, texts)):
-        with suppress(OverflowError):  # what has more digits than a number can have is a name
+        with suppress(OverflowError, ValueError):  # what has more digits than a number can have is a name
             return labels_of(np.array([int(text) for text in texts], np.int64), classes)
     elif any(map(_NUMBER.fullmatch, texts)) and all(
         _NUMBER.fullmatch(text) or _BEYOND.fullmatch(text) for text in texts

@@ -30,8 +30,8 @@ def summarize(run: Subject, against: Subject) -> Markup | None:
         text = "The throughput is about the same."
     if other_work:
         text = (
-            f"The runs do different work ({'; '.join(other_work)}), so neither is better: {run.name} has "
-            f"{format_ratio(ratio)} the throughput of the {against.name}."
+            f"The runs {other_work}, so neither is better: {run.name} has {format_ratio(ratio)} the throughput of the "
+            f"{against.name}."
         )
     beside = [
         f"{name}: {ours[name].text} ({against.name}: {theirs[name].text})"
@@ -61,7 +61,7 @@ def differences(run: Subject, against: Subject) -> Markup:
     return figure(
         "Differences",
         table(head, rows, caption=f"{run.name} vs. {against.name}", class_="differences folds"),
-        lead=("Bars to the right are better" if is_same_work else "The runs do different work, so no figure is judged")
+        lead=("Bars to the right are better" if is_same_work else "The work may differ, so no figure is judged")
         + f"; differences under {format_percent(ALIKE)} count as none.",
     )
 
@@ -80,28 +80,35 @@ SAME_BYTES, SAME_STEP = 1.25, 1.5
 """Up to these factors, sample sizes and step times per sample count as equal."""
 
 
-def work_differences(run: Subject, against: Subject) -> list[str]:
-    """Return signs that two runs do different work, such as other data, so that their speeds cannot be compared."""
+def work_differences(run: Subject, against: Subject) -> str:
+    """Return how the work of two runs differs, as the end of a sentence; nothing if it seems to be the same.
+
+    Speeds say nothing about other data or another model. Other data is seen. A training step that takes longer may be
+    that of a larger model, or one that the loader holds up.
+    """
     if run.lead is None or against.lead is None:
-        return []
+        return ""
     mine, other = run.lead.stats, against.lead.stats
     found = [
         f"{name}: {format_setting(name, mine.facts[fact])} and {format_setting(name, other.facts[fact])}"
         for fact, name in (("dataset", "dataset"), ("num_samples", "samples"))
         if fact in mine.facts and fact in other.facts and mine.facts[fact] != other.facts[fact]
     ]
-    for name, limit, format_value, (first, second) in (
-        ("bytes per sample", SAME_BYTES, format_bytes, [_per_sample(one, one.num_bytes) for one in (mine, other)]),
-        (
-            "step per sample",
-            SAME_STEP,
-            format_duration,
-            [_per_sample(one, _step_seconds(one)) for one in (mine, other)],
-        ),
-    ):
-        if first and second and max(first / second, second / first) > limit:
-            found.append(f"{name}: {format_value(first)} and {format_value(second)}")
-    return found
+    sizes = [_per_sample(one, one.num_bytes) for one in (mine, other)]
+    if _differ(sizes, SAME_BYTES):
+        found.append(f"bytes per sample: {format_bytes(sizes[0])} and {format_bytes(sizes[1])}")
+    if found:
+        return f"do different work ({'; '.join(found)})"
+    steps = [_per_sample(one, _step_seconds(one)) for one in (mine, other)]
+    if _differ(steps, SAME_STEP):
+        told = f"{format_duration(steps[0])} and {format_duration(steps[1])}"
+        return f"may do different work (training step per sample: {told})"
+    return ""
+
+
+def _differ(values: list[float], limit: float) -> bool:
+    first, second = values
+    return first > 0 and second > 0 and max(first / second, second / first) > limit
 
 
 def _per_sample(stats: Stats, total: float) -> float:
