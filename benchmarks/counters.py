@@ -21,10 +21,10 @@ import stoker
 from benchmarks.datasets import Same
 from benchmarks.measure import Clock, Contender, Pace, Record, interleaved
 from benchmarks.report import INK, Column, Report, Setting, only
-from stoker.engine import messages
+from stoker.engine.processes import messages
 from stoker.loader import iterator, stream, work
-from stoker.loader.counting import Counters
-from stoker.loader.work import Made
+from stoker.loader.looking.counters import Counters
+from stoker.loader.work import BatchResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,7 +146,7 @@ def _epochs(
 
 def _alone_microseconds(num_batches: int = 20_000, num_rounds: int = 9) -> float:
     """Return what counting a batch takes in the trainer, with its share of the summing up: the best of some rounds."""
-    made = Made(None, 7, (), None, (1.0, 2.0, 0.1, 0.0, 0.1))  # type: ignore[arg-type]
+    made = BatchResult(None, 7, (), None, (1.0, 2.0, 0.1, 0.0, 0.1))  # type: ignore[arg-type]
     clock = time.perf_counter
     rounds = []
     for _ in range(num_rounds):

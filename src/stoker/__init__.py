@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from stoker.foundation.randomness import epoch, rng, sample_context
     from stoker.foundation.stages import transforming
     from stoker.loader import DataLoader
-    from stoker.loader.context_parallel import SequenceSplit
-    from stoker.loader.mesh import Mesh
+    from stoker.loader.sharing.context_parallel import SequenceSplit
+    from stoker.loader.sharing.mesh import Mesh
     from stoker.plan import Plan, Sequential, Shuffle, Window
     from stoker.source import Lines
     from stoker.source.opening import open  # noqa: A004  # stoker.open, as in zarr or xarray
@@ -52,13 +52,13 @@ _HOMES = {
     "Images": "stoker.compose.images",
     "Ledger": "stoker.engine.ledger",
     "Lines": "stoker.source",
-    "Mesh": "stoker.loader.mesh",
+    "Mesh": "stoker.loader.sharing.mesh",
     "Mixture": "stoker.compose.mixed",
     "Normalize": "stoker.deliver",
     "Packed": "stoker.compose.packed",
     "Plan": "stoker.plan",
     "Policy": "stoker.engine.ledger",
-    "SequenceSplit": "stoker.loader.context_parallel",
+    "SequenceSplit": "stoker.loader.sharing.context_parallel",
     "Sequential": "stoker.plan",
     "Shuffle": "stoker.plan",
     "Skipped": "stoker.engine.ledger",

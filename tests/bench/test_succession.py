@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.bench.succession import added_up
-from stoker.engine.lap import Histogram
 from stoker.engine.stats import ProcessStats, Quantiles, Stage, Stats
+from stoker.engine.timing import Histogram
 from tests.bench.test_verdict import stats
 
 durations = st.lists(st.floats(1e-5, 10.0), max_size=50)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker.engine.meter import Meter, Observation
-from stoker.engine.pilot import Pilot
-from stoker.engine.setting import Setting
+from stoker.tuning.autotuner import Autotuner
+from stoker.tuning.batch_window import BatchWindow, Observation
+from stoker.tuning.parallelism import Parallelism
 
 WAIT, LOCKED, FREE = range(3)
 """What a piece of work needs: time alone; a core and the interpreter's lock of its process; a core."""
@@ -90,7 +90,7 @@ class _Worker:
 class Pipeline:
     """Runs one loader and one trainer. `world` may be changed on the way."""
 
-    def __init__(self, world: World, setting: Setting) -> None:
+    def __init__(self, world: World, setting: Parallelism) -> None:
         self.world, self.setting = world, setting
         self.now = 0.0
         self._active: list[_Work] = []
@@ -169,7 +169,7 @@ class Pipeline:
 
     # ------------------------------------------------------------ workers
 
-    def resize(self, setting: Setting) -> None:
+    def resize(self, setting: Parallelism) -> None:
         """Go on with another setting; what is under way ends as it began."""
         was_inline, self.setting = self.setting.is_inline, setting
         if setting.is_inline:
@@ -296,7 +296,7 @@ class Pipeline:
 NUM_WARM = 60
 
 
-def period_of(world: World, setting: Setting, *, num_batches: int = 120) -> float:
+def period_of(world: World, setting: Parallelism, *, num_batches: int = 120) -> float:
     """Return the seconds from batch to batch with a setting that stays."""
     pipeline = Pipeline(world, setting)
     pipeline.run(NUM_WARM)
@@ -309,9 +309,9 @@ def period_of(world: World, setting: Setting, *, num_batches: int = 120) -> floa
 class Flight:
     """What became of a pilot's run."""
 
-    pilot: Pilot
+    pilot: Autotuner
     pipeline: Pipeline
-    settings: list[tuple[int, Setting]]
+    settings: list[tuple[int, Parallelism]]
     """From which window on there was which."""
     decisions: list[str]
     seen: list[Observation]
@@ -328,14 +328,14 @@ class Flight:
 
 def fly(
     world: World,
-    pilot: Pilot,
+    pilot: Autotuner,
     *,
     num_windows: int,
     changes: dict[int, dict[str, Any]] | None = None,
 ) -> Flight:
     """Let a pilot have a pipeline; `changes` are those of the world, by the window from which on they hold."""
     pipeline = Pipeline(world, pilot.setting)
-    meter = Meter(least_seconds=0.02)  # nothing disturbs the clock here
+    meter = BatchWindow(least_seconds=0.02)  # nothing disturbs the clock here
     meter.begin(pilot.setting.num_in_flight + 2, num_in_flight=pilot.setting.num_in_flight)
     flight = Flight(pilot, pipeline, [(0, pilot.setting)], [], [])
     before = (pipeline.now, 0.0, 0.0)

@@ -22,15 +22,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from stoker.engine.cargo import ALIGN_BYTES, MIN_SHARED_BYTES, Cargo
+from stoker.engine.processes.shared_pickle import ALIGN_BYTES, MIN_SHARED_BYTES, SharedPickle
 from stoker.errors import NotPicklable
 
 NUM_LARGE = 1 << 25
 """Numbers in an array of 256 MiB."""
 
 
-def packed(load: Any, **parts: Any) -> Cargo:
-    return Cargo(load, parts=parts, start_method="spawn")
+def packed(load: Any, **parts: Any) -> SharedPickle:
+    return SharedPickle(load, parts=parts, start_method="spawn")
 
 
 def sent(load: Any) -> Any:
@@ -81,7 +81,7 @@ def private_bytes() -> int:
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
-def check(number: int, cargo: Cargo) -> None:
+def check(number: int, cargo: SharedPickle) -> None:
     """Look at a dataset in a worker process, and report."""
     before = private_bytes()
     dataset, increment, words = cargo.unpacked()
@@ -133,7 +133,7 @@ def test_two_workers_share_what_they_only_read_and_what_was_made_to_be_shared(me
     with no_server_left():
         dataset = Dataset(context, tmp_path)
         words = ["a", "b"]
-        cargo = Cargo((dataset, functools.partial(dataset.increment), words), parts={}, start_method=method)
+        cargo = SharedPickle((dataset, functools.partial(dataset.increment), words), parts={}, start_method=method)
         assert cargo.num_bytes < dataset.large.nbytes + (1 << 20)
         workers = [context.Process(target=check, args=(number, cargo)) for number in range(2)]
         for worker in workers:
@@ -338,7 +338,7 @@ def test_a_memmap_whose_file_is_gone_travels_as_its_content(tmp_path: Path) -> N
 def test_the_part_that_cannot_be_pickled_is_named() -> None:
     parts: dict[str, Any] = {"the dataset": [1, 2], "worker_init_fn": None, "the collate function": lambda: 1}
     with pytest.raises(NotPicklable, match=r"the collate function cannot be sent.*'forkserver'.*lambda") as caught:
-        Cargo(tuple(parts.values()), parts=parts, start_method="forkserver")
+        SharedPickle(tuple(parts.values()), parts=parts, start_method="forkserver")
     assert caught.value.__cause__ is not None
 
 
@@ -366,8 +366,8 @@ def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("end", [Cargo.close, lambda cargo: None], ids=["closed", "dropped"])
-def test_the_descriptor_goes_with_the_cargo(end: Callable[[Cargo], None]) -> None:
+@pytest.mark.parametrize("end", [SharedPickle.close, lambda cargo: None], ids=["closed", "dropped"])
+def test_the_descriptor_goes_with_the_cargo(end: Callable[[SharedPickle], None]) -> None:
     before = num_descriptors()
     cargo = packed(np.zeros(10_000))
     assert num_descriptors() == before + 1

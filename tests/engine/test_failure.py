@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.failure import MAX_BYTES, MAX_CHARACTERS, Failure
+from stoker.engine.processes.failure import MAX_BYTES, MAX_CHARACTERS, Failure
 from stoker.errors import BadLine, WorkerError
 
 

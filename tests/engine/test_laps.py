@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.lap import NUM_KEPT, WIDTH, Histogram, Lap, Laps
+from stoker.engine.timing import NUM_KEPT, WIDTH, BatchTimeline, BatchTimes, Histogram
 
 durations = st.lists(st.floats(1e-6, 1e4), min_size=1, max_size=300)
 
 
 def lap(asked: float, *, wait: float, ready: float = 0.0, worker: int = 0, read: float = 0.01) -> tuple[float, ...]:
     sent = asked - ready
-    return Lap(asked, asked + wait, 0.0, sent - read - 0.002, sent - 0.001, read, 0.0, 0.001, worker, sent, 0.0)
+    return BatchTimes(asked, asked + wait, 0.0, sent - read - 0.002, sent - 0.001, read, 0.0, 0.001, worker, sent, 0.0)
 
 
 @given(durations, st.sampled_from((0.5, 0.9, 0.99)))
@@ -38,7 +38,7 @@ waits = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_si
 
 @given(waits, st.sets(st.integers(0, 60)))
 def test_when_laps_are_summed_up_makes_no_difference(times: list[tuple[float, float]], cuts: set[int]) -> None:
-    at_once, in_parts = Laps(), Laps()
+    at_once, in_parts = BatchTimeline(), BatchTimeline()
     for laps in (at_once, in_parts):
         laps.begin()
         now = 10.0
@@ -64,14 +64,14 @@ def test_when_laps_are_summed_up_makes_no_difference(times: list[tuple[float, fl
 
 
 def test_the_depth_of_the_queue_is_what_was_ready_when_a_batch_was_asked_for() -> None:
-    laps = Laps()
+    laps = BatchTimeline()
     laps.begin()
     for number in range(4):  # all four came before the first was asked for
         laps.extend(lap(100.0 + number, wait=0.0, ready=50.0 + number))
     laps.fold()
     assert laps.mean_depth == (4 + 3 + 2 + 1) / 4
     assert laps.num_empty == 0
-    late = Laps()
+    late = BatchTimeline()
     late.begin()
     for number in range(4):  # each came while it was waited for
         late.extend(lap(100.0 + number, wait=0.5, ready=-0.4))
@@ -81,7 +81,7 @@ def test_the_depth_of_the_queue_is_what_was_ready_when_a_batch_was_asked_for() -
 
 
 def test_a_pause_between_iterations_is_no_step() -> None:
-    laps = Laps()
+    laps = BatchTimeline()
     for begin in (0.0, 1000.0):
         laps.begin()
         for number in range(3):
@@ -93,7 +93,7 @@ def test_a_pause_between_iterations_is_no_step() -> None:
 
 
 def test_only_the_latest_laps_are_kept_one_by_one() -> None:
-    laps = Laps()
+    laps = BatchTimeline()
     laps.begin()
     for number in range(NUM_KEPT + 10):
         laps.extend(lap(float(number), wait=0.5))
@@ -106,7 +106,7 @@ def test_only_the_latest_laps_are_kept_one_by_one() -> None:
 
 
 def test_first_batches_of_very_many_iterations_take_no_more_memory() -> None:
-    laps = Laps()
+    laps = BatchTimeline()
     for number in range(1500):
         laps.begin()
         laps.extend(lap(float(number), wait=0.5))

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.engine.meter import LEAST_BATCHES, LEAST_OF_SLOW, Meter
+from stoker.tuning.batch_window import LEAST_BATCHES, LEAST_OF_SLOW, BatchWindow
 
 
 class Clock:
     """Batches one after the other, in virtual time."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: BatchWindow) -> None:
         self.meter = meter
         self.now = 0.0
 
@@ -32,7 +32,7 @@ class Clock:
 
 
 def begun(num_passed: int = 0, *, num_in_flight: int = 2) -> Clock:
-    meter = Meter()
+    meter = BatchWindow()
     meter.begin(num_passed, num_in_flight=num_in_flight)
     clock = Clock(meter)
     clock.batch()  # from here on there are steps

@@ -16,9 +16,9 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from stoker.batch import collate, placed
-from stoker.engine.arena import WINDOW_BYTES, Arena, Extent
-from stoker.engine.desk import ALIGNMENT, Desk
-from stoker.engine.parcel import SMALL_BYTES, Packer, unpacked
+from stoker.engine.slots.arena import WINDOW_BYTES, Arena, Extent
+from stoker.engine.slots.batch_pickle import SMALL_BYTES, BatchPickler, unpickle_batch
+from stoker.engine.slots.slot_writer import ALIGNMENT, SlotWriter
 
 BIG = SMALL_BYTES + 100
 """So many numbers lie in the slot, of whatever type."""
@@ -29,8 +29,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.arena = Arena()
-        self.desk = Desk(self.arena)
-        self.packer = Packer(self.desk)
+        self.desk = SlotWriter(self.arena)
+        self.packer = BatchPickler(self.desk)
         self.slot = 0
 
     def open(self, wanted: int = 0) -> None:
@@ -43,9 +43,9 @@ class Bench:
 
     def unpacked(self, parcel: bytes) -> Any:
         if not self.desk.num_bytes:
-            return unpacked(parcel, None)
+            return unpickle_batch(parcel, None)
         memory = self.arena.mapped(self.desk.extent)
-        return unpacked(parcel, (ctypes.c_char * self.desk.extent.num_bytes).from_buffer(memory))
+        return unpickle_batch(parcel, (ctypes.c_char * self.desk.extent.num_bytes).from_buffer(memory))
 
     def sent(self, batch: Any) -> Any:
         """Return what arrives for `batch`, in memory that has nothing to do with it."""

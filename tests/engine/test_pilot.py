@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stoker.engine.meter import Observation
-from stoker.engine.pilot import Pilot
-from stoker.engine.scout import Scouted, first_choice
-from stoker.engine.setting import MOST_AHEAD, Room, Setting, room_for
+from stoker.tuning.autotuner import Autotuner
+from stoker.tuning.batch_window import Observation
+from stoker.tuning.parallelism import MOST_AHEAD, Parallelism, SearchSpace, search_space_for
+from stoker.tuning.sample_cost import SampleCost, first_choice
 from tests.engine.pipeline import LANES, Flight, World, fly, period_of
 
 NUM_WINDOWS = 60
@@ -21,10 +21,10 @@ WITHIN = 1.10
 """How near to the best of all fixed settings `"auto"` has to end."""
 
 
-def scouted_in(world: World) -> Scouted:
+def scouted_in(world: World) -> SampleCost:
     """Return what a scout would find."""
     together = max(world.unit / 2, world.locked, (world.locked + world.free) / min(2, world.cores))
-    return Scouted(
+    return SampleCost(
         unit_seconds=world.unit,
         unit_cpu_seconds=world.locked + world.free,
         units_of_batch=world.units,
@@ -33,31 +33,31 @@ def scouted_in(world: World) -> Scouted:
     )
 
 
-def room_in(world: World, **arguments: Any) -> Room:
+def room_in(world: World, **arguments: Any) -> SearchSpace:
     chosen: dict[str, Any] = {"num_workers": "auto", "num_threads": "auto", "prefetch_factor": "auto"}
-    return room_for(**{**chosen, **arguments}, num_cores=world.cores, most_threads=LANES * world.units)
+    return search_space_for(**{**chosen, **arguments}, num_cores=world.cores, most_threads=LANES * world.units)
 
 
-def pilot_for(world: World, **arguments: Any) -> Pilot:
+def pilot_for(world: World, **arguments: Any) -> Autotuner:
     room, found = room_in(world, **arguments), scouted_in(world)
     start, kind = first_choice(room, found)
-    return Pilot(room, start, kind=kind, work=found.batch_seconds)
+    return Autotuner(room, start, kind=kind, work=found.batch_seconds)
 
 
-def settings_in(room: Room) -> list[Setting]:
+def settings_in(room: SearchSpace) -> list[Parallelism]:
     """Return what a sweep goes over: every number of workers and threads, little and much in flight."""
-    inline = [Setting(0, 0, 2)] if room.can_be_inline else []
+    inline = [Parallelism(0, 0, 2)] if room.can_be_inline else []
     aheads = sorted({room.ahead[0], min(8, room.ahead[1])})
-    return inline + [Setting(*rung, ahead) for rung in {*room.processes, *room.threads} for ahead in aheads]
+    return inline + [Parallelism(*rung, ahead) for rung in {*room.processes, *room.threads} for ahead in aheads]
 
 
-def settled(flight: Flight) -> Setting:
+def settled(flight: Flight) -> Parallelism:
     """Return what a flight has come to; a trial that is on is not it."""
     trial = flight.pilot._trial
     return flight.pilot.setting if trial is None else trial.before
 
 
-def check_near_the_best(world: World, flight: Flight, room: Room) -> None:
+def check_near_the_best(world: World, flight: Flight, room: SearchSpace) -> None:
     best, by = min(((period_of(world, setting), setting) for setting in settings_in(room)), key=lambda pair: pair[0])
     found = period_of(world, settled(flight))
     assert found <= WITHIN * best, f"{found:.6f} with {settled(flight)}, {best:.6f} with {by}: {flight.decisions}"
@@ -217,10 +217,10 @@ def test_batches_in_flight_stay_within_the_memory_there_is() -> None:
 
 
 def test_less_memory_than_before_brings_batches_in_flight_down() -> None:
-    room = Room(processes=((2, 0),), ahead=(2, 16))
-    pilot = Pilot(room, Setting(2, 0, 8), kind="processes")
+    room = SearchSpace(processes=((2, 0),), ahead=(2, 16))
+    pilot = Autotuner(room, Parallelism(2, 0, 8), kind="processes")
     why = pilot.observe(calm(most_ahead=6))
-    assert (pilot.setting, why) == (Setting(2, 0, 3), "there is not the memory for more batches in flight")
+    assert (pilot.setting, why) == (Parallelism(2, 0, 3), "there is not the memory for more batches in flight")
 
 
 def calm(**changed: Any) -> Observation:
@@ -235,8 +235,8 @@ def starved(**changed: Any) -> Observation:
 
 
 def test_hands_that_take_from_the_trainer_what_they_save_it_are_not_kept() -> None:
-    room = Room(processes=tuple((count, 0) for count in range(1, 9)))
-    pilot = Pilot(room, Setting(2, 0, 2), kind="processes")
+    room = SearchSpace(processes=tuple((count, 0) for count in range(1, 9)))
+    pilot = Autotuner(room, Parallelism(2, 0, 2), kind="processes")
     assert pilot.observe(starved()) is not None
     more = pilot.setting
     assert more.num_workers == 4
@@ -247,28 +247,28 @@ def test_hands_that_take_from_the_trainer_what_they_save_it_are_not_kept() -> No
 
 
 def test_a_trainer_that_suffers_on_a_crowded_machine_gets_room() -> None:
-    room = Room(processes=tuple((count, 0) for count in range(1, 9)))
-    pilot = Pilot(room, Setting(8, 0, 2), kind="processes")
+    room = SearchSpace(processes=tuple((count, 0) for count in range(1, 9)))
+    pilot = Autotuner(room, Parallelism(8, 0, 2), kind="processes")
     crowded = calm(step=0.012, making=0.06, cpu_share=0.95, delay_share=0.12)
     why = pilot.observe(crowded)
-    assert pilot.setting == Setting(6, 0, 2)
+    assert pilot.setting == Parallelism(6, 0, 2)
     assert why is not None
     assert "95% of the cores are in use" in why
     assert "12%" in why
     assert pilot.observe(calm(making=0.05, cpu_share=0.7, delay_share=0.01)) is None  # it helped: kept
-    assert pilot.setting == Setting(6, 0, 2)
+    assert pilot.setting == Parallelism(6, 0, 2)
 
 
 def test_a_crowded_machine_is_no_reason_while_the_trainer_does_not_suffer() -> None:
-    room = Room(processes=tuple((count, 0) for count in range(1, 9)))
-    pilot = Pilot(room, Setting(2, 0, 2), kind="processes")
+    room = SearchSpace(processes=tuple((count, 0) for count in range(1, 9)))
+    pilot = Autotuner(room, Parallelism(2, 0, 2), kind="processes")
     for _ in range(20):
         assert pilot.observe(calm(cpu_share=0.99)) is None
 
 
 def test_what_has_failed_is_tried_again_later_and_later() -> None:
-    room = Room(processes=((1, 0), (2, 0)))
-    pilot = Pilot(room, Setting(1, 0, 2), kind="processes")
+    room = SearchSpace(processes=((1, 0), (2, 0)))
+    pilot = Autotuner(room, Parallelism(1, 0, 2), kind="processes")
     tries = []
     for window in range(600):
         before = pilot.setting
@@ -282,8 +282,8 @@ def test_what_has_failed_is_tried_again_later_and_later() -> None:
 
 
 def test_a_noisy_window_is_looked_at_longer() -> None:
-    room = Room(processes=((1, 0), (2, 0)))
-    pilot = Pilot(room, Setting(1, 0, 2), kind="processes")
+    room = SearchSpace(processes=((1, 0), (2, 0)))
+    pilot = Autotuner(room, Parallelism(1, 0, 2), kind="processes")
     pilot.observe(starved())
     assert pilot.setting.num_workers == 2
     noisy = starved(wait=0.0098, stall=0.009, noise=0.1)
@@ -294,31 +294,31 @@ def test_a_noisy_window_is_looked_at_longer() -> None:
 
 
 def test_threads_in_each_others_way_become_processes() -> None:
-    room = room_for(num_workers="auto", num_threads="auto", prefetch_factor=2, num_cores=2)
-    pilot = Pilot(room, Setting(1, 2, 2), kind="threads", work=0.02)
+    room = search_space_for(num_workers="auto", num_threads="auto", prefetch_factor=2, num_cores=2)
+    pilot = Autotuner(room, Parallelism(1, 2, 2), kind="threads", work=0.02)
     why = pilot.observe(starved(making=0.039))
-    assert pilot.setting == Setting(2, 0, 2)
+    assert pilot.setting == Parallelism(2, 0, 2)
     assert why is not None
     assert "more threads do not help" in why
-    unhindered = Pilot(room, Setting(1, 2, 2), kind="threads", work=0.038)
+    unhindered = Autotuner(room, Parallelism(1, 2, 2), kind="threads", work=0.038)
     assert unhindered.observe(starved(making=0.039)) is None
 
 
 def test_workers_that_cannot_be_had_are_not_asked_for_again() -> None:
-    room = Room(processes=tuple((count, 0) for count in range(1, 9)))
-    pilot = Pilot(room, Setting(2, 0, 2), kind="processes")
+    room = SearchSpace(processes=tuple((count, 0) for count in range(1, 9)))
+    pilot = Autotuner(room, Parallelism(2, 0, 2), kind="processes")
     pilot.observe(starved())
     assert pilot.setting.num_workers > 2
-    pilot.limit(2, Setting(2, 0, 2))
+    pilot.limit(2, Parallelism(2, 0, 2))
     for _ in range(50):
         pilot.observe(starved())
-        assert pilot.setting == Setting(2, 0, 2)
+        assert pilot.setting == Parallelism(2, 0, 2)
 
 
 def test_a_process_that_holds_what_a_fork_would_share_stays_inline() -> None:
-    room = room_for(num_workers="auto", num_threads=0, prefetch_factor=2, num_cores=4)
+    room = search_space_for(num_workers="auto", num_threads=0, prefetch_factor=2, num_cores=4)
     slow = Observation(num_batches=20, wait=0.02, stall=0.02, step=0.02, making=0.02)
-    pilot = Pilot(room, Setting(0, 0, 2), kind="processes")
+    pilot = Autotuner(room, Parallelism(0, 0, 2), kind="processes")
     assert pilot.observe(replace(slow, can_leave=False)) is None
     assert pilot.observe(slow) is not None
-    assert pilot.setting == Setting(2, 0, 2)
+    assert pilot.setting == Parallelism(2, 0, 2)

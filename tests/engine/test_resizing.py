@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine import team as team_module
 from stoker.engine.inline import Inline
-from stoker.engine.relay import Leg, Relay, Runner
-from stoker.engine.setting import Setting
-from stoker.engine.team import Team
+from stoker.engine.processes import team as team_module
+from stoker.engine.processes.team import Team
 from stoker.engine.threads import Threads
 from stoker.errors import OutOfDescriptors
+from stoker.tuning.engine_switcher import EngineSegment, EngineSwitcher, Runner
+from stoker.tuning.parallelism import Parallelism
 from tests.faults.test_process_faults import begun, kill, workers
 from tests.laws.test_auto_laws import auto, relay_of
 from tests.loader.datasets import KeyedOnly, Numbers, listed, plain
@@ -123,22 +123,22 @@ def test_resizing_before_the_first_call_and_after_the_last_starts_nothing() -> N
 
 # ---------------------------------------------------------------- relays
 
-INLINE, THREADS = Setting(0, 0, 1), Setting(0, 2, 2)
+INLINE, THREADS = Parallelism(0, 0, 1), Parallelism(0, 2, 2)
 
 
-def relayed(num_jobs: int, started: list[Setting], setting: Setting = INLINE) -> Relay[Any]:
-    def start(setting: Setting, leg: Leg) -> Runner[Any]:
+def relayed(num_jobs: int, started: list[Parallelism], setting: Parallelism = INLINE) -> EngineSwitcher[Any]:
+    def start(setting: Parallelism, leg: EngineSegment) -> Runner[Any]:
         started.append(setting)
         if setting.is_inline:
             return Inline(leg, lambda number: (number, "inline"))
         tasks = (Job(number, 2) for number in leg)
         return Threads(tasks, num_threads=setting.num_threads, depth=setting.prefetch_factor)
 
-    return Relay(iter(range(num_jobs)), start, setting)
+    return EngineSwitcher(iter(range(num_jobs)), start, setting)
 
 
 def test_an_engine_goes_on_where_another_has_run_dry() -> None:
-    started: list[Setting] = []
+    started: list[Parallelism] = []
     relay = relayed(12, started)
     seen = []
     for number in range(12):
@@ -158,7 +158,7 @@ def test_an_engine_goes_on_where_another_has_run_dry() -> None:
 
 
 def test_a_change_at_the_very_end_starts_nothing() -> None:
-    started: list[Setting] = []
+    started: list[Parallelism] = []
     relay = relayed(3, started)
     assert [next(relay)[0] for _ in range(3)] == [0, 1, 2]
     relay.change(THREADS)
@@ -168,26 +168,26 @@ def test_a_change_at_the_very_end_starts_nothing() -> None:
 
 
 def test_a_change_that_is_taken_back_before_it_is_done_is_none() -> None:
-    started: list[Setting] = []
+    started: list[Parallelism] = []
     relay = relayed(20, started, THREADS)
     assert next(relay)[0] == 0
     relay.change(INLINE)
-    relay.change(Setting(0, 3, 2))
+    relay.change(Parallelism(0, 3, 2))
     assert [next(relay)[0] for _ in range(19)] == list(range(1, 20))
-    assert started == [THREADS, Setting(0, 3, 2)]
+    assert started == [THREADS, Parallelism(0, 3, 2)]
     relay.close()
     assert num_threads() == 0
 
 
 def test_an_engine_that_does_not_start_leaves_the_one_before_at_work() -> None:
-    def start(setting: Setting, leg: Leg) -> Runner[Any]:
+    def start(setting: Parallelism, leg: EngineSegment) -> Runner[Any]:
         if not setting.is_inline:
             raise OutOfDescriptors("a channel")
         return Inline(leg, lambda number: number)
 
-    relay: Relay[int] = Relay(iter(range(6)), start, INLINE)
+    relay: EngineSwitcher[int] = EngineSwitcher(iter(range(6)), start, INLINE)
     assert [next(relay), next(relay)] == [0, 1]
-    relay.change(Setting(2, 0, 2))
+    relay.change(Parallelism(2, 0, 2))
     assert [next(relay) for _ in range(4)] == [2, 3, 4, 5]
     assert relay.setting == INLINE
     assert isinstance(relay.refusal, OutOfDescriptors)
@@ -237,7 +237,7 @@ def team() -> Team:
     return one
 
 
-def steered_by_hand(loader: Any) -> tuple[Any, Relay[Any]]:
+def steered_by_hand(loader: Any) -> tuple[Any, EngineSwitcher[Any]]:
     """Return an iterator and its relay, which no pilot changes."""
     iterator = iter(loader)
     iterator._helm = None
@@ -254,7 +254,7 @@ def test_workers_become_more_and_fewer_and_nobody_is_left_over() -> None:
     iterator, relay = steered_by_hand(loader)
     seen = [plain(next(iterator))]
     for count in (3, 1, 4, 2, 1):
-        relay.change(Setting(count, 0, 2))
+        relay.change(Parallelism(count, 0, 2))
         while not (relay.is_settled and num_alive() == count):
             seen.append(plain(next(iterator)))
         assert len(seen) < 1900
@@ -278,7 +278,7 @@ def test_threads_inside_workers_become_more_and_fewer() -> None:
     next(iterator)
     most, positions = {}, list(range(8))
     for count in (4, 0, 2, 3, 1):
-        relay.change(Setting(1, count, 2))
+        relay.change(Parallelism(1, count, 2))
         found = []
         for _ in range(12):
             batch = next(iterator)
@@ -294,12 +294,12 @@ def test_a_worker_that_dies_while_there_are_too_many_is_not_replaced() -> None:
     loader = auto(Slow(2000), batch_size=2, seed=0, num_threads=0, persistent_workers=True)
     iterator, relay = steered_by_hand(loader)
     seen = [plain(next(iterator))]
-    relay.change(Setting(3, 0, 2))
+    relay.change(Parallelism(3, 0, 2))
     while not relay.is_settled:
         seen.append(plain(next(iterator)))
     for process in begun():
         os.kill(process.pid, 19)  # SIGSTOP: nobody can take what comes now
-    relay.change(Setting(1, 0, 2))
+    relay.change(Parallelism(1, 0, 2))
     kill(*begun())
     while not (relay.is_settled and num_alive() == 1):
         seen.append(plain(next(iterator)))
@@ -313,7 +313,7 @@ def test_one_more_worker_that_cannot_be_forked_is_done_without(
     loader = auto(Slow(600), batch_size=2, seed=0, num_threads=0)
     iterator, relay = steered_by_hand(loader)
     seen = [plain(next(iterator))]
-    relay.change(Setting(2, 0, 2))
+    relay.change(Parallelism(2, 0, 2))
     while not relay.is_settled:
         seen.append(plain(next(iterator)))
 
@@ -322,7 +322,7 @@ def test_one_more_worker_that_cannot_be_forked_is_done_without(
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "stoker"):
         patch.setattr(os, "fork", refuse)
-        relay.change(Setting(4, 0, 2))
+        relay.change(Parallelism(4, 0, 2))
     assert "there will be no more than 2" in caplog.text
     assert relay.most_workers == 2
     assert relay.is_settled
@@ -342,7 +342,7 @@ def test_one_more_worker_that_fails_at_its_start_is_done_without(how: str, caplo
     iterator, relay = steered_by_hand(loader)
     seen = [plain(next(iterator))]
     with caplog.at_level(logging.WARNING, "stoker"):
-        relay.change(Setting(4, 0, 2))
+        relay.change(Parallelism(4, 0, 2))
         while not relay.is_settled:
             seen.append(plain(next(iterator)))
     assert "could not be started" in caplog.text
@@ -358,7 +358,7 @@ def test_workers_that_are_started_anew_become_more_and_fewer_too(start_method: s
     iterator, relay = steered_by_hand(loader)
     seen = [plain(next(iterator))]
     for count in (2, 1):
-        relay.change(Setting(count, 0, 2))
+        relay.change(Parallelism(count, 0, 2))
         while not relay.is_settled:
             seen.append(plain(next(iterator)))
             time.sleep(0.01)
@@ -373,7 +373,7 @@ def test_a_channel_that_is_full_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) 
     loader = auto(Slow(1200), batch_size=2, seed=0, num_threads=0, persistent_workers=True)
     iterator, relay = steered_by_hand(loader)
     seen = [plain(next(iterator))]
-    relay.change(Setting(3, 0, 2))
+    relay.change(Parallelism(3, 0, 2))
     while not relay.is_settled:
         seen.append(plain(next(iterator)))
     one = team()
@@ -387,7 +387,7 @@ def test_a_channel_that_is_full_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) 
             raise BlockingIOError
 
     one._requests[0] = (Full(), sending[1])  # type: ignore[assignment]
-    relay.change(Setting(1, 0, 2))
+    relay.change(Parallelism(1, 0, 2))
     assert not one.is_settled
     one._requests[0] = sending
     while not (relay.is_settled and num_alive() == 1):

@@ -15,10 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.engine.arena import END_OF_ADDRESSES, WINDOW_BYTES, Addresses, Extent
-from stoker.engine.parcel import SMALL_BYTES, unpacked
-from stoker.engine.recent_sizes import NUM_RECENT, RARE, SLACK, RecentSizes, roomy
-from stoker.engine.ring import LOOK_LEASES, WINDOW
+from stoker.engine.slots.arena import END_OF_ADDRESSES, WINDOW_BYTES, Addresses, Extent
+from stoker.engine.slots.batch_pickle import SMALL_BYTES, unpickle_batch
+from stoker.engine.slots.recent_sizes import NUM_RECENT, RARE, SLACK, RecentSizes, roomy
+from stoker.engine.slots.ring import LOOK_LEASES, WINDOW
 from stoker.errors import OutOfSharedMemory
 from tests.engine.test_slots import FakeLock, Loop
 
@@ -224,7 +224,7 @@ def test_committed_memory_is_bounded_by_what_is_held_and_what_is_recent(
         slot, parcel = loop.filled(torch.full((size // 8,), step))
         assert slot.extent.num_bytes >= loop.desk.num_bytes >= (size if size > SMALL_BYTES else 0)
         if loop.desk.num_bytes:
-            held.append((step + span, step, unpacked(parcel, loop.ring.lease(slot)), size))
+            held.append((step + span, step, unpickle_batch(parcel, loop.ring.lease(slot)), size))
         else:
             loop.ring.give_back(slot)
         assert all((batch == value).all() for end, value, batch, _ in held if end < step)

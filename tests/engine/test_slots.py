@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.engine.arena import Arena, Extent
-from stoker.engine.desk import Desk
-from stoker.engine.parcel import Packer, unpacked
-from stoker.engine.ring import WINDOW, Ring, Slot
+from stoker.engine.slots.arena import Arena, Extent
+from stoker.engine.slots.batch_pickle import BatchPickler, unpickle_batch
+from stoker.engine.slots.ring import WINDOW, Ring, Slot
+from stoker.engine.slots.slot_writer import SlotWriter
 
 NUMBERS = 8192
 """Numbers of 8 bytes in a batch: more than what travels inside the message."""
@@ -28,8 +28,8 @@ class Loop:
 
     def __init__(self, page_lock: Any = None) -> None:
         self.ring = Ring(page_lock)
-        self.desk = Desk(self.ring.arena)
-        self.packer = Packer(self.desk)
+        self.desk = SlotWriter(self.ring.arena)
+        self.packer = BatchPickler(self.desk)
 
     def filled(self, batch: Any) -> tuple[Slot, bytes]:
         slot = self.ring.take()
@@ -48,7 +48,7 @@ class Loop:
     def sent(self, value: int, size: int = NUMBERS) -> torch.Tensor:
         """Return a batch full of `value`, as it arrives."""
         slot, parcel = self.filled(torch.full((size,), value))
-        arrived: torch.Tensor = unpacked(parcel, self.ring.lease(slot))
+        arrived: torch.Tensor = unpickle_batch(parcel, self.ring.lease(slot))
         return arrived
 
     @property
@@ -344,7 +344,7 @@ def test_a_childs_own_end_gives_nothing_back(loop: Loop) -> None:
 
 def test_an_empty_extent_needs_no_memory() -> None:
     arena = Arena()
-    desk = Desk(arena)
+    desk = SlotWriter(arena)
     desk.open(0, Extent(0, 0), 1 << 30, 0)
     assert desk.num_bytes == 0
     assert os.fstat(arena.descriptor).st_blocks == 0

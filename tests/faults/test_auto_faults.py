@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.engine.setting import Setting
 from stoker.errors import WorkerDied, WorkerError
 from stoker.foundation import machine
+from stoker.tuning.parallelism import Parallelism
 from tests.engine.test_resizing import num_alive, steered_by_hand, team, until
 from tests.faults import test_process_faults as process_faults
 from tests.faults.test_process_faults import interrupted, kill, workers
@@ -175,7 +175,7 @@ def test_threads_that_cannot_be_had_are_done_without(num_workers: int, monkeypat
     loader = stoker.DataLoader(Numbers(400), batch_size=4, num_workers=num_workers, num_threads="auto")
     iterator, relay = steered_by_hand(loader)
     seen = next(iterator).tolist()
-    relay.change(Setting(num_workers, 4, 2))
+    relay.change(Parallelism(num_workers, 4, 2))
     seen += [position for batch in iterator for position in batch.tolist()]
     assert seen == list(range(400))
 
@@ -185,7 +185,7 @@ def test_ctrl_c_while_it_is_looked_whether_all_are_there_costs_nothing(at: int) 
     loader = stoker.DataLoader(Slow(60), batch_size=2, seed=0, **AUTO)
     iterator, relay = steered_by_hand(loader)
     seen = [plain(next(iterator))]
-    relay.change(Setting(2, 0, 2))
+    relay.change(Parallelism(2, 0, 2))
     time.sleep(0.02)  # answers lie in the channel
     interrupted(lambda: relay.is_settled, at)
     seen += [plain(batch) for batch in iterator]
@@ -196,7 +196,7 @@ def test_if_all_have_gone_and_no_other_can_be_had_that_is_an_error(monkeypatch: 
     loader = stoker.DataLoader(Slow(4000), batch_size=4, **AUTO)
     iterator, relay = steered_by_hand(loader)
     next(iterator)
-    relay.change(Setting(1, 0, 2))
+    relay.change(Parallelism(1, 0, 2))
     until(lambda: next(iterator) is not None and relay.is_settled)
 
     def fork() -> int:
@@ -225,12 +225,12 @@ def test_wherever_ctrl_c_strikes_while_engines_change_no_batch_is_lost(monkeypat
     loader = stoker.DataLoader(KeyedOnly(100_000), batch_size=2, seed=0, **AUTO)
     iterator, relay = steered_by_hand(loader)
     settings = [
-        Setting(2, 0, 1),
-        Setting(1, 2, 2),
-        Setting(0, 0, 1),
-        Setting(3, 0, 1),
-        Setting(1, 0, 2),
-        Setting(0, 2, 1),
+        Parallelism(2, 0, 1),
+        Parallelism(1, 2, 2),
+        Parallelism(0, 0, 1),
+        Parallelism(3, 0, 1),
+        Parallelism(1, 0, 2),
+        Parallelism(0, 2, 1),
     ]
     seen = [plain(next(iterator))]
     at = num_struck = 0
@@ -326,7 +326,7 @@ def test_whatever_ends_the_trainer_ends_its_workers(how: str, num_batches: int) 
 def test_threads_that_share_an_iterator_get_each_batch_once_while_engines_change() -> None:
     loader = stoker.DataLoader(Slow(600), batch_size=2, seed=0, **AUTO)
     iterator, relay = steered_by_hand(loader)
-    settings = [Setting(2, 0, 2), Setting(0, 0, 1), Setting(1, 2, 2), Setting(0, 2, 2)]
+    settings = [Parallelism(2, 0, 2), Parallelism(0, 0, 1), Parallelism(1, 2, 2), Parallelism(0, 2, 2)]
     taken: list[int] = []
 
     def take(number: int) -> None:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import stoker
-from stoker.engine.recent_sizes import SLACK, roomy
-from stoker.engine.ring import LOOK_LEASES
+from stoker.engine.slots.recent_sizes import SLACK, roomy
+from stoker.engine.slots.ring import LOOK_LEASES
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker processes")
 

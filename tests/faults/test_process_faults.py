@@ -30,9 +30,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 import stoker
-from stoker.engine import team as team_module
-from stoker.engine import worker as worker_module
-from stoker.engine.tally import Tally
+from stoker.engine.processes import team as team_module
+from stoker.engine.processes import worker as worker_module
+from stoker.engine.processes.totals import WorkerTotals
 from stoker.errors import (
     EarlyStop,
     ForeignProcess,
@@ -848,7 +848,7 @@ def test_ctrl_c_while_workers_are_ended_leaves_none(
     loader = stoker.DataLoader(Numbers(200), batch_size=2, num_workers=2, persistent_workers=persistent)
     iterator = iter(loader)
     seen = next(iterator).tolist()
-    owner: Any = Tally if where == "ending" else team_module.Team
+    owner: Any = WorkerTotals if where == "ending" else team_module.Team
     real, is_armed = getattr(owner, where), True
 
     def struck(one: Any, number: int) -> Any:

@@ -25,8 +25,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 import stoker
-from stoker.engine import team as team_module
-from stoker.engine.messages import channel
+from stoker.engine.processes import team as team_module
+from stoker.engine.processes.messages import channel
 from stoker.errors import ForeignProcess
 from tests.loader.datasets import Numbers, plain
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine import process_wide
-from stoker.engine.process_wide import TRUSTED_AFTER, Loan
+from stoker.engine import global_generators as process_wide
+from stoker.engine.global_generators import TRUSTED_AFTER, BorrowedGenerators
 from tests.loader.datasets import Augmented, Numbers, listed
 
 
@@ -126,7 +126,7 @@ def test_threads_have_contexts_of_their_own() -> None:
 
 @given(key=st.integers(0, 2**64 - 1), num_before=st.integers(0, 3))
 def test_a_loan_gives_the_same_numbers_and_takes_none_of_the_trainers(key: int, num_before: int) -> None:
-    loan = Loan(is_repeatable=True)
+    loan = BorrowedGenerators(is_repeatable=True)
 
     def trainer(with_loan: bool) -> list[Any]:
         seed_all(5)
@@ -139,7 +139,7 @@ def test_a_loan_gives_the_same_numbers_and_takes_none_of_the_trainers(key: int, 
     assert trainer(True) == trainer(False)
     first = loan.run(lambda _: draws(), None, key)
     assert loan.run(lambda _: draws(), None, key) == first
-    assert Loan(is_repeatable=False).run(lambda _: draws(), None, key) == first
+    assert BorrowedGenerators(is_repeatable=False).run(lambda _: draws(), None, key) == first
     assert loan.run(lambda _: draws(), None, key ^ 2) != first
 
 
@@ -153,7 +153,7 @@ def test_the_trainers_second_normal_number_is_kept() -> None:
         seed_all(1)
         for _ in range(num_drawn):
             random.gauss(0, 1), np.random.randn()
-        loan = Loan(is_repeatable=True)
+        loan = BorrowedGenerators(is_repeatable=True)
         found = []
         for _ in range(4):
             loan.run(lambda _: draws(), None, 3)
@@ -174,7 +174,9 @@ def test_a_dataset_that_seeds_by_itself_is_let() -> None:
     seed_all(8)
     wanted = draws()
     seed_all(8)
-    assert Loan(is_repeatable=True).run(reseeds, None, 1) == Loan(is_repeatable=True).run(reseeds, None, 2)
+    assert BorrowedGenerators(is_repeatable=True).run(reseeds, None, 1) == BorrowedGenerators(is_repeatable=True).run(
+        reseeds, None, 2
+    )
     assert draws() == wanted
 
 
@@ -185,12 +187,12 @@ def test_generators_left_alone_are_only_watched_and_seeded_when_they_are_used_af
         calls.append(uses)
         return draws() if uses else None
 
-    fresh = Loan(is_repeatable=True).run(make, True, 77)
+    fresh = BorrowedGenerators(is_repeatable=True).run(make, True, 77)
     calls.clear()
     seed_all(2)
     wanted = draws()
     seed_all(2)
-    loan = Loan(is_repeatable=True)
+    loan = BorrowedGenerators(is_repeatable=True)
     for _ in range(TRUSTED_AFTER + 3):
         loan.run(make, False, 5)
     assert loan.num_unused == TRUSTED_AFTER
@@ -205,7 +207,7 @@ def test_generators_left_alone_are_only_watched_and_seeded_when_they_are_used_af
 
 def test_an_error_that_came_of_unseeded_numbers_is_made_again_with_seeded_ones() -> None:
     seed_all(0)
-    loan = Loan(is_repeatable=True)
+    loan = BorrowedGenerators(is_repeatable=True)
     for _ in range(TRUSTED_AFTER):
         loan.run(lambda _: None, None, 1)
     attempts = []
@@ -225,13 +227,13 @@ def test_an_error_that_came_of_unseeded_numbers_is_made_again_with_seeded_ones()
 def test_a_pending_normal_number_of_the_trainers_is_not_taken_by_a_dataset_that_was_trusted() -> None:
     """Taking it moves no word of the state, so while there is one nothing is trusted."""
     seed_all(0)
-    loan = Loan(is_repeatable=True)
+    loan = BorrowedGenerators(is_repeatable=True)
     for _ in range(TRUSTED_AFTER + 1):
         loan.run(lambda _: None, None, 1)
     kinds: list[Callable[[], float]] = [lambda: random.gauss(0, 1), lambda: float(np.random.standard_normal())]
     for draw in kinds:
         seed_all(0)
-        reference = Loan(is_repeatable=True).run(lambda _, draw=draw: draw(), None, 5)  # type: ignore[misc]
+        reference = BorrowedGenerators(is_repeatable=True).run(lambda _, draw=draw: draw(), None, 5)  # type: ignore[misc]
         seed_all(0)
         draw()
         wanted = draw()
@@ -262,7 +264,7 @@ def test_only_the_main_thread_borrows() -> None:
 
 
 def test_streams_are_never_made_twice() -> None:
-    loan = Loan(is_repeatable=False)
+    loan = BorrowedGenerators(is_repeatable=False)
     for _ in range(2 * TRUSTED_AFTER):
         loan.run(lambda _: None, None, 1)
     assert loan.num_unused == 0
@@ -273,14 +275,14 @@ def test_it_works_where_the_words_cannot_be_seen(is_hidden: bool, monkeypatch: p
     """On a Python or NumPy that keeps its words elsewhere, everything is saved and seeded, and the numbers are the
     same.
     """
-    reference = Loan(is_repeatable=True).run(lambda _: draws(), None, 9)
+    reference = BorrowedGenerators(is_repeatable=True).run(lambda _: draws(), None, 9)
     if is_hidden:
         monkeypatch.setattr(process_wide, "_python_words", lambda: process_wide._changing)
         monkeypatch.setattr(process_wide, "_numpy_words", lambda _: process_wide._changing)
     seed_all(2)
     wanted = draws()
     seed_all(2)
-    loan = Loan(is_repeatable=True)
+    loan = BorrowedGenerators(is_repeatable=True)
     for _ in range(TRUSTED_AFTER + 2):
         loan.run(lambda _: None, None, 9)
     assert (loan.num_unused == 0) == is_hidden
@@ -293,14 +295,14 @@ def test_another_numpy_generator_of_the_trainer_is_given_back() -> None:
     try:
         process_wide._set_numpy(np.random.PCG64(4))
         mine = process_wide._get_numpy()
-        Loan(is_repeatable=True).run(lambda _: draws(), None, 3)
+        BorrowedGenerators(is_repeatable=True).run(lambda _: draws(), None, 3)
         assert process_wide._get_numpy() is mine
     finally:
         process_wide._set_numpy(theirs)
 
 
 def test_a_loan_travels_to_a_worker_without_what_it_has_learned() -> None:
-    loan = Loan(is_repeatable=True)
+    loan = BorrowedGenerators(is_repeatable=True)
     loan.run(lambda _: None, None, 1)
     again = pickle.loads(pickle.dumps(loan))
     assert (again.is_repeatable, again.num_unused) == (True, 0)

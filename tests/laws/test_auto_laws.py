@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch.utils.data import RandomSampler
 
 import stoker
-from stoker.engine.relay import Relay
-from stoker.engine.setting import Setting
 from stoker.foundation import machine
+from stoker.tuning.engine_switcher import EngineSwitcher
+from stoker.tuning.parallelism import Parallelism
 from tests.faults.test_process_faults import begun, kill
 from tests.loader.datasets import Augmented, KeyedMany, KeyedOnly, KeyedWhole, Numbers, listed, plain
 
@@ -38,10 +38,16 @@ class Shared(Augmented):
         return super().__getitem__(position) | {"large": torch.full((BIG,), float(position))}
 
 
-INLINE = [Setting(0, 0, 2)]
-PROCESSES = [Setting(1, 0, 1), Setting(1, 0, 3), Setting(2, 0, 2), Setting(3, 0, 1), Setting(4, 0, 2)]
-THREADS = [Setting(1, 2, 1), Setting(1, 3, 2), Setting(2, 2, 2), Setting(1, 4, 3), Setting(3, 2, 1)]
-HERE = [Setting(0, 1, 1), Setting(0, 2, 3), Setting(0, 3, 2)]
+INLINE = [Parallelism(0, 0, 2)]
+PROCESSES = [
+    Parallelism(1, 0, 1),
+    Parallelism(1, 0, 3),
+    Parallelism(2, 0, 2),
+    Parallelism(3, 0, 1),
+    Parallelism(4, 0, 2),
+]
+THREADS = [Parallelism(1, 2, 1), Parallelism(1, 3, 2), Parallelism(2, 2, 2), Parallelism(1, 4, 3), Parallelism(3, 2, 1)]
+HERE = [Parallelism(0, 1, 1), Parallelism(0, 2, 3), Parallelism(0, 3, 2)]
 
 
 @contextmanager
@@ -59,12 +65,12 @@ def auto(dataset: Any, **arguments: Any) -> Any:
         return stoker.DataLoader(dataset, **{**chosen, **arguments})
 
 
-def relay_of(iterator: Any) -> Relay[Any]:
+def relay_of(iterator: Any) -> EngineSwitcher[Any]:
     engine = iterator._engine
-    return engine if isinstance(engine, Relay) else engine._engine
+    return engine if isinstance(engine, EngineSwitcher) else engine._engine
 
 
-def driven(loader: Any, choices: list[Setting], chance: random.Random, *, kills: bool = False) -> Iterator[Any]:
+def driven(loader: Any, choices: list[Parallelism], chance: random.Random, *, kills: bool = False) -> Iterator[Any]:
     """Yield all batches, while the setting is changed again and again, also before the last change is done."""
     iterator = iter(loader)
     relay = relay_of(iterator)
@@ -86,7 +92,7 @@ changes = st.lists(st.sampled_from([*INLINE, *PROCESSES, *THREADS, *HERE]), min_
 @given(kind=datasets, choices=changes, seed=st.integers(0, 10_000), batch_size=st.integers(1, 5))
 @settings(max_examples=10)
 def test_changing_the_engine_at_any_time_changes_no_batch(
-    kind: Any, choices: list[Setting], seed: int, batch_size: int
+    kind: Any, choices: list[Parallelism], seed: int, batch_size: int
 ) -> None:
     arguments: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "seed": seed}
     loader = auto(kind(60), **arguments)
@@ -100,7 +106,7 @@ def test_changing_the_engine_at_any_time_changes_no_batch(
 @given(choices=st.lists(st.sampled_from([*INLINE, *PROCESSES]), min_size=2, max_size=6), seed=st.integers(0, 10_000))
 @settings(max_examples=4)
 def test_generators_that_threads_would_share_give_the_same_numbers_inline_and_in_processes(
-    choices: list[Setting], seed: int
+    choices: list[Parallelism], seed: int
 ) -> None:
     arguments: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": seed, "num_threads": 0}
     loader = auto(Shared(50), **arguments)
@@ -110,11 +116,11 @@ def test_generators_that_threads_would_share_give_the_same_numbers_inline_and_in
 @given(choices=changes, seed=st.integers(0, 10_000), is_persistent=st.booleans())
 @settings(max_examples=4)
 def test_workers_killed_while_they_are_made_more_and_fewer_change_nothing(
-    choices: list[Setting], seed: int, is_persistent: bool
+    choices: list[Parallelism], seed: int, is_persistent: bool
 ) -> None:
     arguments: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": seed}
     loader = auto(Large(80), persistent_workers=is_persistent, **arguments)
-    choices = [*choices, Setting(2, 0, 2), Setting(1, 2, 2)]
+    choices = [*choices, Parallelism(2, 0, 2), Parallelism(1, 2, 2)]
     inline = stoker.DataLoader(Large(80), **arguments)
     chance = random.Random(seed)
     for _ in range(2):
@@ -123,7 +129,7 @@ def test_workers_killed_while_they_are_made_more_and_fewer_change_nothing(
 
 @given(choices=changes, seed=st.integers(0, 10_000), step=st.integers(0, 30), kind=datasets)
 @settings(max_examples=6)
-def test_a_state_taken_at_any_step_resumes_there(choices: list[Setting], seed: int, step: int, kind: Any) -> None:
+def test_a_state_taken_at_any_step_resumes_there(choices: list[Parallelism], seed: int, step: int, kind: Any) -> None:
     arguments: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": seed}
     loader = auto(kind(60), **arguments)
     batches = driven(loader, choices, random.Random(seed))
@@ -141,7 +147,7 @@ def test_a_state_taken_at_any_step_resumes_there(choices: list[Setting], seed: i
 
 @given(choices=changes, seed=st.integers(0, 10_000))
 @settings(max_examples=4)
-def test_out_of_order_every_sample_comes_once(choices: list[Setting], seed: int) -> None:
+def test_out_of_order_every_sample_comes_once(choices: list[Parallelism], seed: int) -> None:
     loader = auto(Large(60), batch_size=2, seed=seed, in_order=False)
     batches = driven(loader, choices, random.Random(seed), kills=True)
     assert sorted(position for batch in batches for position in batch[0]) == list(range(60))
@@ -149,8 +155,8 @@ def test_out_of_order_every_sample_comes_once(choices: list[Setting], seed: int)
 
 @given(choices=changes, seed=st.integers(0, 10_000))
 @settings(max_examples=4)
-def test_samplers_of_ones_own_are_drawn_from_as_ever(choices: list[Setting], seed: int) -> None:
-    def batches(loader: Any, choices: list[Setting] | None) -> list[Any]:
+def test_samplers_of_ones_own_are_drawn_from_as_ever(choices: list[Parallelism], seed: int) -> None:
+    def batches(loader: Any, choices: list[Parallelism] | None) -> list[Any]:
         torch.manual_seed(seed)
         return list(driven(loader, choices, random.Random(seed))) if choices else listed(loader)
 
@@ -162,7 +168,7 @@ def test_samplers_of_ones_own_are_drawn_from_as_ever(choices: list[Setting], see
 
 @given(choices=changes, seed=st.integers(0, 10_000))
 @settings(max_examples=4)
-def test_batches_on_their_way_to_a_device_are_the_same_too(choices: list[Setting], seed: int) -> None:
+def test_batches_on_their_way_to_a_device_are_the_same_too(choices: list[Parallelism], seed: int) -> None:
     arguments: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": seed, "device": "cpu", "to": torch.float64}
     loader = auto(Large(50), **arguments)
     assert list(driven(loader, choices, random.Random(seed))) == listed(stoker.DataLoader(Large(50), **arguments))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 import stoker
-from stoker.engine.ring import WINDOW
+from stoker.engine.slots.ring import WINDOW
 
 # ---------------------------------------------------------------- samples of every kind
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
 import stoker
+from stoker.engine.global_generators import BorrowedGenerators
 from stoker.engine.ledger import Policy
-from stoker.engine.process_wide import Loan
 from stoker.errors import StateError
+from stoker.loader.state.stream_progress import StreamProgress
 from stoker.loader.stream import Sharing, StreamMaker, StreamSetting, Turn, turn_worker
-from stoker.loader.stream_progress import StreamProgress
-from stoker.loader.work import Ended, Finisher, Made
+from stoker.loader.work import BatchResult, EndOfStream, Finisher
 from stoker.plan import Tail
 
 
@@ -149,7 +149,7 @@ class Workers:
 
     def new_maker(self) -> StreamMaker:
         finish = Finisher(collated, is_batched=True, pin=None)
-        loan = Loan(is_repeatable=False)
+        loan = BorrowedGenerators(is_repeatable=False)
         return StreamMaker(copy.deepcopy(self.dataset), finish, self.setting, seed=7, policy=Policy(), loan=loan)
 
     def new_progress(self, epoch: int) -> StreamProgress:
@@ -163,7 +163,7 @@ class Workers:
         self.progress.iteration = self.iteration
         self.turns = self.progress.recipes()
         self.sent: list[Turn] = []
-        self.results: dict[int, Made | Ended] = {}
+        self.results: dict[int, BatchResult | EndOfStream] = {}
         self.ended: set[int] = set()
 
     def load(self, state: Any) -> None:
@@ -197,7 +197,7 @@ class Workers:
         """Return what is yielded next, if it is there, or False; None at the end of the epoch."""
         while self.sent and self.sent[0].turn in self.results:
             result = self.results.pop(self.sent.pop(0).turn)
-            if isinstance(result, Made):
+            if isinstance(result, BatchResult):
                 self.progress.advance(result)
                 return result.recipe.ordinals.tolist(), result.batch
             self.ended.add(result.part)

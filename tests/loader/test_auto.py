@@ -25,12 +25,12 @@ import torch.utils.data as torch_data
 
 import stoker
 from stoker.compose.images import Images
-from stoker.engine.setting import Setting
 from stoker.errors import ArgumentError, WorkerStuck
 from stoker.foundation import machine
 from stoker.loader.auto import Footprint
-from stoker.loader.ranks import share_of_cores
+from stoker.loader.sharing.ranks import share_of_cores
 from stoker.transform import RandomResizedCrop
+from stoker.tuning.parallelism import Parallelism
 from tests.compose.picture_sets import InMemory
 from tests.laws.test_mixtures import mixture, packed
 from tests.loader.datasets import (
@@ -84,7 +84,7 @@ class Drawing(Sleeping):
         return super().__getitem__(position), torch.rand(())
 
 
-def first_of(loader: Any) -> Setting:
+def first_of(loader: Any) -> Parallelism:
     """Return what was chosen at first."""
     iterator = iter(loader)
     iterator._helm = None  # and nothing else afterwards
@@ -95,7 +95,7 @@ def first_of(loader: Any) -> Setting:
 
 
 def trained(
-    loader: Any, is_done: Callable[[Setting], bool], *, step: float = 0.002, most_seconds: float = 60.0
+    loader: Any, is_done: Callable[[Parallelism], bool], *, step: float = 0.002, most_seconds: float = 60.0
 ) -> list[Any]:
     """Train until what is chosen is as it should be; return all batches."""
     batches = []
@@ -123,7 +123,7 @@ def test_cheap_samples_are_read_inline() -> None:
 
 @pytest.mark.timed
 def test_work_that_lets_go_of_the_lock_gets_threads_in_one_process() -> None:
-    def chosen() -> Setting:
+    def chosen() -> Parallelism:
         return first_of(stoker.DataLoader(Sleeping(seconds=0.01), batch_size=16, **AUTO))
 
     # where the machine is busy just then, threads may seem not to help
@@ -132,7 +132,7 @@ def test_work_that_lets_go_of_the_lock_gets_threads_in_one_process() -> None:
 
 @pytest.mark.timed
 def test_work_that_holds_it_gets_processes() -> None:
-    def chosen() -> Setting:
+    def chosen() -> Parallelism:
         return first_of(stoker.DataLoader(Locked(seconds=0.012), batch_size=20, **AUTO))
 
     assert any(setting.num_workers >= 2 and setting.num_threads == 0 for setting in (chosen() for _ in range(4)))
@@ -368,7 +368,7 @@ def test_what_training_itself_starts_and_opens_is_not_taken_for_reading(begun_tr
     loader = stoker.DataLoader(dataset, batch_size=8, **AUTO)
     number = 0
 
-    def is_inline(setting: Setting) -> bool:
+    def is_inline(setting: Parallelism) -> bool:
         nonlocal number
         number += 1
         if number == 3:
@@ -567,7 +567,7 @@ def test_a_copy_has_what_was_found_and_goes_its_own_way(by: Callable[[Any], Any]
     assert twin.auto is not loader.auto
     assert (twin.auto.setting, twin.auto.scouted) == (loader.auto.setting, loader.auto.scouted)  # type: ignore[union-attr]
     before = list(loader.auto.decisions)  # type: ignore[union-attr]
-    twin.auto.setting = Setting(3, 0, 2)
+    twin.auto.setting = Parallelism(3, 0, 2)
     twin.auto.decide("to see who is told")
     assert twin.num_workers == 3
     assert loader.num_workers == 1

@@ -28,9 +28,9 @@ import stoker
 from stoker import DataLoader, Stats
 from stoker.engine.stats import STAGES
 from stoker.errors import ArgumentError, MissingExtra
-from stoker.loader import counting
-from stoker.loader.stats_log import StatsLog
-from stoker.loader.telling import slowest_rank, told, told_of_ranks
+from stoker.loader.looking import counters as counting
+from stoker.loader.looking.stats_log import StatsLog
+from stoker.loader.looking.stats_text import format_rank_stats, format_stats, slowest_rank
 
 ENGINES: list[dict[str, int]] = [
     {},
@@ -285,7 +285,9 @@ def test_the_report_tells_people() -> None:
     assert "2 workers" in text
     for word in ("p50", "p99", *STAGES, "worker 1", "trainer", "waiting for data"):
         assert word in text
-    assert "(1 worker of 2 threads)" in told(replace(loader.stats(), config={"num_workers": 1, "num_threads": 2}))
+    assert "(1 worker of 2 threads)" in format_stats(
+        replace(loader.stats(), config={"num_workers": 1, "num_threads": 2})
+    )
 
 
 def test_a_line_of_json_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
@@ -456,7 +458,7 @@ def test_the_slowest_rank_is_named() -> None:
         ranks.append(loader.stats())
     assert [stats.rank for stats in ranks] == [0, 1, 2]
     assert slowest_rank(ranks).rank == 1
-    assert "slowest: rank 1" in told_of_ranks(ranks)
+    assert "slowest: rank 1" in format_rank_stats(ranks)
 
 
 def test_ranks_are_asked_only_where_there_are_some() -> None:

@@ -23,8 +23,8 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, We
 
 import stoker
 from stoker.errors import ArgumentError, BatchError, StateMismatch
-from stoker.loader.context_parallel import PADDING, SequenceOrder, SequencePart, SequenceSplit
-from stoker.loader.mesh import Mesh, ResolvedMesh, check_mesh_state, mesh_state, resolved_mesh
+from stoker.loader.sharing.context_parallel import PADDING, SequenceOrder, SequencePart, SequenceSplit
+from stoker.loader.sharing.mesh import Mesh, ResolvedMesh, check_mesh_state, mesh_state, resolved_mesh
 from tests.loader.datasets import Numbers
 
 DataLoader: Any = stoker.DataLoader

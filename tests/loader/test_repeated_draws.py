@@ -27,8 +27,8 @@ from torch.utils.data import (
 import stoker
 from stoker.batch.encoded import Encoded
 from stoker.compose.images import Images
+from stoker.loader.host_decoding import HostDecodeFallback
 from stoker.loader.repeats import Draws, may_repeat
-from stoker.loader.rescue import Rescue
 from stoker.transform import RandomHorizontalFlip, RandomResizedCrop
 from tests.compose.picture_sets import InMemory
 from tests.loader.datasets import KeyedMany, KeyedOnly, KeyedWhole, Numbers, listed, plain
@@ -300,7 +300,7 @@ def test_files_left_to_the_device_are_cut_anew_in_each_draw() -> None:
     assert len(set(map(tuple, made.batch.boxes.tolist()))) == 6
     wanted = next(iter(loader))
     for row in range(6):  # as if the device had refused each
-        one, _ = Rescue(loader._maker(None)).read(made, 0, row)
+        one, _ = HostDecodeFallback(loader._maker(None)).read(made, 0, row)
         assert torch.equal(one[0], wanted[row])
 
 

@@ -19,7 +19,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
         except NotBuilt as reason:
             pytest.skip(str(reason))
         monkeypatch.setattr(loading, "_found", None)
-    assert loading.library() is not None, loading.told()
+    assert loading.library() is not None, loading.describe()
 
 
 @pytest.fixture
@@ -31,4 +31,4 @@ def native_jpeg(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
         except NotBuilt as reason:
             pytest.skip(str(reason))
         monkeypatch.setattr(loading, "_found_jpeg", None)
-    assert loading.jpeg_library() is not None, loading.told_jpeg()
+    assert loading.jpeg_library() is not None, loading.describe_jpeg()

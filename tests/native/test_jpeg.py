@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from stoker.errors import ArgumentError
-from stoker.native import JpegFault, decode_jpeg, has_jpeg, resize, told_jpeg, without
+from stoker.native import JpegFault, decode_jpeg, describe_jpeg, has_jpeg, resize, without
 
 Pixels = NDArray[np.uint8]
 Region = tuple[int, int, int, int]
@@ -336,9 +336,9 @@ def test_nothing_keeps_the_file_or_the_picture() -> None:
 
 
 def test_it_can_be_turned_off_for_a_while() -> None:
-    assert has_jpeg() and told_jpeg() == "in use"
+    assert has_jpeg() and describe_jpeg() == "in use"
     with without():
-        assert not has_jpeg() and told_jpeg() == "off for now"
+        assert not has_jpeg() and describe_jpeg() == "off for now"
         with pytest.raises(ArgumentError, match="off for now"):
             decoded(GOOD, (0, 0, 32, 32))
     assert has_jpeg()

@@ -15,7 +15,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from stoker.native import apportion, building, gather_rows, told, without
+from stoker.native import apportion, building, describe, gather_rows, without
 from stoker.native import library as loading
 from stoker.native.building import (
     JPEG_LIBRARY,
@@ -33,11 +33,11 @@ ROOT = Path(__file__).parents[2]
 SHOWS = """
 import numpy as np
 from stoker import native
-print(native.told())
+print(native.describe())
 print(native.apportion(np.array([3]), np.zeros(3, np.uint16)))
 """
 
-SHOWS_JPEG = "from stoker import native; print(native.told_jpeg()); print(native.has_jpeg())"
+SHOWS_JPEG = "from stoker import native; print(native.describe_jpeg()); print(native.has_jpeg())"
 
 
 def run(code: str, *, folder: Path, **variables: str) -> list[str]:
@@ -211,11 +211,11 @@ def test_where_libjpeg_is_missing_one_line_says_so(
 
 
 def test_it_can_be_turned_off_for_a_while() -> None:
-    before = told()
+    before = describe()
     with without():
-        assert told() == "off for now"
+        assert describe() == "off for now"
         assert not apportion(np.array([3]), np.zeros(3, np.uint16))
-    assert told() == before
+    assert describe() == before
 
 
 @pytest.mark.usefixtures("native")

@@ -10,8 +10,8 @@ from heapq import heappop, heappush
 import numpy as np
 
 from stoker.bench.run import Moment, Run, Stats
-from stoker.engine.lap import Lap, Laps
 from stoker.engine.stats import Copies, ProcessStats, Quantiles, Sampled, Stage
+from stoker.engine.timing import BatchTimeline, BatchTimes
 
 Cost = Callable[[np.random.Generator, int], float]
 
@@ -38,7 +38,7 @@ def simulated(
     Workers take batches in turn, as long as there is room; `parts` of the making are reading, transforming, collating.
     """
     rng = np.random.default_rng(seed)
-    laps = Laps()
+    laps = BatchTimeline()
     laps.begin()
     now, last = 1000.0, -1
     free = [(now, worker) for worker in range(max(1, num_workers))]
@@ -62,7 +62,7 @@ def simulated(
         if not num_workers:
             cost = making(rng, number)
             read, transform, collate = (part * cost for part in parts)
-            lap = Lap(
+            lap = BatchTimes(
                 asked=asked,
                 handed=asked + cost,
                 worker=-1,
@@ -80,7 +80,7 @@ def simulated(
         else:
             worker, began, made, sent, read, transform, collate = ready.pop(number)
             handed = max(asked, sent) + 0.00015
-            lap = Lap(
+            lap = BatchTimes(
                 asked=asked,
                 handed=handed,
                 worker=worker,
@@ -103,7 +103,7 @@ def simulated(
     return _summed_up(laps, num_workers, batch_size, rank, num_ranks, name)
 
 
-def _summed_up(laps: Laps, num_workers: int, batch_size: int, rank: int, num_ranks: int, name: str) -> Stats:
+def _summed_up(laps: BatchTimeline, num_workers: int, batch_size: int, rank: int, num_ranks: int, name: str) -> Stats:
     latest = laps.latest()
     sums = laps.sums
     seconds = laps.periods.total + sum(laps.first_seconds)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.bench.hook.spool import LapRow, Work
-from stoker.engine.lap import FOLDED_TOGETHER, WIDTH, Lap, Laps
 from stoker.engine.stats import ProcessStats, Quantiles, Stage, Stats
+from stoker.engine.timing import FOLDED_TOGETHER, WIDTH, BatchTimeline, BatchTimes
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Account:
     """One loader in one process, lap by lap."""
 
     def __init__(self, trainer: int) -> None:
-        self.laps = Laps()
+        self.laps = BatchTimeline()
         self._trainer = trainer
         self._num_iterations = self._num_samples = 0
         self._sized_bytes = self._num_sized = 0
@@ -76,7 +76,7 @@ class Account:
             self._num_samples += int(work.num_samples)
             self._note_work(row, work)
         self.laps.extend(
-            Lap(
+            BatchTimes(
                 asked=row.asked,
                 handed=row.handed,
                 copy=row.copy,

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stoker.bench.supervised import SupervisedProcess
-from stoker.engine.failure import Failure
+from stoker.engine.processes.failure import Failure
 from stoker.foundation.processes import describe_exit, die_with_parent
 
 Answering = Callable[..., Callable[..., Any]]

@@ -13,8 +13,8 @@ from statistics import fmean
 import numpy as np
 
 from stoker.bench.run import Moment
-from stoker.engine.lap import STALL_SECONDS, STALL_SHARE
 from stoker.engine.stats import Stats
+from stoker.engine.timing import STALL_SECONDS, STALL_SHARE
 
 SMALL_BYTES = 1 << 20
 """A batch below this takes as long from worker to trainer as one of a few bytes."""

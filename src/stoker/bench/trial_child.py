@@ -23,7 +23,7 @@ from stoker.bench.drive import Drive, Pace, kind_of
 from stoker.bench.override import OURS, Override, given_to, overriding
 from stoker.bench.step_shape import BATCHED, check_needs_no_size, check_takes_batch
 from stoker.bench.target import called, resolved
-from stoker.engine.failure import WorkerTraceback
+from stoker.engine.processes.failure import WorkerTraceback
 from stoker.errors import ArgumentError
 from stoker.foundation import trees
 from stoker.foundation.machine import tree_cpu_seconds

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from weakref import finalize
 
 from stoker.bench import session as sessions
-from stoker.bench.hook import course as courses
 from stoker.bench.hook import recording
+from stoker.bench.hook import watched_iteration as courses
 from stoker.bench.run import Run
 from stoker.errors import ArgumentError
 from stoker.foundation.machine import described
@@ -125,7 +125,7 @@ class _Watched(Generic[T]):
     def __init__(self, loader: Iterable[T], kind: str, session: sessions.Session) -> None:
         now = session.now
         self._now, self._loader = now, loader
-        self._course: courses.Course | None = None
+        self._course: courses.WatchedIteration | None = None
         session.enter()
         self._end = finalize(self, session.leave)
         try:
@@ -160,7 +160,7 @@ class _Watched(Generic[T]):
                 self._end()
             raise
 
-    def _handed(self, course: courses.Course) -> T:
+    def _handed(self, course: courses.WatchedIteration) -> T:
         """Return the next batch of something that knows nothing of laps."""
         self._quietly(course.ask)
         is_begun = self._now.begin_work()

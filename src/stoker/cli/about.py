@@ -39,8 +39,8 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} ({platform.python_implementation()})"
     yield "torch", torch.__version__
     yield "numpy", np.__version__
-    yield "native helpers", native.told()
-    yield "native JPEG decoder", native.told_jpeg()
+    yield "native helpers", native.describe()
+    yield "native JPEG decoder", native.describe_jpeg()
     yield "system", platform.platform()
     yield "cores", _cores()
     yield "memory", _memory()

@@ -19,7 +19,7 @@ def saved_plan(path: Path, packed: Packed) -> tuple[Plan, int]:
     from json import loads
 
     from stoker.errors import ArgumentError
-    from stoker.plan import Origin, Plan, order_told
+    from stoker.plan import Origin, Plan, order_from_dict
 
     try:
         state = loads(path.read_text())
@@ -32,7 +32,7 @@ def saved_plan(path: Path, packed: Packed) -> tuple[Plan, int]:
         plan = Plan(
             num_samples=state["plan"]["num_samples"],
             batch_size=state["batch_size"],
-            order=order_told(state["plan"]["order"]),
+            order=order_from_dict(state["plan"]["order"]),
             seed=state["plan"]["seed"],
             tail=state["plan"]["tail"],
             skip=tuple((int(first), int(stop)) for first, stop in state["skip"]),

@@ -160,7 +160,7 @@ def _print_images(found: ImageCheck, seconds: float, console: Console) -> None:
         console.print(f"[bold red]{bad.kind}[/] [bold]{escape(bad.path)}[/]: {escape(bad.reason)}", soft_wrap=True)
     speed = f"{found.num_pictures / seconds:,.0f} images/s"
     seen = (
-        f"{format_count(found.num_pictures, 'picture')}, {format_bytes(found.num_bytes)} "
+        f"{format_count(found.num_pictures, 'image')}, {format_bytes(found.num_bytes)} "
         f"({format_duration(seconds)}, {speed})"
     )
     if found.is_sound:

@@ -14,7 +14,7 @@ from stoker.compose.fields import Fields
 from stoker.compose.wrapped import fingerprint_of
 from stoker.errors import ArgumentError
 from stoker.plan import Order, Sequential, derived_key
-from stoker.plan.order import Indices, told
+from stoker.plan.order import Indices, order_to_dict
 
 GROWING = frozenset({"cu_seqlens"})
 """Fields that may be wider in one source than in another: they are filled up."""
@@ -67,7 +67,7 @@ class Part:
         return {
             "fingerprint": fingerprint_of(self.dataset),
             "length": self.length,
-            "order": told(self.order),
+            "order": order_to_dict(self.order),
             "seed": self.seed,
         }
 

@@ -17,10 +17,10 @@ from stoker.compose.assembly import fill_rows
 from stoker.compose.documents import Documents, documents_of, lengths_of
 from stoker.compose.fields import Empty, Fields, Form
 from stoker.compose.layout import Facts, Layout
+from stoker.compose.plan_cache import VERSION, PackPlanCache
 from stoker.compose.planning import laid_out, planned
 from stoker.compose.report import Report
 from stoker.compose.rows import FittedRows, LaidRows, Rows
-from stoker.compose.shelf import VERSION, Shelf
 from stoker.compose.spans import Span, Spans
 from stoker.errors import ArgumentError, DataError
 from stoker.foundation.randomness import epoch as epoch_being_read
@@ -179,7 +179,7 @@ def _meta(documents: Documents) -> dict[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
-def _shelf(documents: Documents, settings: Settings, cache: Any) -> Shelf:
+def _shelf(documents: Documents, settings: Settings, cache: Any) -> PackPlanCache:
     fingerprint = getattr(documents, "fingerprint", None) if cache is not False else ""
     folder: Path | None = None
     is_own = False
@@ -195,7 +195,7 @@ def _shelf(documents: Documents, settings: Settings, cache: Any) -> Shelf:
                 "these tokens do not tell what they are, so a plan of them cannot be found again",
                 hint="leave out cache=, or give the source a property `fingerprint`",
             )
-    return Shelf(folder, fingerprint=fingerprint or "", settings=settings.planning(), is_own=is_own)
+    return PackPlanCache(folder, fingerprint=fingerprint or "", settings=settings.planning(), is_own=is_own)
 
 
 def _planned(documents: Documents, settings: Settings) -> Layout:
@@ -247,7 +247,7 @@ class Packed:
         self,
         documents: Documents,
         settings: Settings,
-        shelf: Shelf,
+        shelf: PackPlanCache,
         *,
         layout: Layout | None = None,
     ) -> None:
@@ -535,6 +535,8 @@ class Packed:
         return _remade, (self._documents, self.settings, self._shelf, layout, self._epoch)
 
 
-def _remade(documents: Documents, settings: Settings, shelf: Shelf, layout: Layout | None, epoch: int | None) -> Packed:
+def _remade(
+    documents: Documents, settings: Settings, shelf: PackPlanCache, layout: Layout | None, epoch: int | None
+) -> Packed:
     packed = Packed(documents, settings, shelf, layout=layout)
     return packed if epoch is None else packed.in_epoch(epoch)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from stoker.batch.encoded import Encoded
 from stoker.deliver.copy_counter import CopyCounter
-from stoker.deliver.decoding import Job
+from stoker.deliver.decoding import DecodeJob
 from stoker.deliver.structure import OnTensor, mapped, moved, tensors_in
 
 _cuda: Any = torch.cuda  # parts of it have no types
@@ -62,7 +62,7 @@ class Copy:
         """Some of it can only be moved on the trainer's stream, when it is handed over."""
         self.is_blind = False
         """Some of what was moved is out of sight, and torch cannot be told who reads it."""
-        self.jobs: list[Job] = []
+        self.jobs: list[DecodeJob] = []
         """Pictures in it that are still files; each stands in the batch for the tensor it becomes."""
 
 
@@ -127,7 +127,7 @@ class CopyStream:
         self._follows = self._follows or copy.is_blind
         return copy
 
-    def handed_over(self, copy: Copy, jobs: Sequence[Job] = ()) -> Any:
+    def handed_over(self, copy: Copy, jobs: Sequence[DecodeJob] = ()) -> Any:
         """Return the batch, for work that the caller puts on its current stream from now on; also with what has come
         of `jobs`.
         """
@@ -179,7 +179,7 @@ class CopyStream:
         end.record(self._stream)
         copy.clocks.append((begin, end))
 
-    def _laid_out(self, copy: Copy, encoded: Encoded, field: str | None) -> Job:
+    def _laid_out(self, copy: Copy, encoded: Encoded, field: str | None) -> DecodeJob:
         """Return what decodes pictures into memory on the device, to which all that are pixels already are copied."""
         pixels = encoded.pixels
         if encoded.num_files == len(pixels):
@@ -188,7 +188,7 @@ class CopyStream:
             if self._can_pin and not pixels.is_pinned():
                 pixels = pixels.pin_memory()
             on_device = self._on_device(copy, pixels)
-        job = Job(encoded, field, on_device)
+        job = DecodeJob(encoded, field, on_device)
         copy.jobs.append(job)
         return job
 

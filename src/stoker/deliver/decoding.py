@@ -36,7 +36,7 @@ EXIT_SECONDS = 5.0
 """How long leaving waits for a batch that is being decoded: a device that hangs must not hang the exit too."""
 
 
-class Rescue(Protocol[T]):
+class FallbackReader(Protocol[T]):
     """Reads a sample whose file the device refuses, on the host."""
 
     def read(self, result: T, position: Any, row: int, /) -> tuple[Any, Any]:
@@ -51,7 +51,7 @@ class Rescue(Protocol[T]):
         ...
 
 
-class Job:
+class DecodeJob:
     """The pictures of one batch, on their way to be a tensor. Stands in its place until they are."""
 
     __slots__ = (
@@ -101,7 +101,7 @@ class Bench:
         device: torch.device,
         *,
         widen: OnTensor | None = None,
-        rescue: Rescue[Any] | None = None,
+        rescue: FallbackReader[Any] | None = None,
     ) -> None:
         self._decoder, self._device, self._widen, self._rescue = decoder, device, widen, rescue
         self._is_cuda = device.type == "cuda"
@@ -114,7 +114,7 @@ class Bench:
         """Nobody else decodes on the device until it is left; what is put on the device goes to our stream."""
         return _turn(self._device.index) if self._is_cuda else nullcontext()
 
-    def do(self, job: Job) -> None:
+    def do(self, job: DecodeJob) -> None:
         """Put all that is to be done about a job on the stream."""
         encoded, pixels = job.encoded, job.pixels
         assert encoded is not None
@@ -130,7 +130,7 @@ class Bench:
             job.event = _cuda.Event()
             job.event.record(self.stream)
 
-    def settle(self, job: Job) -> None:
+    def settle(self, job: DecodeJob) -> None:
         """Wait until the device is done with a job, and let go of what it needed."""
         if job.event is not None:
             job.event.synchronize()
@@ -182,7 +182,7 @@ class Bench:
             del pictures
         return refused
 
-    def _save(self, job: Job, encoded: Encoded, number: int, reason: str) -> None:
+    def _save(self, job: DecodeJob, encoded: Encoded, number: int, reason: str) -> None:
         position = encoded.positions[number]
         if self._rescue is None:
             raise BadImage(f"the picture at position {position}", reason=reason)
@@ -202,7 +202,7 @@ class _Line:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.jobs: deque[Job] = deque()
+        self.jobs: deque[DecodeJob] = deque()
         self.process = os.getpid()
         # Reentrant, because garbage collection may run a finalizer, and with it `stop`, in a thread that holds it.
         lock = threading.RLock()
@@ -228,7 +228,7 @@ class _Line:
                 else:
                     self.work.wait()
 
-    def do(self, job: Job) -> None:
+    def do(self, job: DecodeJob) -> None:
         """Do a job: with the lock held, which is let go meanwhile."""
         self.work.release()
         try:
@@ -261,7 +261,7 @@ class _Line:
         if self.num_timed > 1:
             self.file_seconds = seconds if self.num_timed == 2 else 0.8 * self.file_seconds + 0.2 * seconds
 
-    def tell(self, job: Job) -> None:
+    def tell(self, job: DecodeJob) -> None:
         with self.done:
             job.is_done = True
             self.done.notify_all()
@@ -304,7 +304,7 @@ class Decoding:
         """How long a file takes, of late; 0 if that is not known yet."""
         return self._line.file_seconds
 
-    def add(self, jobs: Sequence[Job]) -> None:
+    def add(self, jobs: Sequence[DecodeJob]) -> None:
         """Have jobs done, after those that were added before."""
         line = self._line
         with line.work:
@@ -313,7 +313,7 @@ class Decoding:
             self._go_on()
             line.work.notify()
 
-    def wait(self, jobs: Sequence[Job]) -> bool:
+    def wait(self, jobs: Sequence[DecodeJob]) -> bool:
         """Wait until all of `jobs` are done, well or not; return False if another thread has closed this before."""
         line = self._line
         with line.done:

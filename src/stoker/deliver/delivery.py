@@ -15,7 +15,7 @@ from stoker.batch.encoded import Encoded
 from stoker.deliver.copy_counter import CopyCounter
 from stoker.deliver.copy_stream import Copy, CopyStream
 from stoker.deliver.decoder import Decoder
-from stoker.deliver.decoding import Bench, Decoding, Job, Rescue
+from stoker.deliver.decoding import Bench, DecodeJob, Decoding, FallbackReader
 from stoker.deliver.split import Split
 from stoker.deliver.structure import OnTensor, mapped, moved, put_row, tensors_in
 from stoker.engine.task import Engine
@@ -103,7 +103,7 @@ class Delivery(Generic[T]):
         replaced: Callable[[T, Any], T] = _replaced,
         on_rest: Callable[[], None] | None = None,
         decoder: Callable[[torch.device], Decoder] | None = None,
-        rescue: Rescue[T] | None = None,
+        rescue: FallbackReader[T] | None = None,
         split: Split | None = None,
         counter: CopyCounter | None = None,
     ) -> None:
@@ -278,7 +278,7 @@ class Delivery(Generic[T]):
                 finally:
                     del error, job, jobs
         batch = copy.batch if self._copies is None else self._copies.handed_over(copy, jobs)
-        batch = mapped(_same, batch, on_mover=_same, on_kind={Job: lambda job, _: job.tensor})
+        batch = mapped(_same, batch, on_mover=_same, on_kind={DecodeJob: lambda job, _: job.tensor})
         if self._copies is None:
             batch = mapped(self._moved, batch, on_mover=self._sent)
         for job in jobs:
@@ -309,8 +309,8 @@ def _kept(batch: Any) -> Copy:
     """Return a batch that stays on the host, with what decodes its files there."""
     copy = Copy(batch)
 
-    def laid_out(encoded: Encoded, field: str | None) -> Job:
-        job = Job(encoded, field, encoded.pixels.clone())
+    def laid_out(encoded: Encoded, field: str | None) -> DecodeJob:
+        job = DecodeJob(encoded, field, encoded.pixels.clone())
         copy.jobs.append(job)
         return job
 

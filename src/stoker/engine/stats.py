@@ -13,7 +13,7 @@ from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from stoker.engine.lap import Histogram
+from stoker.engine.timing import Histogram
 
 VERSION = 1
 
@@ -234,7 +234,7 @@ class Stats(Plain):
     decisions: list[str] = field(default_factory=list)
     """What "auto" has decided, in order."""
     laps: dict[str, list[float]] | None = None
-    """The latest batches one by one, column by column: see `stoker.engine.lap.Lap`."""
+    """The latest batches one by one, column by column: see `stoker.engine.timing.Lap`."""
 
     @property
     def samples_per_second(self) -> float:

@@ -28,8 +28,8 @@ from stoker.errors import ArgumentError, StateError, StateMismatch
 from stoker.integrations.loaders import check_share, is_ours
 from stoker.loader import DataLoader
 from stoker.loader.iterator import LoaderIterator
-from stoker.loader.progress import readable
 from stoker.loader.rebuilt import describe_class
+from stoker.loader.state.progress import readable
 from stoker.plan import Recipe, Tail
 from stoker.trainers import named_arguments, redirect
 

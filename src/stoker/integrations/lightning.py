@@ -23,9 +23,9 @@ from torch.utils.data import SequentialSampler
 from stoker.errors import ArgumentError, StateError
 from stoker.integrations.loaders import check_share, has_share, is_ours
 from stoker.loader import DataLoader
-from stoker.loader.plan_progress import PlanProgress
-from stoker.loader.progress import Progress, differing
-from stoker.loader.sampler_progress import SamplerProgress
+from stoker.loader.state.plan_progress import PlanProgress
+from stoker.loader.state.progress import Progress, differing
+from stoker.loader.state.sampler_progress import SamplerProgress
 from stoker.trainers import redirect
 
 _L = TypeVar("_L", bound=DataLoader[Any])

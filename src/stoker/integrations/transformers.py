@@ -26,7 +26,7 @@ from stoker.errors import ArgumentError, StateError, StateMismatch
 from stoker.integrations.accelerate import write_state
 from stoker.integrations.loaders import is_ours
 from stoker.loader import DataLoader
-from stoker.loader.progress import readable
+from stoker.loader.state.progress import readable
 from stoker.trainers import named_arguments, redirect
 
 _original: dict[str, Callable[..., Any]] = {}

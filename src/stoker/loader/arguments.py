@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from stoker.deliver import check_nvjpeg
-from stoker.engine.setting import AUTO, Choice, Room, room_for
 from stoker.errors import ArgumentError, BadLength, EmptyDataset, MissingExtra
 from stoker.plan import Order, Sequential, Tail, order_named
+from stoker.tuning.parallelism import AUTO, Choice, SearchSpace, search_space_for
 
 
 def length_of(dataset: Any) -> int:
@@ -75,7 +75,7 @@ def room_of(
     is_foreign: bool,
     may_be_inline: bool,
     num_cores: int,
-) -> Room:
+) -> SearchSpace:
     """Return what a loader may choose from where these are its arguments.
 
     The number of workers that read an iterable dataset decides how it is shared out, and with it the order: one reads
@@ -85,7 +85,7 @@ def room_of(
         one = 1 if is_stream and not is_foreign and _can_have_processes() else 0
         num_workers = one if num_workers == AUTO else num_workers
         num_threads = 0 if num_threads == AUTO else num_threads
-    room = room_for(
+    room = search_space_for(
         num_workers=num_workers,
         num_threads=num_threads,
         prefetch_factor=prefetch_factor,

@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Any
 from weakref import ref
 
-from stoker.engine.board import LANES
-from stoker.engine.meter import Meter, Observation
-from stoker.engine.pilot import Pilot
-from stoker.engine.relay import Relay
-from stoker.engine.scout import Scouted, first_choice
-from stoker.engine.setting import Room, Setting
+from stoker.engine.processes.in_flight import LANES
 from stoker.foundation import machine
-from stoker.loader.work import Made
+from stoker.loader.work import BatchResult
+from stoker.tuning.autotuner import Autotuner
+from stoker.tuning.batch_window import BatchWindow, Observation
+from stoker.tuning.engine_switcher import EngineSwitcher
+from stoker.tuning.parallelism import Parallelism, SearchSpace
+from stoker.tuning.sample_cost import SampleCost, first_choice
 
 log = logging.getLogger("stoker")
 
@@ -38,18 +38,18 @@ class Auto:
     The choice outlives an iteration: the next one begins with it, and goes on refining.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: SearchSpace) -> None:
         self.room = room
         self.setting, self._kind = first_choice(room, None)
         """What there is now."""
-        self.scouted: Scouted | None = None
+        self.scouted: SampleCost | None = None
         """What was found out before anything was chosen."""
         self.decisions: list[str] = []
         """What was decided, in order, each with the numbers that it was decided by."""
-        self.pilot: Pilot | None = None
+        self.pilot: Autotuner | None = None
         """Who decides; None before anything was found out."""
-        self.meter = Meter()
-        self.measured: Setting | None = None
+        self.meter = BatchWindow()
+        self.measured: Parallelism | None = None
         """The setting that the meter is at."""
         self.num_iterations = 0
         """The latest iteration is the one that is steered."""
@@ -96,7 +96,7 @@ class Auto:
         room = self.room
         return self.pilot is None and self.setting.num_workers > 0 and len({*room.processes, *room.threads}) > 1
 
-    def choose(self, found: Scouted | None) -> Setting:
+    def choose(self, found: SampleCost | None) -> Parallelism:
         """Choose what to begin with, by what was found out."""
         self.scouted = found
         if found is not None:  # two batches are worked on at once, and no more threads are of use than they have units
@@ -109,7 +109,7 @@ class Auto:
             )
         self.setting, self._kind = first_choice(self.room, found)
         work = None if found is None else found.batch_seconds
-        self.pilot = Pilot(self.room, self.setting, kind=self._kind, work=work)
+        self.pilot = Autotuner(self.room, self.setting, kind=self._kind, work=work)
         self.decide(str(found) if found is not None else "what samples cost could not be found out")
         return self.setting
 
@@ -117,13 +117,13 @@ class Auto:
         """Go on without workers: they could not be forked any more."""
         self.room = replace(self.room, processes=(), threads=tuple(rung for rung in self.room.threads if not rung[0]))
         self.setting, self._kind = first_choice(self.room, None)
-        self.pilot = Pilot(self.room, self.setting, kind=self._kind)
+        self.pilot = Autotuner(self.room, self.setting, kind=self._kind)
         self.decide("reading has opened files or started threads in this process, which a fork would share")
 
     def begin(self) -> None:
         """An iteration begins without anything to be found out."""
         if self.pilot is None:
-            self.pilot = Pilot(self.room, self.setting, kind=self._kind)
+            self.pilot = Autotuner(self.room, self.setting, kind=self._kind)
 
     def decide(self, why: str) -> None:
         """Note that the setting is this from now on, and why."""
@@ -158,11 +158,11 @@ def _nobody() -> None:
     return None
 
 
-class Helm:
+class TuningDriver:
     """Sees to it that an iteration runs as the pilot says. Called by the trainer's thread, after each batch."""
 
     def __init__(
-        self, auto: Auto, relay: Relay[Any], *, batch_bytes: Callable[[], int], can_leave: Callable[[], bool]
+        self, auto: Auto, relay: EngineSwitcher[Any], *, batch_bytes: Callable[[], int], can_leave: Callable[[], bool]
     ) -> None:
         self._auto, self._relay = auto, relay
         self._batch_bytes, self._can_leave = batch_bytes, can_leave
@@ -180,7 +180,7 @@ class Helm:
         self._number = auto.num_iterations
         auto.meter.pause()
 
-    def note(self, made: Made, asked: float, handed: float) -> None:
+    def note(self, made: BatchResult, asked: float, handed: float) -> None:
         """A batch was handed over."""
         meter = self._auto.meter
         if self._auto.num_iterations != self._number:
@@ -209,7 +209,7 @@ class Helm:
             self._is_due = False
             self._decide(auto, auto.pilot)
 
-    def _settle(self, auto: Auto, pilot: Pilot) -> None:
+    def _settle(self, auto: Auto, pilot: Autotuner) -> None:
         """Look whether everything is as the setting says; the window then begins, or goes on."""
         relay = self._relay
         if relay.setting != pilot.setting and relay.refusal is None:
@@ -230,7 +230,7 @@ class Helm:
             auto.measured = auto.setting
             auto.meter.begin(self._num_before + num_in_flight + 2, num_in_flight=num_in_flight)
 
-    def _decide(self, auto: Auto, pilot: Pilot) -> None:
+    def _decide(self, auto: Auto, pilot: Autotuner) -> None:
         relay, now, began = self._relay, _Reading(self._quota), self._began
         assert began is not None
         self._num_before = relay.setting.num_in_flight

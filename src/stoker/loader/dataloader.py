@@ -27,18 +27,17 @@ from stoker.compose.wrapped import (
     has_wrapped_mixture,
 )
 from stoker.deliver import CudaPageLock, Delivery, Normalize, NvJpeg, Split, To, Widening, checked_device
-from stoker.engine.errand import Staff
+from stoker.engine.global_generators import BorrowedGenerators
 from stoker.engine.inline import Inline
 from stoker.engine.ledger import Ledger, Policy
-from stoker.engine.parcel import SMALL_BYTES
-from stoker.engine.process_wide import Loan
-from stoker.engine.processes import Processes
-from stoker.engine.ring import Ring
-from stoker.engine.setting import AUTO, Choice, Setting
+from stoker.engine.processes.engine import Processes
+from stoker.engine.processes.requests import WorkerOptions
+from stoker.engine.processes.worker import WorkerJob
+from stoker.engine.slots.batch_pickle import SMALL_BYTES
+from stoker.engine.slots.ring import Ring
 from stoker.engine.stats import Stats
 from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
-from stoker.engine.worker import Job
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable, StokerError
 from stoker.foundation import machine
 from stoker.foundation.torch_private import pin_memory
@@ -53,33 +52,42 @@ from stoker.loader.arguments import (
     room_of,
     workers_for,
 )
-from stoker.loader.auto import Auto, Helm
-from stoker.loader.counting import Counters
-from stoker.loader.course import Course
-from stoker.loader.dataset_state import load_own_state
-from stoker.loader.finding import Found, places
+from stoker.loader.auto import Auto, TuningDriver
+from stoker.loader.engine_factory import EngineFactory, start_tuned_engine
 from stoker.loader.growth import has_grown_from, next_epoch
+from stoker.loader.host_decoding import HostDecodeFallback
 from stoker.loader.iterator import LoaderIterator
-from stoker.loader.mesh import Mesh, check_mesh_state, check_samplers, mesh_state, resolved_mesh
-from stoker.loader.plan_progress import PlanProgress
+from stoker.loader.looking.counters import Counters
+from stoker.loader.looking.locations import SampleLocation, find_locations
+from stoker.loader.looking.prometheus import register_with_prometheus
+from stoker.loader.looking.recorded_arguments import RecordedArguments
+from stoker.loader.looking.stats_log import StatsLog
+from stoker.loader.looking.stats_text import format_rank_stats, format_stats, gather_stats
 from stoker.loader.positions import positions_of
-from stoker.loader.post import MapErrand, StreamErrand, Unfailing
-from stoker.loader.progress import Progress, check_sums, checksums, enclosed, readable
-from stoker.loader.prometheus import told_to_prometheus
-from stoker.loader.ranks import resolved_ranks, share_of_cores
 from stoker.loader.rebuilt import describe_class, rebuilt
-from stoker.loader.rescue import Rescue
-from stoker.loader.sampler_progress import SamplerProgress
-from stoker.loader.scouting import ScoutingTold
-from stoker.loader.settings import Settings
-from stoker.loader.stats_log import StatsLog
+from stoker.loader.requests import ErrorCapturingIterator, MapRequests, StreamRequests
+from stoker.loader.sample_costs import CostProbingForwarder
+from stoker.loader.schedule import Schedule
+from stoker.loader.sharing.mesh import Mesh, check_mesh_state, check_samplers, mesh_state, resolved_mesh
+from stoker.loader.sharing.ranks import resolved_ranks, share_of_cores
+from stoker.loader.state.dataset_state import load_own_state
+from stoker.loader.state.plan_progress import PlanProgress
+from stoker.loader.state.progress import Progress, check_sums, checksums, enclosed, readable
+from stoker.loader.state.sampler_progress import SamplerProgress
+from stoker.loader.state.stream_progress import StreamProgress
 from stoker.loader.stream import Sharing, StreamMaker, StreamSetting
-from stoker.loader.stream_progress import StreamProgress
-from stoker.loader.telling import gathered_stats, told, told_of_ranks
-from stoker.loader.work import Beginning, Ended, Finisher, Made, MapMaker, Told, teller
-from stoker.loader.works import Works, steered
+from stoker.loader.work import (
+    BatchResult,
+    Beginning,
+    EndOfStream,
+    EpochForwarder,
+    Finisher,
+    MapMaker,
+    epoch_setter_state,
+)
 from stoker.plan import Layout, Order, Plan, Recipe, Sequential, Shuffle, Tail, derived_key, order_named
 from stoker.source import LineStream
+from stoker.tuning.parallelism import AUTO, Choice, Parallelism
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -269,7 +277,7 @@ class DataLoader(TorchDataLoader[T_co]):
             sampler=describe_class(sampler if batch_sampler is None else batch_sampler),
         )
         seed = None if seed is None else operator.index(seed)
-        self._course = Course(
+        self._course = Schedule(
             dataset,
             batch_size=batch_size,
             order=order_named(order if order is not None else Shuffle() if shuffle else Sequential()),
@@ -346,7 +354,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._resume: Progress | None = None
         self._processes: Processes[Any] | None = None
         self._ring: Ring | None = None
-        self._loan = Loan(is_repeatable=not is_stream)  # what was drawn from a stream is gone
+        self._loan = BorrowedGenerators(is_repeatable=not is_stream)  # what was drawn from a stream is gone
         self.ledger = Ledger(Policy.named(on_error))
         """The samples that could not be read and were skipped."""
         self.counters = self._new_counters()
@@ -477,7 +485,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """What is in the batch that was yielded last: its step, positions and padding."""
         return self._progress.last if self._progress is not None else None
 
-    def find(self, number: int, epoch: int = 0, *, source: str | None = None) -> list[Found]:
+    def find(self, number: int, epoch: int = 0, *, source: str | None = None) -> list[SampleLocation]:
         """Return when and where the sample at position `number` comes; of packed rows, document `number`.
 
         A document that was cut comes at several places, its parts in their order. For a mixture say of which source;
@@ -489,7 +497,9 @@ class DataLoader(TorchDataLoader[T_co]):
                 "where a sample comes is known only without a sampler or stream\nhint: let the loader have the order"
             )
         course = self._course
-        return places(course.dataset, course.plan, number, epoch=epoch, num_ranks=course.num_ranks, source=source)
+        return find_locations(
+            course.dataset, course.plan, number, epoch=epoch, num_ranks=course.num_ranks, source=source
+        )
 
     def contents(self, step: int) -> list[Content]:
         """Return what is in a step, of all ranks: the positions, and of packed rows the documents, with their sources.
@@ -687,11 +697,11 @@ class DataLoader(TorchDataLoader[T_co]):
         That asks the other ranks through torch.distributed, so that all have to call it; the first one prints.
         """
         if not all_ranks:
-            print(told(self.stats()), file=file)
+            print(format_stats(self.stats()), file=file)
             return
-        gathered = gathered_stats(self.stats())
+        gathered = gather_stats(self.stats())
         if self._course.rank == 0:
-            print(told_of_ranks(gathered), file=file)
+            print(format_rank_stats(gathered), file=file)
 
     def log_stats(self, path: str | Path, *, every: float = 10.0) -> None:
         """Append a line of JSON, `Stats.as_json`, to a file every so many seconds, and at the end of each iteration.
@@ -705,11 +715,11 @@ class DataLoader(TorchDataLoader[T_co]):
 
         A server is yours to start, `prometheus_client.start_http_server(9400)`, unless there is one already.
         """
-        told_to_prometheus(self.counters, name=name, registry=registry)
+        register_with_prometheus(self.counters, name=name, registry=registry)
 
     def _new_counters(self) -> Counters:
         course = self._course
-        return Counters(Settings(self), rank=course.rank, num_ranks=course.num_ranks)
+        return Counters(RecordedArguments(self), rank=course.rank, num_ranks=course.num_ranks)
 
     # ---------------------------------------------------------------- inside
 
@@ -742,7 +752,7 @@ class DataLoader(TorchDataLoader[T_co]):
         twin._course = copy(self._course)
         if self._is_planned:
             twin._take_order()
-        twin._loan = Loan(is_repeatable=not self._is_stream)
+        twin._loan = BorrowedGenerators(is_repeatable=not self._is_stream)
         twin.ledger = Ledger(self.ledger.policy)
         twin.counters = twin._new_counters()
         twin.auto = deepcopy(self.auto)
@@ -910,7 +920,7 @@ class DataLoader(TorchDataLoader[T_co]):
             return StreamMaker(self.dataset, finish, self._setting, seed=seed, policy=policy, loan=loan)
         return MapMaker(self._course.dataset, finish, seed=seed, policy=policy, loan=loan, owns_order=self._is_planned)
 
-    def _started(self, progress: Progress) -> tuple[Engine[Made | Ended], Helm | None]:
+    def _started(self, progress: Progress) -> tuple[Engine[BatchResult | EndOfStream], TuningDriver | None]:
         engine, helm = self._engine(progress)
         if self._device is None:
             return engine, helm
@@ -932,35 +942,35 @@ class DataLoader(TorchDataLoader[T_co]):
     def _rescue(self) -> Any:
         maker = self._maker(None)
         assert isinstance(maker, MapMaker)
-        return Rescue(maker)
+        return HostDecodeFallback(maker)
 
     def _teller(self) -> Callable[[], Any]:
-        return teller(self._course.dataset) if self.split is None else self.split.tell
+        return epoch_setter_state(self._course.dataset) if self.split is None else self.split.tell
 
     def _told(self) -> Any:
         """Return what the dataset has to say to whoever reads it, without a recipe that counts."""
-        return teller(self._course.dataset)() if self.split is None else self.split.share
+        return epoch_setter_state(self._course.dataset)() if self.split is None else self.split.share
 
-    def _engine(self, progress: Progress) -> tuple[Engine[Made | Ended], Helm | None]:
-        recipes = Unfailing(self._readable(progress))
+    def _engine(self, progress: Progress) -> tuple[Engine[BatchResult | EndOfStream], TuningDriver | None]:
+        recipes = ErrorCapturingIterator(self._readable(progress))
         pin = self._pin()
         if self._has_workers and pin is not None and pin.device is None:
             warnings.warn("worker processes give page-locked batches for CUDA alone; these are not", stacklevel=5)
         if self.auto is not None:
-            return steered(Works(self, self.auto, progress, recipes, pin), self.auto)
-        setting = Setting(self.num_workers, self.num_threads, self.prefetch_factor or 1)
+            return start_tuned_engine(EngineFactory(self, self.auto, progress, recipes, pin), self.auto)
+        setting = Parallelism(self.num_workers, self.num_threads, self.prefetch_factor or 1)
         if setting.num_workers:
             return self._workers(progress, setting, pin).run(self._errand(progress, recipes)), None
         return self._here(setting, recipes, pin), None
 
-    def _errand(self, progress: Progress, recipes: Iterator[Any]) -> MapErrand | StreamErrand:
+    def _errand(self, progress: Progress, recipes: Iterator[Any]) -> MapRequests | StreamRequests:
         """Return what is asked of worker processes."""
         chosen = self._chosen_epoch
         if isinstance(progress, StreamProgress):
-            return StreamErrand(progress, recipes, chosen_epoch=chosen)
-        return MapErrand(recipes, chosen_epoch=chosen, tell=self._teller())
+            return StreamRequests(progress, recipes, chosen_epoch=chosen)
+        return MapRequests(recipes, chosen_epoch=chosen, tell=self._teller())
 
-    def _here(self, setting: Setting, recipes: Iterator[Any], pin: _Pin | None) -> Inline[Any, Any] | Threads[Any]:
+    def _here(self, setting: Parallelism, recipes: Iterator[Any], pin: _Pin | None) -> Inline[Any, Any] | Threads[Any]:
         """Return an engine in this process."""
         maker = self._maker(pin)
         if isinstance(maker, MapMaker):
@@ -1004,7 +1014,9 @@ class DataLoader(TorchDataLoader[T_co]):
         """Return how worker processes are started."""
         return self.multiprocessing_context or multiprocessing.get_context()
 
-    def _workers(self, progress: Progress, setting: Setting, pin: _Pin | None) -> Processes[Made | Ended]:
+    def _workers(
+        self, progress: Progress, setting: Parallelism, pin: _Pin | None
+    ) -> Processes[BatchResult | EndOfStream]:
         locks = pin is not None and pin.device is not None
         if self._ring is not None and self._ring.is_foreign:
             self._ring = self._processes = None  # they are the parent's, and so are its slots
@@ -1015,7 +1027,7 @@ class DataLoader(TorchDataLoader[T_co]):
             # a delivery sees to it that slots are not used again before their copies are complete
             self._ring = Ring(CudaPageLock() if locks else None, is_watched=is_delivered)
             finalize(self, self._ring.close)
-        staff = Staff(
+        staff = WorkerOptions(
             num_workers=setting.num_workers,
             num_threads=setting.num_threads,
             prefetch_factor=setting.prefetch_factor,
@@ -1029,10 +1041,10 @@ class DataLoader(TorchDataLoader[T_co]):
             pins_small=locks,
             most_workers=0 if self.auto is None else self.auto.most_workers,
         )
-        told = Told if self.auto is None else ScoutingTold
-        maker = told(self._maker(None), self._chosen_epoch)
-        job = Job(maker, self._course.dataset, Beginning(self.worker_init_fn))
-        workers: Processes[Made | Ended] = Processes(
+        told = EpochForwarder if self.auto is None else CostProbingForwarder
+        maker = format_stats(self._maker(None), self._chosen_epoch)
+        job = WorkerJob(maker, self._course.dataset, Beginning(self.worker_init_fn))
+        workers: Processes[BatchResult | EndOfStream] = Processes(
             job, staff, self._ring, is_persistent=self.persistent_workers, tally=self.counters.tally
         )
         if self.persistent_workers:
@@ -1059,12 +1071,12 @@ class DataLoader(TorchDataLoader[T_co]):
         return _Pin(device)
 
 
-def _batch_of(made: Made | Ended) -> Any:
-    return made.batch if isinstance(made, Made) else None
+def _batch_of(made: BatchResult | EndOfStream) -> Any:
+    return made.batch if isinstance(made, BatchResult) else None
 
 
-def _with_batch(made: Made | Ended, batch: Any) -> Made | Ended:
-    return made._replace(batch=batch) if isinstance(made, Made) else made
+def _with_batch(made: BatchResult | EndOfStream, batch: Any) -> BatchResult | EndOfStream:
+    return made._replace(batch=batch) if isinstance(made, BatchResult) else made
 
 
 class _Pin:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.errors import StateError
-from stoker.loader.plan_progress import PlanProgress
-from stoker.loader.progress import check_sums
+from stoker.loader.state.plan_progress import PlanProgress
+from stoker.loader.state.progress import check_sums
 
 _log = logging.getLogger("stoker")
 

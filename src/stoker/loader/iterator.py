@@ -14,12 +14,12 @@ from stoker.engine.ledger import Ledger
 from stoker.engine.task import Engine
 from stoker.errors import NestedNext, TooManySkipped
 from stoker.foundation.torch_private import is_profiling
-from stoker.loader.auto import Helm
-from stoker.loader.counting import Counters
-from stoker.loader.plan_progress import PlanProgress
-from stoker.loader.progress import Progress
-from stoker.loader.stream_progress import StreamProgress
-from stoker.loader.work import Ended, Made
+from stoker.loader.auto import TuningDriver
+from stoker.loader.looking.counters import Counters
+from stoker.loader.state.plan_progress import PlanProgress
+from stoker.loader.state.progress import Progress
+from stoker.loader.state.stream_progress import StreamProgress
+from stoker.loader.work import BatchResult, EndOfStream
 from stoker.plan import Recipe
 
 PROFILED_AS = "enumerate(DataLoader)#LoaderIterator.__next__"
@@ -31,7 +31,7 @@ class LoaderIterator:
 
     def __init__(
         self,
-        engine: Engine[Made | Ended],
+        engine: Engine[BatchResult | EndOfStream],
         progress: Progress,
         ledger: Ledger,
         *,
@@ -40,7 +40,7 @@ class LoaderIterator:
         doubts: Callable[[], list[str]] | None = None,
         warns_of_copies: bool = False,
         counters: Counters,
-        helm: Helm | None = None,
+        helm: TuningDriver | None = None,
     ) -> None:
         self._engine, self._progress, self._ledger = engine, progress, ledger
         self._length, self._promised, self._warns_of_copies = length, promised, warns_of_copies
@@ -48,7 +48,7 @@ class LoaderIterator:
         self._helm = helm
         counters.begin()
         self._is_over = False
-        self._kept: Made | None = None
+        self._kept: BatchResult | None = None
         """What was taken from the engine and could not be handed over."""
         self._ended: set[int] = set()
         self._num_yielded = 0
@@ -129,16 +129,16 @@ class LoaderIterator:
     def __getstate__(self) -> NoReturn:
         raise TypeError("an iterator cannot be pickled; send loader.state_dict() and call iter on the other side")
 
-    def _taken(self) -> Made:
+    def _taken(self) -> BatchResult:
         """Return the next batch from the engine."""
         made = next(self._engine)
-        return self._after_an_end(made) if isinstance(made, Ended) else made
+        return self._after_an_end(made) if isinstance(made, EndOfStream) else made
 
-    def _after_an_end(self, made: Made | Ended) -> Made:
+    def _after_an_end(self, made: BatchResult | EndOfStream) -> BatchResult:
         """Return the next batch when a reader says that its stream has no more: another one may have."""
         progress = self._progress
         assert isinstance(progress, StreamProgress)
-        while isinstance(made, Ended):
+        while isinstance(made, EndOfStream):
             self._ended.add(made.part)
             progress.end_of(made)
             if len(self._ended) == progress.num_parts:
@@ -151,14 +151,14 @@ class LoaderIterator:
         for doubt in doubts:
             warnings.warn(doubt, stacklevel=4)
 
-    def _note_skipped(self, made: Made) -> None:
+    def _note_skipped(self, made: BatchResult) -> None:
         try:
             self._ledger.record(made.skipped)
         except TooManySkipped:
             self.close()
             raise
 
-    def _watch(self, made: Made) -> None:
+    def _watch(self, made: BatchResult) -> None:
         """Give the warnings that only show while a stream is read."""
         assert made.stream is not None
         if self._warns_of_copies:

@@ -13,14 +13,14 @@ from typing import Any
 from torch.utils.data import RandomSampler, SequentialSampler
 
 from stoker.errors import ArgumentError
-from stoker.loader.course import Course
+from stoker.loader.schedule import Schedule
 from stoker.plan import Sequential
 
 
 class PlannedPositions:
     """The positions that this rank reads, an epoch for each iteration."""
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: Schedule) -> None:
         super().__init__(course.dataset)  # type: ignore[call-arg]
         self.course = course
         self._next_epoch = 0
@@ -71,7 +71,7 @@ class ShuffledPositions(PlannedPositions, RandomSampler):
             )
 
 
-def positions_of(course: Course) -> PlannedPositions:
+def positions_of(course: Schedule) -> PlannedPositions:
     """Return the sampler that shows what a loader of this course reads."""
     is_sequential = isinstance(course.order, Sequential)
     return SequentialPositions(course) if is_sequential else ShuffledPositions(course)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from stoker.errors import ArgumentError
-from stoker.loader.course import Course
 from stoker.loader.positions import PlannedPositions
+from stoker.loader.schedule import Schedule
 
 _INNER = ("sampler", "batch_sampler", "_sampler", "_batch_sampler", "dataset")
 """Attributes in which samplers hold the one they wrap."""
@@ -18,7 +18,7 @@ _DEEPEST = 4
 class Rebuilt(NamedTuple):
     """What the sampler of a new loader says about the loader it was taken from."""
 
-    course: Course
+    course: Schedule
     rank: int
     num_ranks: int
     batch_size: int | None

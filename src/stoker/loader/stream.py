@@ -25,16 +25,26 @@ from weakref import WeakSet
 
 import numpy as np
 
-from stoker.engine.desk import Desk
-from stoker.engine.identity import act_as, has_looked
+from stoker.engine.global_generators import BorrowedGenerators
 from stoker.engine.ledger import Policy, Skipped
-from stoker.engine.process_wide import Loan
+from stoker.engine.processes.worker_info import act_as, has_looked
+from stoker.engine.slots.slot_writer import SlotWriter
 from stoker.errors import EarlyStop
 from stoker.foundation import torch_private
 from stoker.foundation.randomness import SampleContext, entered, reading_in_epoch
 from stoker.foundation.stages import watch
-from stoker.loader.dataset_state import has_exact_state, load_own_state, state_between_epochs, with_state
-from stoker.loader.work import AwayTask, Ended, Finisher, Made, Posted, Reading, batch_key, finished, posted
+from stoker.loader.state.dataset_state import has_exact_state, load_own_state, state_between_epochs, with_state
+from stoker.loader.work import (
+    AwayTask,
+    BatchResult,
+    EncodedBatch,
+    EndOfStream,
+    Finisher,
+    Reading,
+    batch_key,
+    encode_result,
+    run_inline,
+)
 from stoker.plan import Layout, Recipe, Tail, derived_key
 
 T = TypeVar("T")
@@ -91,7 +101,14 @@ class StreamMaker:
     """Makes batches from an iterable dataset; holds the iterators, so it belongs to one process at a time."""
 
     def __init__(
-        self, dataset: Any, finish: Finisher, setting: StreamSetting, *, seed: int, policy: Policy, loan: Loan
+        self,
+        dataset: Any,
+        finish: Finisher,
+        setting: StreamSetting,
+        *,
+        seed: int,
+        policy: Policy,
+        loan: BorrowedGenerators,
     ) -> None:
         self.dataset, self.finish, self.setting, self.seed, self.policy = dataset, finish, setting, seed, policy
         self._loan = loan
@@ -108,24 +125,24 @@ class StreamMaker:
         self.__dict__.update(state)
         self.generators = WeakSet()
 
-    def make(self, turn: Turn) -> Made | Ended:
+    def make(self, turn: Turn) -> BatchResult | EndOfStream:
         """Return the next batch, or the end, with the process-wide generators seeded from the turn."""
         return self._loan.run(self._make, turn, self._key(turn))
 
     def _key(self, turn: Turn) -> int:
         return batch_key(self.seed, turn.epoch, turn.turn, self.setting.rank)
 
-    def make_away(self, turn: Turn, desk: Desk) -> Posted:
+    def make_away(self, turn: Turn, desk: SlotWriter) -> EncodedBatch:
         """Make the next batch in a worker process, straight into the slot on `desk`."""
 
-        def make(turn: Turn) -> Made | Ended:
+        def make(turn: Turn) -> BatchResult | EndOfStream:
             task = self.task(turn)
             with self.finish.onto(desk):
                 return task.finish()
 
-        return posted(self._loan.run(make, turn, self._key(turn), gives_back=False))
+        return encode_result(self._loan.run(make, turn, self._key(turn), gives_back=False))
 
-    def task_away(self, turn: Turn, desk: Desk) -> AwayTask:
+    def task_away(self, turn: Turn, desk: SlotWriter) -> AwayTask:
         """Draw the next batch in a worker process that has several threads."""
         return AwayTask(self.task(turn), self.finish, desk)
 
@@ -140,7 +157,7 @@ class StreamMaker:
         self.readers.clear()
         self.iteration = None
 
-    def _make(self, turn: Turn) -> Made | Ended:
+    def _make(self, turn: Turn) -> BatchResult | EndOfStream:
         return self.task(turn).finish()
 
     def task(self, turn: Turn) -> StreamTask | EndTask:
@@ -159,7 +176,7 @@ class StreamMaker:
         if drawn is None:
             # parts are split off anew in every epoch
             lives_on = self.setting.stays and turn.sharing != "split"
-            return EndTask(Ended(turn.part, state_between_epochs(self.dataset) if lives_on else None))
+            return EndTask(EndOfStream(turn.part, state_between_epochs(self.dataset) if lives_on else None))
         recipe, samples, skipped, where = drawn
         # a copy: with threads, the next turn is drawn before this one is done
         transform = watch.seconds - before
@@ -187,9 +204,9 @@ class StreamTask:
     def do(self, start: int, stop: int) -> None:
         """Nothing is left to do in parts."""
 
-    def finish(self) -> Made:
+    def finish(self) -> BatchResult:
         """Return the batch."""
-        return finished(self._finish, self._recipe, self._samples, self._skipped, self._stream, self._reading)
+        return run_inline(self._finish, self._recipe, self._samples, self._skipped, self._stream, self._reading)
 
 
 class EndTask:
@@ -197,13 +214,13 @@ class EndTask:
 
     size = 0
 
-    def __init__(self, ended: Ended) -> None:
+    def __init__(self, ended: EndOfStream) -> None:
         self._ended = ended
 
     def do(self, start: int, stop: int) -> None:
         """Nothing is left to do in parts."""
 
-    def finish(self) -> Ended:
+    def finish(self) -> EndOfStream:
         """Return the end."""
         return self._ended
 
@@ -249,7 +266,7 @@ class _Reader:
         self.is_ended = False
         self.iterator: Any = None
         self.teller: Any = None
-        self._loan = Loan(is_repeatable=False)  # inside the maker's, and given back before that one
+        self._loan = BorrowedGenerators(is_repeatable=False)  # inside the maker's, and given back before that one
 
     def _open(self) -> None:
         """Start reading. If that fails, the next turn tries again."""

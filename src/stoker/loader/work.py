@@ -13,14 +13,14 @@ import numpy as np
 from torch.utils.data import Subset
 
 from stoker.batch import Gathering, Tray, Trays, explain, placed, plain_collate, stack_plainly
-from stoker.engine.desk import Desk
-from stoker.engine.lap import HERE, Times, Trip
+from stoker.engine.global_generators import BorrowedGenerators
 from stoker.engine.ledger import Policy, Skipped
-from stoker.engine.process_wide import Loan
+from stoker.engine.slots.slot_writer import SlotWriter
+from stoker.engine.timing import HERE, HandoverTimes, Times
 from stoker.errors import EarlyStop, NothingCollated, StokerError
 from stoker.foundation.randomness import SampleContext, entered, key_of, reading_in_epoch
 from stoker.foundation.stages import watch
-from stoker.loader.context_parallel import SequencePart
+from stoker.loader.sharing.context_parallel import SequencePart
 from stoker.plan import Recipe, derived_key
 from stoker.plan.mixing import GOLDEN, MASK
 
@@ -28,7 +28,7 @@ MAX_REPLACEMENTS = 8
 """Samples tried in the place of a bad one, before the error is raised after all."""
 
 
-class Made(NamedTuple):
+class BatchResult(NamedTuple):
     """A batch and what is to be noted when it is handed over."""
 
     recipe: Recipe
@@ -37,10 +37,10 @@ class Made(NamedTuple):
     stream: dict[str, Any] | None
     """Where the stream is after this batch."""
     times: Times
-    trip: Trip = HERE
+    trip: HandoverTimes = HERE
 
 
-class Ended(NamedTuple):
+class EndOfStream(NamedTuple):
     """Comes in the place of a batch when a reader of a stream has no more."""
 
     part: int
@@ -51,7 +51,7 @@ class Ended(NamedTuple):
 Reading = tuple[float, float, float]
 """When reading began; how long samples were read and transformed, in seconds."""
 
-Sent = tuple[int, int, int, range | None, bytes | list[Any], Any]
+WorkItem = tuple[int, int, int, range | None, bytes | list[Any], Any]
 """What a worker is told of a recipe: step, epoch, rank, draws, positions, the plan's as the bytes of 64-bit integers,
 and what the dataset tells.
 
@@ -59,21 +59,21 @@ Pickling all of a recipe would take longer than all else about a small batch.
 """
 
 
-def sent(recipe: Recipe, told: Any = None) -> Sent:
+def encode_recipe(recipe: Recipe, told: Any = None) -> WorkItem:
     """Return what is to be sent of a recipe."""
     positions: Any = recipe.positions
     listed = positions if isinstance(positions, list) else positions.tobytes()
     return recipe.step, recipe.epoch, recipe.rank, recipe.draws, listed, told
 
 
-def received(content: Sent) -> Recipe:
+def decode_recipe(content: WorkItem) -> Recipe:
     """Return the recipe, as far as a worker needs it."""
     step, epoch, rank, draws, positions, _ = content
     listed: Any = np.frombuffer(positions, np.int64) if isinstance(positions, bytes) else positions
     return Recipe(step, epoch, rank, (), listed, None, 0, draws)  # type: ignore[arg-type]
 
 
-def teller(dataset: Any) -> Callable[[], Any]:
+def epoch_setter_state(dataset: Any) -> Callable[[], Any]:
     """Return what tells, with every recipe, what a dataset in the trainer's process has to say to whoever reads it."""
     tell = getattr(dataset, "tell", None)
     return tell if callable(tell) else _nothing
@@ -83,15 +83,15 @@ def _nothing() -> None:
     return None
 
 
-Posted = tuple[Any, bytes, Times]
+EncodedBatch = tuple[Any, bytes, Times]
 """A batch, the note that goes with it, and how long it took."""
 
 
-def posted(made: Made | Ended) -> Posted:
+def encode_result(made: BatchResult | EndOfStream) -> EncodedBatch:
     """Return a batch as it leaves a worker: apart from what is to be noted, whose arrays are kept for long and should
     not keep the batch's slot.
     """
-    if isinstance(made, Ended):
+    if isinstance(made, EndOfStream):
         return None, pickle.dumps(made), _NO_TIMES
     if made.stream is None:
         return made.batch, pickle.dumps(made.skipped) if made.skipped else b"", made.times
@@ -123,7 +123,7 @@ class Finisher:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "pin": None, "_collate": None}  # workers never pin
 
-    def onto(self, desk: Desk) -> AbstractContextManager[None]:
+    def onto(self, desk: SlotWriter) -> AbstractContextManager[None]:
         """Let batches be collated straight into a slot. A function of the user's own may keep what it makes, and must
         not find it changed later.
         """
@@ -183,7 +183,7 @@ class MapMaker:
     """Makes batches from a dataset that is addressed by position."""
 
     def __init__(
-        self, dataset: Any, finish: Finisher, *, seed: int, policy: Policy, loan: Loan, owns_order: bool
+        self, dataset: Any, finish: Finisher, *, seed: int, policy: Policy, loan: BorrowedGenerators, owns_order: bool
     ) -> None:
         self.dataset, self.finish, self.seed, self.policy, self.loan = dataset, finish, seed, policy, loan
         self.owns_order = owns_order
@@ -195,7 +195,7 @@ class MapMaker:
         self.fills = finish.is_batched and finish.collate_fn is None and callable(getattr(dataset, "tray", None))
         """The dataset may write samples where they belong in the batch."""
         self._trays = Trays()
-        self.tell = teller(dataset)
+        self.tell = epoch_setter_state(dataset)
         """What says how to make the next batch, where it is made in the trainer's process."""
         self._has_epochs = callable(getattr(dataset, "in_epoch", None))
         self._view: tuple[int | None, Any] = (None, dataset)
@@ -212,13 +212,13 @@ class MapMaker:
             self._view = (epoch, view)
         return view
 
-    def make(self, recipe: Recipe) -> Made:
+    def make(self, recipe: Recipe) -> BatchResult:
         """Return the batch of `recipe`, made here and now, with the process-wide generators seeded from the step."""
         if self.is_pure:
             return self._make(recipe)
         return self.loan.run(self._make, recipe, batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank))
 
-    def _make(self, recipe: Recipe) -> Made:
+    def _make(self, recipe: Recipe) -> BatchResult:
         if self.fills:
             tray = self.opened(recipe, self.tell())
             if tray is not None:
@@ -229,7 +229,7 @@ class MapMaker:
                 return made
         return self._collected(recipe)
 
-    def _collected(self, recipe: Recipe, desk: Desk | None = None) -> Made:
+    def _collected(self, recipe: Recipe, desk: SlotWriter | None = None) -> BatchResult:
         """Return the batch, read sample by sample and collated, in the slot on `desk` if there is one."""
         began, before = perf_counter(), watch.seconds
         skipped: list[Skipped] = []
@@ -243,9 +243,9 @@ class MapMaker:
                 batch = self.finish(recipe, samples)
         made = perf_counter()
         times = began, made, collating - began - transform, transform, made - collating
-        return Made(recipe, batch, skipped, None, times)
+        return BatchResult(recipe, batch, skipped, None, times)
 
-    def gathered(self, recipe: Recipe) -> Made | None:
+    def gathered(self, recipe: Recipe) -> BatchResult | None:
         """Return the batch as the dataset makes it; None if it cannot, or fails and bad samples are to be replaced."""
         assert self._gather is not None
         began, before = perf_counter(), watch.seconds
@@ -272,9 +272,9 @@ class MapMaker:
             return None
         batch = self.finish.ready(recipe, batch)
         made, transform = perf_counter(), watch.seconds - before
-        return Made(recipe, batch, (), None, (began, made, made - began - transform, transform, 0.0))
+        return BatchResult(recipe, batch, (), None, (began, made, made - began - transform, transform, 0.0))
 
-    def opened(self, recipe: Recipe, told: Any, desk: Desk | None = None) -> Tray | None:
+    def opened(self, recipe: Recipe, told: Any, desk: SlotWriter | None = None) -> Tray | None:
         """Return a tray for a recipe, in the slot on `desk` if there is one; None if the dataset has none after all."""
         dataset = self.dataset_in(recipe.epoch) if self._has_epochs else self.dataset
         num_samples = len(recipe.positions)
@@ -289,7 +289,7 @@ class MapMaker:
             return None
         return tray  # type: ignore[no-any-return]
 
-    def filled(self, recipe: Recipe, tray: Tray) -> Made:
+    def filled(self, recipe: Recipe, tray: Tray) -> BatchResult:
         """Return the batch of a tray, filled here and now."""
         began, before = perf_counter(), watch.seconds
         skipped: list[Skipped] = []
@@ -297,7 +297,7 @@ class MapMaker:
         transform = watch.seconds - before
         return self.lifted(recipe, tray, skipped, (began, perf_counter() - began - transform, transform))
 
-    def lifted(self, recipe: Recipe, tray: Tray, skipped: list[Skipped], reading: Reading) -> Made:
+    def lifted(self, recipe: Recipe, tray: Tray, skipped: list[Skipped], reading: Reading) -> BatchResult:
         """Return the batch of a tray that is full."""
         lifting = perf_counter()
         try:
@@ -308,7 +308,7 @@ class MapMaker:
         batch = self.finish.ready(recipe, batch)
         made = perf_counter()
         began, read, transform = reading
-        return Made(recipe, batch, skipped, None, (began, made, read, transform, made - lifting))
+        return BatchResult(recipe, batch, skipped, None, (began, made, read, transform, made - lifting))
 
     def fill(self, recipe: Recipe, tray: Tray, positions: list[Any], row: int, skipped: list[Skipped]) -> None:
         """Put the samples at `positions` into the rows from `row` on; bad ones are replaced, if the policy says so."""
@@ -332,12 +332,12 @@ class MapMaker:
         finally:
             entered(previous)
 
-    def make_away(self, content: Sent, desk: Desk) -> Posted:
+    def make_away(self, content: WorkItem, desk: SlotWriter) -> EncodedBatch:
         """Make a batch in a worker process, straight into the slot on `desk`; with a note for the ledger, if any."""
-        recipe = received(content)
+        recipe = decode_recipe(content)
         key = batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank)
 
-        def make(recipe: Recipe) -> Made:
+        def make(recipe: Recipe) -> BatchResult:
             if self.fills:
                 tray = self.opened(recipe, content[-1], desk)
                 if tray is not None:
@@ -351,14 +351,14 @@ class MapMaker:
                     return made
             return self._collected(recipe, desk)
 
-        return posted(make(recipe) if self.is_pure else self.loan.run(make, recipe, key, gives_back=False))
+        return encode_result(make(recipe) if self.is_pure else self.loan.run(make, recipe, key, gives_back=False))
 
     def rest(self, *, is_last: bool = False) -> None:
         """Nothing is held from batch to batch."""
 
-    def task_away(self, content: Sent, desk: Desk) -> AwayTask:
+    def task_away(self, content: WorkItem, desk: SlotWriter) -> AwayTask:
         """Return the making of a batch in a worker process that has several threads."""
-        recipe = received(content)
+        recipe = decode_recipe(content)
         tray = self.opened(recipe, content[-1], desk) if self.fills else None
         return AwayTask(MapTask(self, recipe, tray), self.finish, desk)
 
@@ -464,17 +464,17 @@ class MapMaker:
                 error.add_note(f"the position comes from the sampler and is outside the dataset, whose len is {length}")
 
 
-class Told:
+class EpochForwarder:
     """A maker in a worker process, whose dataset is told of the epoch that the trainer has chosen."""
 
     def __init__(self, maker: Any, epoch: int | None) -> None:
         self._maker, self._epoch = maker, epoch
 
-    def make_away(self, content: tuple[int | None, Any], desk: Desk) -> Any:
+    def make_away(self, content: tuple[int | None, Any], desk: SlotWriter) -> Any:
         """Make a batch."""
         return self._maker.make_away(self._heard(content), desk)
 
-    def task_away(self, content: tuple[int | None, Any], desk: Desk) -> Any:
+    def task_away(self, content: tuple[int | None, Any], desk: SlotWriter) -> Any:
         """Return the making of a batch."""
         return self._maker.task_away(self._heard(content), desk)
 
@@ -527,7 +527,7 @@ class MapTask:
         transform = watch.seconds - before
         self.readings.append((began, perf_counter() - began - transform, transform))
 
-    def finish(self) -> Made:
+    def finish(self) -> BatchResult:
         """Return the batch."""
         if self.gathers:
             made = self.maker.gathered(self.recipe)
@@ -538,7 +538,7 @@ class MapTask:
         reading = self._reading()
         if self.tray is not None:
             return self.maker.lifted(self.recipe, self.tray, skipped, reading)
-        return finished(self.maker.finish, self.recipe, self.samples, skipped, None, reading)
+        return run_inline(self.maker.finish, self.recipe, self.samples, skipped, None, reading)
 
     def _reading(self) -> Reading:
         readings = self.readings
@@ -548,26 +548,26 @@ class MapTask:
         return min(began), sum(read), sum(transform)
 
 
-def finished(
+def run_inline(
     finish: Finisher,
     recipe: Recipe,
     samples: list[Any],
     skipped: list[Skipped],
     stream: dict[str, Any] | None,
     reading: Reading,
-) -> Made:
+) -> BatchResult:
     """Return the batch of samples that were read."""
     collating = perf_counter()
     batch = finish(recipe, samples)
     made = perf_counter()
     began, read, transform = reading
-    return Made(recipe, batch, skipped, stream, (began, made, read, transform, made - collating))
+    return BatchResult(recipe, batch, skipped, stream, (began, made, read, transform, made - collating))
 
 
 class AwayTask:
     """A batch made by the threads of a worker process."""
 
-    def __init__(self, task: Any, finisher: Finisher, desk: Desk) -> None:
+    def __init__(self, task: Any, finisher: Finisher, desk: SlotWriter) -> None:
         self._task, self._finisher, self._desk = task, finisher, desk
         self.size: int = task.size
         self.do: Callable[[int, int], None] = task.do
@@ -575,7 +575,7 @@ class AwayTask:
     def finish(self) -> Any:
         """Return the batch, collated straight into the slot."""
         with self._finisher.onto(self._desk):
-            return posted(self._task.finish())
+            return encode_result(self._task.finish())
 
 
 @lru_cache(maxsize=16)

@@ -7,7 +7,7 @@ Nothing needs it: each function says by False that NumPy has to do the same, whi
 from stoker.native.blocks import block_tables
 from stoker.native.faults import JpegFault
 from stoker.native.header import JpegHeader, jpeg_header
-from stoker.native.library import told, told_jpeg, without
+from stoker.native.library import describe, describe_jpeg, without
 from stoker.native.pictures import decode_jpeg, has_jpeg, resize
 from stoker.native.rows import can_gather, fill_rows, gather_rows
 from stoker.native.sequence import apportion
@@ -24,12 +24,12 @@ __all__ = [
     "block_tables",
     "can_gather",
     "decode_jpeg",
+    "describe",
+    "describe_jpeg",
     "fill_rows",
     "gather_rows",
     "has_jpeg",
     "jpeg_header",
     "resize",
-    "told",
-    "told_jpeg",
     "without",
 ]

@@ -103,12 +103,12 @@ def jpeg_library() -> JpegLibrary | None:
     return (_found_jpeg or _find_jpeg())[0]
 
 
-def told() -> str:
+def describe() -> str:
     """Return whether the library is in use, and if not why, for people."""
     return (_found or _find())[1]
 
 
-def told_jpeg() -> str:
+def describe_jpeg() -> str:
     """Return whether the decoder of JPEG files is in use, and if not why, for people."""
     return (_found_jpeg or _find_jpeg())[1]
 

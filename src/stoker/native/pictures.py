@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stoker.errors import ArgumentError
 from stoker.native.arrays import address, address_of_bytes
 from stoker.native.faults import BAD_JPEG, JpegFault, raise_fault
-from stoker.native.library import jpeg_library, library, told_jpeg
+from stoker.native.library import describe_jpeg, jpeg_library, library
 
 UINT8 = np.dtype(np.uint8)
 CHANNELS = (1, 3, 4)
@@ -73,7 +73,8 @@ def decode_jpeg(
     native = jpeg_library()
     if native is None:
         raise ArgumentError(
-            f"the native JPEG decoder is {told_jpeg()}", hint="has_jpeg() says whether it is there; Pillow always is"
+            f"the native JPEG decoder is {describe_jpeg()}",
+            hint="has_jpeg() says whether it is there; Pillow always is",
         )
     if out.shape[2:] == (4,):
         raise ArgumentError("a JPEG file is to go into 4 channels", hint="out has 3 (RGB) or 1 (grey)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.plan.digest import added, digests
 from stoker.plan.mixing import derived_key
-from stoker.plan.order import Order, Sequential, Shuffle, Window, order_named, order_told
+from stoker.plan.order import Order, Sequential, Shuffle, Window, order_from_dict, order_named
 from stoker.plan.permutation import Permutation, permutation
 from stoker.plan.plan import Layout, Origin, Place, Plan, Recipe, Tail
 
@@ -23,7 +23,7 @@ __all__ = [
     "added",
     "derived_key",
     "digests",
+    "order_from_dict",
     "order_named",
-    "order_told",
     "permutation",
 ]

@@ -176,12 +176,12 @@ def order_named(order: str | Order) -> Order:
     return ORDERS[order]()
 
 
-def told(order: Order) -> dict[str, Any]:
+def order_to_dict(order: Order) -> dict[str, Any]:
     """Return what makes up `order` as plain values, for a state."""
     return {"name": order.name, **(asdict(order) if is_dataclass(order) else {"is": repr(order)})}
 
 
-def order_told(table: dict[str, Any]) -> Order:
+def order_from_dict(table: dict[str, Any]) -> Order:
     """Return the order that `told` has told; ValueError if it is none of ours."""
     settings = dict(table)
     kind = ORDERS.get(settings.pop("name", ""))

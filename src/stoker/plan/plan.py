@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, PositionError
 from stoker.plan.digest import digests
-from stoker.plan.order import Indices, Order, Sequential, order_named, told
+from stoker.plan.order import Indices, Order, Sequential, order_named, order_to_dict
 from stoker.plan.permutation import MAX_SIZE
 
 Tail = Literal["drop", "keep", "pad"]
@@ -243,7 +243,12 @@ class Plan:
 
         Batch size, ranks, layout, skipped steps and origin are not in it: they only cut the stream up.
         """
-        return {"num_samples": self.num_samples, "order": told(self.order), "seed": self.seed, "tail": self.tail}
+        return {
+            "num_samples": self.num_samples,
+            "order": order_to_dict(self.order),
+            "seed": self.seed,
+            "tail": self.tail,
+        }
 
     @property
     def fingerprint(self) -> str:

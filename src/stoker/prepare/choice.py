@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, TypeVar
 
-from stoker.prepare.crew import Cell, Crew
 from stoker.prepare.documents import documents
 from stoker.prepare.pieces import Piece
 from stoker.prepare.settings import Settings
 from stoker.prepare.skips import Skips
+from stoker.prepare.worker_pool import Cell, WorkerPool
 from stoker.transform.tokenizer import Identity, Tokenizer, open_tokenizer
 
 J = TypeVar("J")
@@ -80,7 +80,7 @@ def settled(choice: Choice, pieces: Sequence[Piece], settings: Settings, *, is_a
 
 
 def _asked(work: Callable[[J, Cell], Findings], job: J, *, is_away: bool) -> Findings:
-    with Crew(work, num_workers=int(is_away), described=_described) as crew:
+    with WorkerPool(work, num_workers=int(is_away), described=_described) as crew:
         [(_, findings)] = crew.results([job])
     return findings
 

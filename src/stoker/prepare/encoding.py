@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from stoker.errors import DataError, StaleSource
 from stoker.prepare.batch import NOT_ENCODABLE, Batch
 from stoker.prepare.choice import Choice
-from stoker.prepare.crew import Cell
 from stoker.prepare.documents import documents
 from stoker.prepare.pieces import Piece
 from stoker.prepare.settings import Settings
 from stoker.prepare.skips import Skips
+from stoker.prepare.worker_pool import Cell
 from stoker.store import Build
 from stoker.transform.tokenizer import Identity, Tokenizer
 from stoker.transform.tokenizer.sharing import joined

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stoker import native
 from stoker.errors import ArgumentError, BadImage, DataError
 from stoker.foundation import machine
-from stoker.prepare.crew import Cell, Crew
+from stoker.prepare.worker_pool import Cell, WorkerPool
 from stoker.transform.image.decoding import MAX_PIXELS, decode
 from stoker.transform.image.pillow_decoding import png_depth
 from stoker.transform.image.view import View
@@ -128,7 +128,7 @@ def check_images(
             watch(told[0], told[1], len(pictures))
 
     check = _Check(pictures, max_pixels)
-    with Crew(check, num_workers=num_workers, described=_described, watch=tell) as crew:
+    with WorkerPool(check, num_workers=num_workers, described=_described, watch=tell) as crew:
         for number, found in crew.results(jobs):
             seen[number] = found
             done[0] += len(found)

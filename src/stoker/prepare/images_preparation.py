@@ -13,7 +13,6 @@ from typing import Any
 
 from stoker.errors import ArgumentError, DataError
 from stoker.foundation import machine
-from stoker.prepare.crew import NUM_COUNTS, Crew
 from stoker.prepare.images_report import ImageReport, cost_of
 from stoker.prepare.images_stock import CODE, PicturePiece, Stock, checked_piece_bytes, fitting_piece_bytes
 from stoker.prepare.images_target import KIND, ImageTarget, ledger_of
@@ -21,6 +20,7 @@ from stoker.prepare.images_work import QUALITY, ImageSettings, ImageWork, column
 from stoker.prepare.pieces import key_of
 from stoker.prepare.report import Progress, Watch
 from stoker.prepare.settings import OnError
+from stoker.prepare.worker_pool import NUM_COUNTS, WorkerPool
 from stoker.source.images import open_pictures
 from stoker.source.images.names import printable
 from stoker.store import Build
@@ -204,7 +204,7 @@ class _Preparation:
             tell()
         num_workers = min(self._num_workers, len(jobs))
         described = PicturePiece.described
-        with Crew(work, num_workers=num_workers, described=described, watch=tell, begin=lock.leave) as crew:
+        with WorkerPool(work, num_workers=num_workers, described=described, watch=tell, begin=lock.leave) as crew:
             for number, noted in crew.results(jobs):
                 notes[jobs[number].key] = noted
                 done.update(pictures=noted["pictures"], num_read=jobs[number].num_bytes, pieces=1)

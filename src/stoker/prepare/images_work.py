@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from stoker import native
 from stoker.errors import ArgumentError, BadImage, DataError, MissingExtra, StaleSource
-from stoker.prepare.crew import Cell
 from stoker.prepare.images_stock import PicturePiece, Stock
 from stoker.prepare.settings import OnError
 from stoker.prepare.skips import MAX_ENTRIES
+from stoker.prepare.worker_pool import Cell
 from stoker.source.images.names import printable
 from stoker.source.images.stored import IMAGE, LABEL, NAME
 from stoker.store import Build, Column

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from stoker.errors import ArgumentError, DataError
 from stoker.foundation import machine
 from stoker.prepare.choice import Backend, Choice, Findings, inspected, library_versions, settled
-from stoker.prepare.crew import NUM_COUNTS, Cell, Crew
 from stoker.prepare.encoding import COLUMN, Encoding
 from stoker.prepare.inputs import Input, Paths, found, identified
 from stoker.prepare.pieces import Piece, key_of, planned
@@ -23,6 +22,7 @@ from stoker.prepare.settings import CODE, Documents, OnError, Settings, fitting_
 from stoker.prepare.shuffling import Share, Shuffling, shares
 from stoker.prepare.skips import ledger
 from stoker.prepare.target import Target
+from stoker.prepare.worker_pool import NUM_COUNTS, Cell, WorkerPool
 from stoker.store import Build, Column
 from stoker.store.lock import Lock, locked
 
@@ -284,7 +284,7 @@ class _Preparation:
 
         tell()
         num_workers = min(self._num_workers, len(jobs))
-        with Crew(work, num_workers=num_workers, described=described, watch=tell, begin=lock.leave) as crew:
+        with WorkerPool(work, num_workers=num_workers, described=described, watch=tell, begin=lock.leave) as crew:
             for number, noted in crew.results(jobs):
                 size = jobs[number].num_bytes
                 done.update(documents=noted["documents"], tokens=noted["tokens"], num_read=size, pieces=1)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from stoker.plan import permutation
-from stoker.prepare.crew import Cell
 from stoker.prepare.encoding import COLUMN
 from stoker.prepare.pieces import key_of
+from stoker.prepare.worker_pool import Cell
 from stoker.store import Build, Store, open_store
 
 _READ_VALUES = 1 << 20

@@ -22,7 +22,7 @@ from stoker.store.column import Column, checked_name
 from stoker.store.lock import LOCK
 from stoker.store.manifest import FILE, FORMAT, Manifest, Shard, parsed, read_manifest, sync_folder, write_safely
 from stoker.store.reader import Store, open_store
-from stoker.store.sheet import Filling, Sheet
+from stoker.store.shard_buffer import Filling, ShardBuffer
 
 SHARD_BYTES = 128 << 20
 """A terabyte is then eight thousand files, and a writer holds one of them in memory."""
@@ -294,7 +294,7 @@ class PieceWriter:
             for shard in self._shards:
                 (self._build.path / shard.file).unlink(missing_ok=True)
 
-    def _put(self, sheet: Sheet) -> None:
+    def _put(self, sheet: ShardBuffer) -> None:
         """Write a shard."""
         name = f"{self._key}-{len(self._shards):03d}.safetensors"
         beside = self._build.unfinished / f"{name}.{os.getpid()}"

@@ -17,7 +17,7 @@ from stoker.store.column import Column
 from stoker.store.lock import Lock, locked
 from stoker.store.manifest import FILE, Manifest, read_manifest
 from stoker.store.reader import Store
-from stoker.store.sheet import Filling, Sheet
+from stoker.store.shard_buffer import Filling, ShardBuffer
 
 
 class Writer:
@@ -111,7 +111,7 @@ class Writer:
             )
         return self._filling
 
-    def _put(self, sheet: Sheet) -> None:
+    def _put(self, sheet: ShardBuffer) -> None:
         """Write a shard. Each is a piece, so that an interrupted writer loses no more than one."""
         assert self._build is not None
         try:

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from stoker.bench.hook import copying, pickling, recording
-from stoker.bench.hook import course as courses
+from stoker.bench.hook import watched_iteration as courses
 from stoker.bench.hook.opening import Opening
 from stoker.bench.hook.patches import Patches
 
@@ -167,7 +167,7 @@ def _begun_again(original: Any) -> Any:
 
 def _handed(original: Any) -> Any:
     def __next__(self: Any) -> Any:  # noqa: N807
-        course: courses.Course | None = self.__dict__.get(COURSE)
+        course: courses.WatchedIteration | None = self.__dict__.get(COURSE)
         if course is None or recording.current is not course.now:
             return original(self)
         try:
@@ -229,7 +229,7 @@ def _awaited(iterator: Any) -> int:
     return task[0] if task else -1
 
 
-def _note_maker(iterator: Any, course: courses.Course, tally: _Tally) -> None:
+def _note_maker(iterator: Any, course: courses.WatchedIteration, tally: _Tally) -> None:
     """Note who made the batch that is handed over, if that is known."""
     if tally.latest is not None:
         course.worker, course.ordinal = tally.latest

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from stoker.bench.hook import copying, recording
-from stoker.bench.hook import course as courses
+from stoker.bench.hook import watched_iteration as courses
 from stoker.bench.hook.opening import Opening
 from stoker.bench.hook.patches import Patches
 
@@ -184,7 +184,9 @@ def _handed(original: Any) -> Any:
     return __next__
 
 
-def _note(now: recording.Recording, course: courses.Course, cpu: float, delay: float, *, is_over: bool = False) -> None:
+def _note(
+    now: recording.Recording, course: courses.WatchedIteration, cpu: float, delay: float, *, is_over: bool = False
+) -> None:
     try:
         cpu_now, delay_now = now.times()
         waited = counted.waits[course.loader]
@@ -199,13 +201,13 @@ def _note(now: recording.Recording, course: courses.Course, cpu: float, delay: f
         recording.give_up()
 
 
-def _compare(course: courses.Course, counters: Any, batch: Any) -> None:
+def _compare(course: courses.WatchedIteration, counters: Any, batch: Any) -> None:
     """Look at a batch of a stream, if it is still known who made it."""
     try:
-        from stoker.engine.lap import WIDTH, Lap
+        from stoker.engine.timing import WIDTH, BatchTimes
 
         laps = counters.laps.unsummed
         if course.prints is not None and len(laps) >= WIDTH:
-            course.prints.add(int(laps[Lap._fields.index("worker") - WIDTH]), batch)
+            course.prints.add(int(laps[BatchTimes._fields.index("worker") - WIDTH]), batch)
     except Exception:
         recording.give_up()

@@ -1,0 +1,1 @@
+"""Shared memory that batches are written into: the arena, the ring of slots, the writer in a worker."""

@@ -1,0 +1,1 @@
+"""Which rank loads what: ranks, meshes, and the sequences that ranks share."""
