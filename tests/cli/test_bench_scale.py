@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from stoker.bench.scale_record import Scale
 from stoker.cli.app import app
-from stoker.cli.sizes import bytes_in
+from stoker.cli.sizes import parse_bytes
 from stoker.errors import ArgumentError
 
 pytestmark = pytest.mark.timed
@@ -39,7 +39,7 @@ def test_what_cannot_be_measured_or_written_is_refused_at_once(tmp_path: Path) -
     (tmp_path / "file").touch()
     assert "is not a folder" in run("--out", tmp_path / "file", code=1)
     assert "there is no axis 'epochs'" in run("--over", "epochs", code=1)
-    assert "--memory 'much' is no size of memory" in run("--memory", "much", code=1)
+    assert "--memory must be a memory size, got 'much'" in run("--memory", "much", code=1)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_what_cannot_be_measured_or_written_is_refused_at_once(tmp_path: Path) -
     [("2GiB", 2 << 30), ("500 MB", 500_000_000), ("1.5g", 3 << 29), ("4096", 4096), ("64KiB", 1 << 16), ("7b", 7)],
 )
 def test_sizes_of_memory_are_understood(text: str, num_bytes: int) -> None:
-    assert bytes_in(text, "--memory") == num_bytes
+    assert parse_bytes(text, "--memory") == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "2 Gibberish", "0", "0.1", "2 GiB more"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ArgumentError, match="is no size of memory\nhint: write --memory 2GiB"):
-        bytes_in(text, "--memory")
+    with pytest.raises(ArgumentError, match="must be a memory size, got .*\nhint: write --memory 2GiB"):
+        parse_bytes(text, "--memory")

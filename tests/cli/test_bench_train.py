@@ -98,7 +98,7 @@ def test_stalls_are_told_drawn_and_recorded(folder: Path) -> None:
     told = run("stalling.py:make_step", *QUICK, "--gpus", "8", "--out", "measured")
     assert "cached batches, loader" in told
     assert "fetch stall: storage" in told
-    assert "hours a day of 8 GPUs" in told
+    assert "hours per day of 8 GPUs" in told
     out = folder / "measured"
     assert sorted(path.name for path in out.iterdir()) == ["run.json", "train.json", "train.png"]
     found = TrainBench.load(out / "train.json")

@@ -35,16 +35,21 @@ def test_the_quick_demo_keeps_its_claims(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", "from stoker.cli import main; main()", "demo", "--quick"]
     done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
-    for text in ("resume in mid-epoch is exact", "2 ranks serve the stream of 1", "workers share a stream", "images/s"):
+    for text in (
+        "resume in mid-epoch is exact",
+        "2 ranks yield the same samples as 1",
+        "a stream is sharded across workers",
+        "images/s",
+    ):
         assert text in done.stdout
-    for text in ("crops are the same in workers", "skipped and replaced: broken.jpg"):
+    for text in ("workers produce the same crops", "skipped and replaced: broken.jpg"):
         assert text in done.stdout
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
-    for text in ("prepared tokens are the text", "a single bit is noticed", "stoker over the store", "decoded"):
+    for text in ("prepared tokens decode to the text", "a flipped bit is detected", "Stoker with the store", "decoded"):
         assert text in done.stdout
     assert "✗" not in done.stdout
     assert done.stdout.count("✓") == 16
-    assert "the doctor's verdict" in done.stdout
+    assert "verdict of the doctor" in done.stdout
     page = (tmp_path / "report.html").read_text()
     assert "demo, loading overlapped beside demo, loading inline" in page
     assert page.count("batches 0 to 15.") == 2

@@ -18,7 +18,7 @@ WATCHED = ("torch", "numpy", "matplotlib", "PIL")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own, which tells on its last line what of `WATCHED` it imported."""
+    """Run the command line in a separate process, which tells on its last line what of `WATCHED` it imported."""
     code = (
         "import sys\nfrom stoker.cli import main\n"
         "try:\n    main()\nfinally:\n"

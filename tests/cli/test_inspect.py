@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from stoker import prepare
 from stoker.cli import inspect as inspecting
 from stoker.cli.app import app
-from stoker.cli.samples import shown
+from stoker.cli.samples import format_value
 from stoker.foundation.text import format_bytes
 from stoker.store import Build, Column, Store, Writer, open_store
 
@@ -142,7 +142,7 @@ def test_ids_are_shown_where_the_tokenizer_is_gone_and_it_says_why(texts: Path, 
     told = found(tmp_path / "tokens", "--samples", "1")
     assert told["samples"][0]["decoded"] == {}
     assert "pass --tokenizer" in told["tokenizer_remark"]
-    assert "ids are not decoded: tokenizer.json is neither in the store" in run(tmp_path / "tokens").output
+    assert "ids are not decoded: tokenizer.json was not found in the store" in run(tmp_path / "tokens").output
 
     [text] = found(tmp_path / "tokens", "--samples", "1", "--tokenizer", file)["samples"][0]["decoded"].values()
     assert text.startswith("the stoker feeds boiler 0")
@@ -151,8 +151,10 @@ def test_ids_are_shown_where_the_tokenizer_is_gone_and_it_says_why(texts: Path, 
     beside.write_bytes(file.read_bytes())
     assert found(tmp_path / "tokens", "--samples", "1")["samples"][0]["decoded"]
     prepare.tokenizer(texts, vocab_size=280, out=beside)
-    assert "is another tokenizer by now" in found(tmp_path / "tokens")["tokenizer_remark"]
-    assert "decoded with another tokenizer" in found(tmp_path / "tokens", "--tokenizer", "bytes")["tokenizer_remark"]
+    assert "has changed: its digest" in found(tmp_path / "tokens")["tokenizer_remark"]
+    assert (
+        "decoded with a different tokenizer" in found(tmp_path / "tokens", "--tokenizer", "bytes")["tokenizer_remark"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,6 +210,6 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_text_are_shown_as_text() -> None:
-    assert shown(b"cat/7.jpg") == "9 bytes: 'cat/7.jpg'"
-    assert shown(b"cat\xff") == "4 bytes: 63 61 74 ff"
-    assert shown(b"a\n") == "2 bytes: 61 0a"
+    assert format_value(b"cat/7.jpg") == "9 bytes: 'cat/7.jpg'"
+    assert format_value(b"cat\xff") == "4 bytes: 63 61 74 ff"
+    assert format_value(b"a\n") == "2 bytes: 61 0a"

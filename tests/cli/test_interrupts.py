@@ -20,7 +20,7 @@ from stoker.cli.app import INTERRUPTED
 from stoker.cli.trials import File, conclude
 
 HERE = "tests.cli.interrupting"
-SENTENCE = "- interrupted: only what was done by then is here"
+SENTENCE = "- interrupted: results so far"
 
 SCALE = ("bench", "scale", "--over", "samples", "--quick", "--repeat", "1")
 TRAIN = ("bench", "train", f"{HERE}:make_step", "--seconds", "0.05", "--repeat", "20", "--device", "cpu")
@@ -101,9 +101,9 @@ def test_bench_train_leaves_the_ways_that_had_their_turn(tmp_path: Path) -> None
 def test_tune_batch_leaves_the_sizes_that_it_has_tried(tmp_path: Path) -> None:
     ended = interrupted(*BATCH, num_done=32, out=tmp_path)
     assert SENTENCE in ended.told
-    assert "batch_size=32 is the largest that was found to fit" in ended.told
+    assert "batch_size=32 is the largest found to fit" in ended.told
     assert "verified" not in ended.told
-    assert "it may not be the limit: the search was interrupted" in ended.told
+    assert "larger sizes may fit: the search was interrupted" in ended.told
     assert ended.files == {"batch.json", "batch.png"}
     found = BatchTune.load(tmp_path / "batch.json")
     assert (found.largest, found.num_verified, found.is_interrupted) == (32, 0, True)

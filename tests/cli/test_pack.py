@@ -123,12 +123,12 @@ def test_a_saved_state_tells_what_the_run_was(store: Path, tmp_path: Path) -> No
     ]
     assert len(found) == len(contents) > 6
     out = run("inspect", str(store), "--length", "512", "--step", "0", "--state", str(path), code=1)
-    assert "saved over other rows" in out
+    assert "packed rows, but these settings give" in out
     (tmp_path / "other.json").write_text("[1]")
     out = run("inspect", str(store), "--length", "256", "--step", "0", "--state", str(tmp_path / "other.json"), code=1)
-    assert "not the state of a loader" in out
+    assert "not a loader state" in out
 
 
 def test_ranks_that_cannot_share_a_step_are_told_of(store: Path) -> None:
     out = run("inspect", str(store), "--step", "0", "--length", "256", "--batch-size", "4", "--num-ranks", "3", code=1)
-    assert "3 ranks cannot have equal shares of 4 rows" in out
+    assert "cannot divide 4 rows evenly over 3 ranks" in out

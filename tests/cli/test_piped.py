@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from stoker.cli.app import app
-from stoker.cli.piped import Trimmed, trimmed_where_piped
+from stoker.cli.piped import Trimmed, trim_when_piped
 
 pieces = st.lists(st.text(" \na-", max_size=8))
 
@@ -48,7 +48,7 @@ def test_a_terminal_gets_everything_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     terminal, file = Terminal(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(sys, "stderr", file)
-    with trimmed_where_piped():
+    with trim_when_piped():
         sys.stdout.write("a table  \n")
         sys.stderr.write("an error  \n")
     assert (terminal.getvalue(), file.getvalue()) == ("a table  \n", "an error\n")

@@ -19,7 +19,7 @@ def test_show_lists_the_positions_of_the_step() -> None:
     assert result.exit_code == 0, result.output
     assert " ".join(map(str, expected)) in result.output
     assert re.search(r"steps per epoch +125", result.output)
-    assert "8 (global: over all ranks together)" in result.output
+    assert "8 (global: over all ranks)" in result.output
 
 
 def test_show_has_a_line_for_each_rank_and_brackets_around_padding() -> None:
@@ -29,7 +29,7 @@ def test_show_has_a_line_for_each_rank_and_brackets_around_padding() -> None:
     )
     assert re.search(r"0 +1 +3 +8 \(0\) \(2\) \(4\)", result.output), result.output
     assert re.search(r"1 +1 +3 +9 \(1\) \(3\) \(5\)", result.output), result.output
-    assert "in brackets: padding" in result.output
+    assert "in parentheses: samples" in result.output
 
 
 def test_show_of_one_rank_leaves_the_others_out() -> None:
@@ -60,7 +60,7 @@ def test_find_tells_the_step_in_which_show_has_the_sample(order: str) -> None:
 def test_find_says_when_the_tail_drops_the_sample() -> None:
     result = run("find", "9", "--samples", "10", "--batch-size", "4", "--order", "sequential", "--tail", "drop")
     assert result.exit_code == 0
-    assert "does not come in epoch 0" in result.output
+    assert "does not occur in epoch 0" in result.output
 
 
 def test_window_options_set_the_window() -> None:
@@ -75,7 +75,7 @@ def test_window_options_set_the_window() -> None:
     ("arguments", "message"),
     [
         (["--samples", "0", "--batch-size", "4"], "num_samples=0 is not a positive integer"),
-        (["--samples", "9", "--batch-size", "4", "--block", "3"], "--window-size and --block mean nothing"),
+        (["--samples", "9", "--batch-size", "4", "--block", "3"], "--window-size and --block require --order window"),
         (
             ["--samples", "9", "--batch-size", "4", "--order", "window", "--block", "7"],
             "cannot be cut into blocks of 7",

@@ -51,7 +51,7 @@ def test_two_runs_are_compared(record: Path, tmp_path: Path) -> None:
     told = run(record, "--against", tmp_path / "before.json", "-o", out).splitlines()
     assert told[0].startswith("compute-bound: ")
     assert told[1].startswith("baseline: ")
-    assert "this run beside baseline" in out.read_text()
+    assert "this run vs. baseline" in out.read_text()
 
 
 def test_records_of_ranks_are_parts_of_one_run(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_a_record_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(record: Path, tmp_path: Path) -> None:
-    assert "there is no folder" in run("none.json", "-o", tmp_path / "nowhere" / "report.html", code=1)
+    assert "does not exist" in run("none.json", "-o", tmp_path / "nowhere" / "report.html", code=1)
     assert "is a folder" in run("none.json", "-o", tmp_path, code=1)
     before = record.read_text()
-    assert "is one of the records to be read" in run(record, "-o", record, code=1)
+    assert "is one of the input records" in run(record, "-o", record, code=1)
     assert record.read_text() == before

@@ -82,8 +82,8 @@ def test_now_is_told_beside_the_whole(tmp_path: Path) -> None:
     slow, quick = record(100, wait=0.5), record(200, wait=0.3)
     (tmp_path / "run.jsonl").write_text(lines(slow, replace(quick, num_samples=100 * 8 + 100 * 16)))
     told = once(tmp_path / "run.jsonl")
-    assert "160 samples/s  120 over all" in told
-    assert "10%, 30% over all" in told  # 5 s were waited in the first 10, and one in the second
+    assert "160 samples/s  120 overall" in told
+    assert "10%, 30% overall" in told  # 5 s were waited in the first 10, and one in the second
 
 
 def test_ranks_get_a_line_each_and_the_slowest_is_named(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_nothing_to_show_is_told_with_a_hint(tmp_path: Path, text: str | None) -
     if text is not None:
         (tmp_path / "run.jsonl").write_text(text)
     told = once(tmp_path / "run.jsonl", code=1)
-    assert ("there is no file" if text is None else "holds no record of a loader") in told
+    assert ("does not exist" if text is None else "contains no loader records") in told
     assert "hint: loader.log_stats" in told
 
 
@@ -265,7 +265,7 @@ def test_bars_and_curves_are_drawn_with_what_the_terminal_has() -> None:
 
 @pytest.fixture
 def started() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start the command in a process of its own, and see to its end."""
+    """Start the command in a separate process, and see to its end."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
@@ -422,7 +422,7 @@ def test_ctrl_c_ends_the_command_and_then_the_picture(
 def test_a_command_cannot_be_shown_once() -> None:
     done = CliRunner().invoke(app, ["top", "--once", "--", sys.executable, "train.py"])
     assert done.exit_code == 1
-    assert "--once is for files" in done.output
+    assert "--once works with files only" in done.output
 
 
 def test_the_end_of_an_output_is_what_a_screen_would_show(tmp_path: Path) -> None:
@@ -442,4 +442,4 @@ def test_the_end_of_an_output_is_what_a_screen_would_show(tmp_path: Path) -> Non
 def test_a_command_that_is_misspelled_is_not_waited_for_as_a_file() -> None:
     done = CliRunner().invoke(app, ["top", "--", "pyhton", "train.py"])
     assert done.exit_code == 127
-    assert "'pyhton' cannot be run" in done.output
+    assert "cannot run 'pyhton'" in done.output

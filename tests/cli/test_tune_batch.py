@@ -51,7 +51,7 @@ def test_the_largest_is_told_with_what_each_size_achieves(folder: Path) -> None:
     assert f"batch_size={found.largest} is the largest that fits into 210 MB of cpu with 5% to spare" in told
     assert "the largest that fits" in told
     assert "does not fit" in told
-    assert "what did not fit said: Unable to allocate" in told
+    assert "error of a size that did not fit: Unable to allocate" in told
     assert (folder / "measured" / "batch.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -78,7 +78,7 @@ def test_nothing_that_fits_is_an_error(folder: Path) -> None:
     [
         (("nowhere.py:make_step",), "there is no file nowhere.py"),
         (("steps.py",), "say which one of the file"),
-        (("steps.py:make_step", "--memory", "lots"), "'lots' is no size of memory"),
+        (("steps.py:make_step", "--memory", "lots"), "must be a memory size, got 'lots'"),
     ],
 )
 def test_what_cannot_be_tried_is_refused_at_once(folder: Path, arguments: tuple[str, ...], told: str) -> None:

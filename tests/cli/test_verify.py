@@ -39,7 +39,7 @@ def damage(store: Store, shard: int, block: int, byte: int = 7) -> Path:
 def test_a_sound_store_is_said_to_be_sound(store: Store) -> None:
     result = run(store.path)
     assert result.exit_code == 0, result.output
-    assert result.output.startswith("sound ")
+    assert result.output.startswith("intact ")
     assert f"in {len(store.manifest.shards)} shards" in result.output
     assert "verifying" not in result.output  # no bar where nobody looks
 
@@ -86,7 +86,7 @@ def test_an_empty_store_is_sound(tmp_path: Path) -> None:
     Writer(tmp_path / "empty", {"label": Column.fixed("int64")}).close()
     result = run(tmp_path / "empty")
     assert result.exit_code == 0, result.output
-    assert "sound 0 blocks in 0 shards" in result.output
+    assert "intact 0 blocks in 0 shards" in result.output
 
 
 # ---------------------------------------------------------------- pictures
@@ -105,7 +105,7 @@ def photos(tmp_path: Path) -> Path:
 def test_sound_pictures_are_said_to_be_sound(photos: Path) -> None:
     result = run("images", photos)
     assert result.exit_code == 0, result.output
-    assert result.output.startswith("sound 5 pictures, ")
+    assert result.output.startswith("intact 5 images, ")
     assert "kinds 5 JPEG" in result.output
     assert "decoding" not in result.output  # no bar where nobody looks
 
@@ -160,11 +160,11 @@ def test_a_path_that_is_no_text_is_told_all_the_same(photos: Path) -> None:
 
 def test_a_store_is_what_is_meant_whatever_its_name(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(store.path.parent)
-    assert run("store").output.startswith("sound ")  # the folder is called so
-    assert run("store", "store").output.startswith("sound ")
+    assert run("store").output.startswith("intact ")  # the folder is called so
+    assert run("store", "store").output.startswith("intact ")
     store.path.rename(store.path.parent / "images")
-    assert run("images").output.startswith("sound ")
-    assert run("./images").output.startswith("sound ")
+    assert run("images").output.startswith("intact ")
+    assert run("./images").output.startswith("intact ")
 
 
 def test_a_folder_of_pictures_is_no_store_and_says_where_to_go(photos: Path) -> None:

@@ -90,9 +90,9 @@ def test_rows_and_masks_of_a_store_are_drawn(store: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("out", "told"),
     [
-        ("sheet.xyz", "ends in '.xyz', which is no kind of picture"),
-        ("sheet", "has no ending that says what kind of picture"),
-        ("nowhere/sheet.png", "there is no folder"),
+        ("sheet.xyz", "unsupported image format '.xyz'"),
+        ("sheet", "has no file extension to set the image format"),
+        ("nowhere/sheet.png", "does not exist"),
     ],
     ids=["suffix", "none", "folder"],
 )
@@ -106,7 +106,7 @@ def test_a_folder_without_pictures_and_a_step_too_far_are_told(folder: Path, tmp
     (tmp_path / "empty").mkdir()
     assert "holds no pictures" in run("images", tmp_path / "empty", "-o", tmp_path / "a.png", code=1)
     told = run("images", folder, "-o", tmp_path / "a.png", "--batch-size", "5", "--step", "3", code=1)
-    assert "there is no step 3: an epoch has 3 of 5" in told
+    assert "step 3 is out of range: an epoch has 3 steps of 5" in told
     assert not (tmp_path / "a.png").exists()
 
 

@@ -207,13 +207,13 @@ def test_functions_get_deep_pictures_as_pillow_has_them() -> None:
 @pytest.mark.parametrize(
     ("mode", "data", "reason"),
     [
-        ("I;16", encoded(photograph(20, 20), "PNG"), "it is of mode RGB, and mode='I;16' is for one channel"),
-        ("F", encoded(photograph(20, 20), "JPEG"), "it is of mode RGB"),
-        ("F", encoded(photograph(20, 20).convert("P"), "PNG"), "it is of mode P"),
-        ("I;16", of(FLOATS, "TIFF"), "its numbers are floats, .*mode='F' keeps them"),
-        ("I;16", of(WHOLE, "TIFF"), "go from -7 to 119899993, beyond 16 bits; mode='I' keeps them"),
-        ("RGB", of(FLOATS, "TIFF"), "no range that is known; mode='F' keeps them"),
-        ("L", of(WHOLE, "TIFF"), "no range that is known; mode='I' keeps them"),
+        ("I;16", encoded(photograph(20, 20), "PNG"), "it has mode RGB, but mode='I;16' needs a single-channel image"),
+        ("F", encoded(photograph(20, 20), "JPEG"), "it has mode RGB"),
+        ("F", encoded(photograph(20, 20).convert("P"), "PNG"), "it has mode P"),
+        ("I;16", of(FLOATS, "TIFF"), "its values are floats, .*mode='F' keeps them"),
+        ("I;16", of(WHOLE, "TIFF"), "range from -7 to 119899993, beyond 16 bits; mode='I' keeps them"),
+        ("RGB", of(FLOATS, "TIFF"), "is unknown; use mode='F' to keep them"),
+        ("L", of(WHOLE, "TIFF"), "is unknown; use mode='I' to keep them"),
     ],
 )
 def test_what_a_mode_cannot_hold_is_an_error_that_says_which_can(mode: Any, data: bytes, reason: str) -> None:
@@ -247,8 +247,8 @@ def colours_of_sixteen_bits(kind: str) -> bytes:
     [
         (of(DEPTH), r"pictures with 16 bits, of which mode='\w+' keeps 8\nhint: mode='I;16' keeps all"),
         (of(DEPTH, "TIFF"), "hint: mode='I;16' keeps all"),
-        (colours_of_sixteen_bits("PNG"), r"with 16 bits for each colour, .*\nhint: Pillow reads no more"),
-        (colours_of_sixteen_bits("TIFF"), "with 16 bits for each colour"),
+        (colours_of_sixteen_bits("PNG"), r"with 16 bits per channel, .*\nhint: Pillow reads no more"),
+        (colours_of_sixteen_bits("TIFF"), "with 16 bits per channel"),
     ],
     ids=["png", "tiff", "colours", "colours in tiff"],
 )
@@ -333,7 +333,7 @@ def test_avif_is_read_from_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("brands", "words"),
     [
-        (b"heicmif1heic", "it is HEIC, which Pillow reads with pillow-heif alone"),
+        (b"heicmif1heic", "it is HEIC, which Pillow reads only with pillow-heif"),
         (b"mif1\0\0\0\0mif1heic", "it is HEIC"),
         (b"avif\0\0\0\0avifmif1", r"it is AVIF, which this Pillow cannot read; version 11\.3 can"),
     ],

@@ -132,8 +132,8 @@ def test_an_image_without_a_fitting_channel_says_what_to_do() -> None:
         (None, ((), ()), "0 means"),
         (None, ((0.5,), (0.0,)), "not positive"),
         (None, ((float("nan"),), (1.0,)), "one number per channel"),
-        ({torch.uint8: torch.int64}, ((0.5,), (0.5,)), "uint8 tensors are normalised"),
-        ({"a": torch.int64}, Normalize((0.5,), (0.5,), fields=("a",)), "'a' is normalised"),
+        ({torch.uint8: torch.int64}, ((0.5,), (0.5,)), "uint8 tensors are normalized"),
+        ({"a": torch.int64}, Normalize((0.5,), (0.5,), fields=("a",)), "'a' is normalized"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(to: Any, normalize: Any, what: str) -> None:

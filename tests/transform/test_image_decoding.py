@@ -66,7 +66,7 @@ def files() -> dict[str, bytes]:
     """Return a file of every kind."""
     if not FILES:
         image = photograph(97, 83)
-        grey = image.convert("L")
+        gray = image.convert("L")
         rgba = image.copy()
         rgba.putalpha(Image.linear_gradient("L").resize(image.size))
         FILES.update(
@@ -74,7 +74,7 @@ def files() -> dict[str, bytes]:
                 "jpeg 4:2:0": encoded(image, quality=90),
                 "jpeg 4:4:4": encoded(image, quality=95, subsampling=0),
                 "jpeg progressive": encoded(image, progressive=True),
-                "jpeg grey": encoded(grey),
+                "jpeg gray": encoded(gray),
                 "jpeg cmyk": encoded(image.convert("CMYK"), quality=95),
                 "jpeg restarts": encoded(image, restart_marker_rows=1),
                 "jpeg rgb": encoded(image, keep_rgb=True),
@@ -82,10 +82,10 @@ def files() -> dict[str, bytes]:
                 "png palette": encoded(image.quantize(64), "PNG"),
                 "png palette, transparent": encoded(image.quantize(64), "PNG", transparency=bytes(range(0, 256, 4))),
                 "png alpha": encoded(rgba, "PNG"),
-                "png grey alpha": encoded(rgba.convert("LA"), "PNG"),
-                "png 1 bit": encoded(grey.convert("1"), "PNG"),
+                "png gray alpha": encoded(rgba.convert("LA"), "PNG"),
+                "png 1 bit": encoded(gray.convert("1"), "PNG"),
                 "webp": encoded(image, "WEBP"),
-                "webp animated": encoded(image, "WEBP", save_all=True, append_images=[grey.convert("RGB")]),
+                "webp animated": encoded(image, "WEBP", save_all=True, append_images=[gray.convert("RGB")]),
                 "gif animated": encoded(image, "GIF", save_all=True, append_images=[ImageOps.invert(image)]),
                 "tiff": encoded(image, "TIFF"),
                 "bmp": encoded(image, "BMP"),
@@ -147,7 +147,7 @@ def test_sixteen_bits_are_scaled_not_cut(name: str, exact: bool) -> None:
 
 def test_numbers_without_a_range_are_refused() -> None:
     data = encoded(Image.fromarray(np.ones((5, 5), np.float32)), "TIFF")
-    with pytest.raises(BadImage, match="no range that is known"):
+    with pytest.raises(BadImage, match="the range of its values .* is unknown"):
         decode(data)
 
 
@@ -202,7 +202,7 @@ BAD = {
     "text": (b"not here any more\n" * 20, "looks like text"),
     "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "Git LFS"),
     "zeros": (bytes(5000), "zero bytes"),
-    "noise": (bytes([7, 130, 2, 250] * 100), "no picture of a known kind"),
+    "noise": (bytes([7, 130, 2, 250] * 100), "not a known image format"),
     "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "PostScript"),
     "two bytes of jpeg": (b"\xff\xd8", "header cannot be read"),
     "png header": (b"\x89PNG\r\n\x1a\n", "header cannot be read"),
@@ -238,7 +238,7 @@ def test_the_limit_on_pixels_is_an_option() -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["quick", "exact"])
-@pytest.mark.parametrize("kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg grey", "jpeg cmyk", "png", "webp", "bmp"])
+@pytest.mark.parametrize("kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg gray", "jpeg cmyk", "png", "webp", "bmp"])
 @pytest.mark.parametrize("part", [0.3, 0.6, 0.95])
 def test_what_is_cut_short_is_an_error_even_above_the_cut(kind: str, part: float, exact: bool, decoder: str) -> None:
     data = files()[kind]
@@ -259,7 +259,7 @@ def test_all_there_but_the_mark_at_the_end_is_fine(decoder: str) -> None:
 
 
 def test_a_progressive_file_without_an_end_may_lack_more(decoder: str) -> None:
-    with pytest.raises(BadImage, match="cut short"):
+    with pytest.raises(BadImage, match="truncated|ends in zero bytes|cut short"):
         decode(files()["jpeg progressive"][:-2])
 
 

@@ -60,7 +60,7 @@ def test_ours_may_follow_theirs() -> None:
 
 
 def test_nothing_returned_is_an_error() -> None:
-    with pytest.raises(ValueError, match="returned nothing"):
+    with pytest.raises(ValueError, match="returned None"):
         made(Pipeline(lambda image: None))
 
 
@@ -168,7 +168,9 @@ def test_a_fork_while_another_thread_has_its_turn_leaves_the_child_free() -> Non
         thread.join()
 
 
-@pytest.mark.parametrize(("transform", "words"), [(3, "no transform"), ([Resize], "call it")], ids=["number", "class"])
+@pytest.mark.parametrize(
+    ("transform", "words"), [(3, "expected a transform"), ([Resize], "call it")], ids=["number", "class"]
+)
 def test_what_is_no_transform_is_refused(transform: Any, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         Pipeline(transform)

@@ -167,8 +167,8 @@ def test_a_transform_takes_and_returns_any_form() -> None:
     tensor = crop(torch.from_numpy(np.array(image)).permute(2, 0, 1))
     assert isinstance(tensor, torch.Tensor)
     assert (tensor.permute(1, 2, 0).numpy() == expected).all()
-    grey = crop(np.asarray(image.convert("L"))[:, :, None])
-    assert grey.shape == (10, 10, 1)
+    gray = crop(np.asarray(image.convert("L"))[:, :, None])
+    assert gray.shape == (10, 10, 1)
     with pytest.raises(ArgumentError, match="float32"):
         crop(np.zeros((20, 20, 3), np.float32))
 
@@ -190,7 +190,7 @@ def test_crops_of_small_pictures_are_padded_or_refused() -> None:
     padded = np.asarray(CenterCrop(9)(image))
     assert (padded[2:6, 1:7] == np.asarray(image)).all()
     assert not padded[:2].any()
-    with pytest.raises(ValueError, match="larger than the picture"):
+    with pytest.raises(ValueError, match="larger than the image"):
         RandomCrop(9)(image)
     assert RandomCrop(9, pad_if_needed=True, fill=(7, 7, 7))(image).size == (9, 9)
 
@@ -198,23 +198,23 @@ def test_crops_of_small_pictures_are_padded_or_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Resize(0), "no size"),
-        (lambda: Resize((2, 3, 4)), "no size"),
+        (lambda: Resize(0), "must be a size"),
+        (lambda: Resize((2, 3, 4)), "must be a size"),
         (lambda: Resize(10, max_size=5), "max_size"),
         (lambda: Resize(10, "bicubic"), "bicubic"),
         (lambda: RandomResizedCrop(10, antialias=False), "antialias"),
-        (lambda: RandomResizedCrop(10, scale=(1, 0.5)), "no range"),
+        (lambda: RandomResizedCrop(10, scale=(1, 0.5)), "must be a range"),
         (lambda: RandomCrop(10, padding=(1, 2, 3)), "padding"),
         (lambda: RandomCrop(10, padding_mode="reflect"), "reflect"),
-        (lambda: RandomHorizontalFlip(1.5), "no probability"),
-        (lambda: Resize(22.0), "no size"),  # type: ignore[arg-type]
-        (lambda: CenterCrop(True), "no size"),
-        (lambda: Resize(10, max_size="20"), "no size"),  # type: ignore[arg-type]
-        (lambda: RandomResizedCrop(10, scale=0.5), "no range"),  # type: ignore[arg-type]
-        (lambda: RandomResizedCrop(10, scale=(0.1, 0.5, 1)), "no range"),
-        (lambda: RandomResizedCrop(10, ratio=(0, 1)), "begins at 0"),
-        (lambda: RandomHorizontalFlip("0.5"), "no probability"),  # type: ignore[arg-type]
-        (lambda: RandomCrop(10, padding=2, fill="red"), "no colour"),  # type: ignore[arg-type]
+        (lambda: RandomHorizontalFlip(1.5), "must be a probability"),
+        (lambda: Resize(22.0), "must be a size"),  # type: ignore[arg-type]
+        (lambda: CenterCrop(True), "must be a size"),
+        (lambda: Resize(10, max_size="20"), "must be a size"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(10, scale=0.5), "must be a range"),  # type: ignore[arg-type]
+        (lambda: RandomResizedCrop(10, scale=(0.1, 0.5, 1)), "must be a range"),
+        (lambda: RandomResizedCrop(10, ratio=(0, 1)), "ratio must be above 0"),
+        (lambda: RandomHorizontalFlip("0.5"), "must be a probability"),  # type: ignore[arg-type]
+        (lambda: RandomCrop(10, padding=2, fill="red"), "must be a color"),  # type: ignore[arg-type]
     ],
     ids=[
         *("zero", "three", "max", "bicubic", "aliased", "scale", "padding", "reflect", "p"),

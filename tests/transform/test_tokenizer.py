@@ -298,7 +298,7 @@ def test_options_that_change_ids_change_the_digest(files: Files) -> None:
 
 def test_a_folder_with_a_tokenizer_json_is_that_file(files: Files) -> None:
     assert open_tokenizer(files.huggingface.parent).identity == open_tokenizer(str(files.huggingface)).identity
-    with pytest.raises(ArgumentError, match=r"holds no tokenizer.json, but pieces.model, small.tiktoken"):
+    with pytest.raises(ArgumentError, match=r"contains no tokenizer.json, but pieces.model, small.tiktoken"):
         open_tokenizer(files.folder)
 
 
@@ -318,7 +318,7 @@ def test_the_end_of_a_document_is_found_or_given(files: Files, opened: dict[str,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("end", ["<nothing like it>", -1, 10**6, True, 1.5])
 def test_an_end_outside_the_vocabulary_is_refused(files: Files, kind: str, end: Any) -> None:
-    with pytest.raises(ArgumentError, match="end_of_document="):
+    with pytest.raises(ArgumentError, match="end_of_document[= ]"):
         files.open(kind, end_of_document=end)
 
 
@@ -453,9 +453,9 @@ def test_half_a_surrogate_pair_is_named(files: Files, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_text_is_refused(opened: dict[str, Tokenizer], kind: str) -> None:
     for wrong in (None, b"bytes", ("a", "pair"), 3):
-        with pytest.raises(ArgumentError, match=f"text 1 of 2 is of type {type(wrong).__name__}"):
+        with pytest.raises(ArgumentError, match=f"text 1 of 2 must be a str, got {type(wrong).__name__}"):
             opened[kind].encode(["fine", wrong])  # type: ignore[list-item]
-    with pytest.raises(ArgumentError, match="several texts"):
+    with pytest.raises(ArgumentError, match="a list of texts"):
         opened[kind].encode("one")
 
 
@@ -463,10 +463,10 @@ def test_what_is_no_text_is_refused(opened: dict[str, Tokenizer], kind: str) -> 
 def test_ids_that_are_none_are_refused(opened: dict[str, Tokenizer], kind: str) -> None:
     size = opened[kind].identity.vocab_size
     for wrong in (-1, size, 2**40):
-        with pytest.raises(ArgumentError, match=rf"the id {wrong} is not in the vocabulary(?s:.*) 0 to {size - 1}"):
+        with pytest.raises(ArgumentError, match=rf"id {wrong} is not in the vocabulary(?s:.*) 0 to {size - 1}"):
             opened[kind].decode([5, wrong])
     for odd in ([1.5], [[1]], ["a"]):
-        with pytest.raises(ArgumentError, match="cannot be decoded"):
+        with pytest.raises(ArgumentError, match="cannot decode"):
             opened[kind].decode(odd)  # type: ignore[arg-type]
 
 
@@ -522,8 +522,8 @@ def test_gigatoken_is_not_taken_where_it_is_known_to_disagree(files: Files) -> N
     pytest.importorskip("gigatoken")
     tokenizer = files.open("sentencepiece")
     assert tokenizer.backend == "sentencepiece"
-    assert tokenizer.fallback_reason is not None and "other ids than sentencepiece" in tokenizer.fallback_reason
-    with pytest.raises(DataError, match="other ids than sentencepiece(?s:.*)hint: backend='auto'"):
+    assert tokenizer.fallback_reason is not None and "sentencepiece give different ids" in tokenizer.fallback_reason
+    with pytest.raises(DataError, match="sentencepiece give different ids(?s:.*)hint: backend='auto'"):
         files.open("sentencepiece", backend="gigatoken")
 
 
@@ -543,11 +543,11 @@ def test_a_difference_found_later_turns_to_the_reference(files: Files, monkeypat
     tokenizer.check(iter(["fine", "odd", "fine"]))
     assert tokenizer.backend == "tokenizers"
     assert tokenizer.fallback_reason is not None
-    assert tokenizer.fallback_reason.startswith("gigatoken makes other ids than tokenizers of 'odd': id 0 is ")
+    assert tokenizer.fallback_reason.startswith("gigatoken and tokenizers give different ids for 'odd': id 0 is ")
     copy = pickle.loads(pickle.dumps(tokenizer))  # what was learnt goes with it
     assert (copy.backend, copy.fallback_reason) == (tokenizer.backend, tokenizer.fallback_reason)
     strict = files.open("huggingface", backend="gigatoken")
-    with pytest.raises(DataError, match="other ids than tokenizers of 'odd'"):
+    with pytest.raises(DataError, match="tokenizers give different ids for 'odd'"):
         strict.check(["odd"])
 
 
@@ -636,7 +636,7 @@ def test_a_copy_of_a_changed_file_is_refused(files: Files, tmp_path: Path) -> No
     with pytest.raises(StaleSource, match=r"tokenizer.json is no longer .* its digest is"):
         pickle.loads(sent)
     path.unlink()
-    with pytest.raises(ArgumentError, match="there is no tokenizer at"):
+    with pytest.raises(ArgumentError, match="tokenizer .* does not exist"):
         pickle.loads(sent)
 
 
@@ -644,11 +644,11 @@ def test_a_copy_of_a_changed_file_is_refused(files: Files, tmp_path: Path) -> No
 
 
 def test_a_rank_file_needs_its_pattern(files: Files, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"none of the files whose pattern is known(?s:.*)pass pattern="):
+    with pytest.raises(ArgumentError, match=r"the split pattern of .* is unknown(?s:.*)pass pattern="):
         open_tokenizer(files.tiktoken)
     named = tmp_path / "cl100k_base.tiktoken"
     named.write_bytes(files.tiktoken.read_bytes())
-    with pytest.raises(DamagedFile, match="has 270 ranks, and OpenAI's file of that name has 100256"):
+    with pytest.raises(DamagedFile, match="has 270 ranks, but OpenAI's file of that name has 100256"):
         open_tokenizer(named)
     assert open_tokenizer(named, pattern="r50k_base").identity.vocab_size == 270
     model = tmp_path / "tokenizer.model"  # as some models name theirs
@@ -658,7 +658,7 @@ def test_a_rank_file_needs_its_pattern(files: Files, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "said"),
-    [("(", "tiktoken does not take the pattern"), (r"\w+", "does not match all text"), ("", "does not match all text")],
+    [("(", "tiktoken rejects the pattern"), (r"\w+", "does not match all text"), ("", "does not match all text")],
 )
 def test_a_pattern_that_cannot_work_is_refused(files: Files, pattern: str, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
@@ -674,7 +674,7 @@ def test_special_tokens_that_cannot_be_are_refused(files: Files, specials: Any) 
 @pytest.mark.parametrize("kind", ["huggingface", "sentencepiece", "bytes"])
 @pytest.mark.parametrize("option", [{"pattern": "r50k_base"}, {"specials": {}}])
 def test_options_of_rank_files_are_refused_elsewhere(files: Files, kind: str, option: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"takes no {next(iter(option))}="):
+    with pytest.raises(ArgumentError, match=f"does not take {next(iter(option))}="):
         files.open(kind, **option)
 
 
@@ -744,29 +744,29 @@ def test_a_file_with_other_bytes_loads_or_is_refused(files: Files, kind: str, pl
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"there is no tokenizer at .*gpt2(?s:.*)not downloaded"):
+    with pytest.raises(ArgumentError, match=r"tokenizer .*gpt2 does not exist(?s:.*)nothing is downloaded"):
         open_tokenizer("gpt2")
-    with pytest.raises(ArgumentError, match="holds no tokenizer.json"):
+    with pytest.raises(ArgumentError, match="contains no tokenizer.json"):
         open_tokenizer(tmp_path)
     (tmp_path / "vocab.txt").write_text("a")
-    with pytest.raises(ArgumentError, match="does not say by its name"):
+    with pytest.raises(ArgumentError, match="cannot tell the kind of tokenizer"):
         open_tokenizer(tmp_path / "vocab.txt")
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(ArgumentError, match="not a regular file"):
         open_tokenizer(tmp_path / "pipe.json")
     with (tmp_path / "huge.json").open("wb") as file:
         file.truncate(3 << 30)
-    with pytest.raises(DamagedFile, match=r"has 3\.0 GiB, which no tokenizer has"):
+    with pytest.raises(DamagedFile, match=r"has 3\.0 GiB, too large for a tokenizer"):
         open_tokenizer(tmp_path / "huge.json")
-    with pytest.raises(ArgumentError, match="cannot be read"):
+    with pytest.raises(ArgumentError, match="cannot read"):
         open_tokenizer(tmp_path / "vocab.txt" / "tokenizer.json")
 
 
 @pytest.mark.parametrize("option", [{"backend": "fast"}, {"num_threads": 0}, {"num_threads": True}])
 def test_options_that_cannot_be_are_refused(option: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"{next(iter(option))}="):
+    with pytest.raises(ArgumentError, match=f"{next(iter(option))}[= ]"):
         open_tokenizer("bytes", **option)
-    with pytest.raises(ArgumentError, match="nothing to do"):
+    with pytest.raises(ArgumentError, match="does not support 'bytes'"):
         open_tokenizer("bytes", backend="gigatoken")
 
 
@@ -836,13 +836,13 @@ def failing() -> Iterator[str]:
     ("many", "options", "error", "said"),
     [
         ([], {}, ArgumentError, "no texts to train on"),
-        (["a", "b\udc00"], {}, DataError, "text 1 is no text: character 1 is half"),
-        (["a", 3], {}, ArgumentError, "text 1 is of type int"),
+        (["a", "b\udc00"], {}, DataError, "text 1 is not valid: character 1 is half"),
+        (["a", 3], {}, ArgumentError, "text 1 must be a str, got int"),
         (["a"], {"vocab_size": 256}, ArgumentError, "at least 257"),
         (["a"], {"vocab_size": "many"}, ArgumentError, "vocab_size='many'"),
-        (["a"], {"specials": "<eos>"}, ArgumentError, "not a sequence of texts"),
-        (["a"], {"specials": ["x", "x"]}, ArgumentError, "has a text twice"),
-        (["a"], {"specials": [""]}, ArgumentError, "not a sequence of texts"),
+        (["a"], {"specials": "<eos>"}, ArgumentError, "specials must be a sequence of str"),
+        (["a"], {"specials": ["x", "x"]}, ArgumentError, "has a duplicate"),
+        (["a"], {"specials": [""]}, ArgumentError, "specials must be a sequence of str"),
         (failing(), {}, KeyError, "from the texts"),
     ],
 )
@@ -856,7 +856,7 @@ def test_training_that_cannot_be_done_leaves_nothing(
 
 def test_a_tokenizer_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArgumentError, match="cannot be written to"):
+    with pytest.raises(ArgumentError, match="cannot write the tokenizer to"):
         train_bpe(["a"], vocab_size=300, out=tmp_path / "file" / "tokenizer.json")
-    with pytest.raises(ArgumentError, match="end it with .json"):
+    with pytest.raises(ArgumentError, match="end the name with .json"):
         train_bpe(["a"], vocab_size=300, out=tmp_path / "file.model")

@@ -22,7 +22,7 @@ from stoker.engine.stats import Quantiles
 from stoker.errors import MissingExtra
 from stoker.view import bench_axes, bench_plots, compare_plots, plotting
 from stoker.view.bench_plots import loader_figures
-from stoker.view.bench_tables import compare_table, failures, loader_table, remarks, title, tune_table
+from stoker.view.bench_tables import compare_table, failures, format_title, loader_table, remarks, tune_table
 from stoker.view.compare_plots import compare_figures
 from stoker.view.tune_plots import tune_figures
 
@@ -85,8 +85,8 @@ def drawn(figure: Figure) -> np.ndarray[Any, Any]:
     return np.asarray(Image.open(file).convert("RGB"))
 
 
-def has_colour(pixels: np.ndarray[Any, Any], colour: str) -> bool:
-    wanted = np.array([round(255 * part) for part in to_rgba(colour)[:3]])
+def has_color(pixels: np.ndarray[Any, Any], color: str) -> bool:
+    wanted = np.array([round(255 * part) for part in to_rgba(color)[:3]])
     return bool((np.abs(pixels.astype(int) - wanted).max(axis=-1) <= 3).any())
 
 
@@ -97,9 +97,9 @@ def test_every_plot_of_a_sweep_is_drawn(configs: list[Config]) -> None:
     for figure in figures.values():
         pixels = drawn(figure)
         assert min(pixels.shape[:2]) > 150
-        assert has_colour(pixels, plotting.INK)
-    for _, colour in bench_plots.PARTS.values():
-        assert has_colour(drawn(figures["startup"]), colour)
+        assert has_color(pixels, plotting.INK)
+    for _, color in bench_plots.PARTS.values():
+        assert has_color(drawn(figures["startup"]), color)
 
 
 @pytest.mark.parametrize("configs", [WORKERS, GRID, BATCHES], ids=["workers", "grid", "batch sizes"])
@@ -115,12 +115,12 @@ def test_memory_is_drawn_process_upon_process(configs: list[Config]) -> None:
     ]
     tops = [bar.get_y() + bar.get_height() for bar in rows[-1]]
     assert tops == pytest.approx([200.0 + sum(SIZES[:num]) / 1e6 for num in num_workers])
-    assert axes.get_legend_handles_labels()[1] == ["trainer", "workers, each by itself"][: len(rows)]
+    assert axes.get_legend_handles_labels()[1] == ["trainer", "workers, one by one"][: len(rows)]
 
 
 def test_memory_of_a_worker_is_drawn_against_workers_where_they_vary() -> None:
     left, right = loader_figures(sweep_of(WORKERS))["memory"].axes
-    assert left.get_title(loc="left") == "grows by 50 MB with each worker, pages of files apart"
+    assert left.get_title(loc="left") == "grows by 50 MB per worker, not counting file pages"
     mean, largest = (container[0] for container in right.containers)
     assert list(mean.get_ydata()) == [60.0, 60.0, 60.0]
     assert list(largest.get_ydata()) == [60.0, 60.0, 70.0]
@@ -188,8 +188,8 @@ def test_what_went_wrong_is_a_red_cross() -> None:
     well = drawn(loader_figures(sweep)["throughput"])
     hung = Trial(config={"num_workers": 4}, outcome=HUNG, error="hung", trace="Thread\n  File x, line 3 in wait")
     sweep = replace(sweep, configs=WORKERS, trials=[*sweep.trials, hung])
-    assert not has_colour(well, bench_axes.BAD)
-    assert has_colour(drawn(loader_figures(sweep)["throughput"]), bench_axes.BAD)
+    assert not has_color(well, bench_axes.BAD)
+    assert has_color(drawn(loader_figures(sweep)["throughput"]), bench_axes.BAD)
     told = printed(loader_table(sweep))
     assert "hung" in told
     assert "File x, line 3 in wait" in printed(*failures(sweep))
@@ -225,8 +225,8 @@ def test_loaders_stand_side_by_side() -> None:
     assert len(figure.axes) == 4
     pixels = drawn(figure)
     for name in ("torch", "stoker"):
-        assert has_colour(pixels, compare_plots.CONTENDERS[name])
-    assert has_colour(pixels, compare_plots.OURS_WITH_THREADS)
+        assert has_color(pixels, compare_plots.CONTENDERS[name])
+    assert has_color(pixels, compare_plots.OURS_WITH_THREADS)
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert texts == ["1.0x"] * 6, "the ratio stands above each bar"
 
@@ -251,14 +251,14 @@ def tuning() -> Tuning:
 def test_the_setting_to_take_is_ringed(tuning: Tuning) -> None:
     figure = tune_figures(tuning)["tune"]
     (axes,) = figure.axes
-    assert has_colour(drawn(figure), bench_axes.BAD)
+    assert has_color(drawn(figure), bench_axes.BAD)
     legend = axes.get_legend()
     assert legend is not None
     labels = {text.get_text() for text in legend.get_texts()}
     assert labels == {
         "DataLoader(..., num_workers=2, prefetch_factor=2)",
-        "as it is",
-        "the step by itself",
+        "current settings",
+        "step without loading",
         "with this prefetch factor",
     }
     assert [text.get_text() for text in axes.texts] == ["4"], "a point says which prefetch factor it is of"
@@ -304,7 +304,7 @@ def test_a_table_fits_the_terminal_and_tells_more_where_there_is_room() -> None:
             if width >= 100:
                 has_workers = "num_workers" in configs[0]
                 assert "CPU" in told and "p99" in told
-                assert ("a worker" in told) is has_workers
+                assert ("per worker" in told) is has_workers
                 assert ("trainer" in told) is (has_workers and (width > 100 or configs is not four))
     wide, narrow = (printed(loader_table(sweep_of(WORKERS), width=width), width=width) for width in (150, 100))
     assert "MB/s" in wide and "p50" in wide
@@ -324,31 +324,31 @@ def test_numbers_are_told_with_their_deviation() -> None:
     compared = printed(compare_table(sweep_of(CONTENDERS, "compare")))
     assert "stoker, 2 threads" in compared
     assert "x torch" in compared
-    assert "batches of 32" in title(sweep_of(CONTENDERS, "compare"))
+    assert "batches of 32" in format_title(sweep_of(CONTENDERS, "compare"))
 
 
 def test_the_best_setting_and_the_present_one_are_marked(tuning: Tuning) -> None:
     for width in (80, 120):
         lines = printed(tune_table(tuning, width=width), width=width).splitlines()
         (best,) = [line for line in lines if line.rstrip().endswith("best")]
-        (now,) = [line for line in lines if line.rstrip().endswith("as it is")]
+        (now,) = [line for line in lines if line.rstrip().endswith("current")]
         assert best.split()[:2] == ["2", "2"]
         assert now.split()[0] == "0"
 
 
 def test_memory_grows_by_what_is_no_files() -> None:
     """The rest is a share of libraries, which depends on who else uses them."""
-    assert "memory grows by 50 MB with each worker" in remarks(sweep_of(WORKERS))
+    assert "memory grows by 50 MB per worker" in remarks(sweep_of(WORKERS))
 
 
 def test_remarks_say_what_the_table_does_not() -> None:
     sweep = sweep_of(WORKERS)
-    assert remarks(sweep) == ["memory grows by 50 MB with each worker"]
+    assert remarks(sweep) == ["memory grows by 50 MB per worker"]
     starts = replace(sweep, trials=[replace(one, epoch_start_seconds=[0.25]) for one in sweep.trials], notes=["a note"])
     assert remarks(starts) == [
         "a note",
-        "memory grows by 50 MB with each worker",
-        "the start of an epoch takes up to 250 ms, which is not in these numbers",
+        "memory grows by 50 MB per worker",
+        "starting an epoch takes up to 250 ms, which these numbers do not include",
     ]
     whole = replace(sweep, trials=[replace(one, counts_epoch_starts=True) for one in sweep.trials])
     assert remarks(whole)[1:] == ["epochs are short: what is counted of all are whole epochs, with their starts"]

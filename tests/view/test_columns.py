@@ -19,7 +19,7 @@ from stoker.bench.tuning import Tuning
 from stoker.engine.stats import Quantiles
 from stoker.view.batch_tables import batch_table
 from stoker.view.bench_tables import compare_table, loader_table, tune_table
-from stoker.view.columns import narrowed, table_of_rows, width_of
+from stoker.view.columns import fit_to_width, table_of_rows, table_width
 from stoker.view.scale_tables import scale_table
 from stoker.view.train_tables import parts_table, ways_table
 from tests.view.test_bench_plots import CONTENDERS, GRID, sweep_of
@@ -70,7 +70,7 @@ def test_no_table_is_wider_than_the_terminal_and_no_number_is_cut(width: int) ->
     for name, table in tables(width).items():
         told = printed(table, width)
         assert "…" not in told, told
-        assert width_of(table) <= width, told
+        assert table_width(table) <= width, told
         whole = set(wide[name]) | {"─" * count for count in range(width)}
         assert set(told.split()) <= whole, "what is shown is what a wide terminal shows"
 
@@ -96,6 +96,6 @@ def test_no_more_columns_are_left_out_than_need_be(widths: list[int], width: int
             [{name: row[name] for name in row if name not in left_out}], texts="", spare=(), width=width
         )
 
-    fitting = [number for number in range(len(spare) + 1) if width_of(build(spare[:number])) <= width]
+    fitting = [number for number in range(len(spare) + 1) if table_width(build(spare[:number])) <= width]
     expected = fitting[0] if fitting else len(spare)
-    assert len(narrowed(build, spare=spare, width=width).columns) == len(row) - expected
+    assert len(fit_to_width(build, spare=spare, width=width).columns) == len(row) - expected

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.bench.run import Run
-from stoker.view.page.comparison import setting_told
+from stoker.view.page.comparison import format_setting
 from tests.view import runs
 from tests.view.test_report import text_of
 
@@ -19,8 +19,8 @@ def test_the_answer_stands_above_the_verdicts() -> None:
     ratio = quick.loaders[0].samples_per_second / slow.loaders[0].samples_per_second
     order = [
         f"This run has {ratio:.2f}\N{MULTIPLICATION SIGN} the throughput of the baseline: better. Throughput: ",
-        "waiting for data, first batches apart: ",
-        "memory at the most: ",
+        "waiting for data, without first batches: ",
+        "peak memory: ",
         "Compute-bound",
         "Why",
         "Differences Bars to the right are better",
@@ -43,7 +43,7 @@ def configured(kind: str, facts: dict[str, Any] | None = None, **config: Any) ->
 
 def differing(ours: Run, theirs: Run) -> str:
     text = text_of(ours, against=theirs)
-    return text.partition("What was set differently")[2].partition("Timeline")[0]
+    return text.partition("Different settings")[2].partition("Timeline")[0]
 
 
 def test_what_one_of_two_kinds_of_loaders_does_not_tell_is_no_difference() -> None:
@@ -71,8 +71,8 @@ def test_loaders_of_one_kind_mean_the_same_by_what_is_not_set() -> None:
     ],
 )
 def test_settings_are_told_in_words(name: str, value: Any, told: str) -> None:
-    assert setting_told(name, value).replace("\N{NO-BREAK SPACE}", " ").startswith(told)
-    assert not {"{", "["} & set(setting_told(name, value))
+    assert format_setting(name, value).replace("\N{NO-BREAK SPACE}", " ").startswith(told)
+    assert not {"{", "["} & set(format_setting(name, value))
 
 
 def test_mean_p50_and_p99_of_one_duration_stand_beside_each_other() -> None:

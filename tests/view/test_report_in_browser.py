@@ -16,7 +16,7 @@ from PIL import Image
 import stoker
 from stoker.bench.run import Run
 from stoker.view.page import Report
-from stoker.view.page.colours import DARK, LIGHT
+from stoker.view.page.colors import DARK, LIGHT
 from stoker.view.page.times import batches_of
 from tests.view import chromium, runs
 from tests.view.chromium import Browser, Page
@@ -172,22 +172,22 @@ def test_every_text_can_be_read_on_what_is_behind_it(browser: Browser, pages: di
     assert {name: value for name, value in contrasts.items() if value < 4.5} == {}
 
 
-def colours_in(path: Path) -> dict[str, int]:
-    """Return how many pixels of a picture have each colour."""
+def colors_in(path: Path) -> dict[str, int]:
+    """Return how many pixels of a picture have each color."""
     with Image.open(path) as picture:
         found: Any = picture.convert("RGB").getcolors(1 << 24)
-    return {"#{:02x}{:02x}{:02x}".format(*colour): count for count, colour in found}
+    return {"#{:02x}{:02x}{:02x}".format(*color): count for count, color in found}
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desk"])
-def test_the_picture_has_the_colours_of_the_scheme(
+def test_the_picture_has_the_colors_of_the_scheme(
     browser: Browser, pages: dict[str, Path], dark: bool, width: int, tmp_path: Path
 ) -> None:
     with browser.open(pages["starved"], dark=dark, width=width) as page:
         path = page.screenshot(tmp_path / "page.png")
     scheme, other = (DARK, LIGHT) if dark else (LIGHT, DARK)
-    found = colours_in(path)
+    found = colors_in(path)
     for name in ("step", "wait", "load"):
         assert found[scheme[name]] > 2000, name
         assert found.get(other[name], 0) < 50, name

@@ -14,9 +14,9 @@ from stoker.bench.run import Copies, Moment, ProcessStats, Quantiles, Run, Sampl
 from stoker.foundation.text import (
     format_duration,
 )
-from stoker.view.page.comparison import judged
+from stoker.view.page.comparison import judge
 from stoker.view.page.figures import Measure
-from stoker.view.page.markup import Markup, joined, tag
+from stoker.view.page.markup import Markup, join, tag
 from stoker.view.page.scales import Scale, byte_ticks, time_ticks
 from stoker.view.page.subject import Loader
 from stoker.view.page.timeline import NUM_SHOWN, timeline
@@ -145,7 +145,7 @@ def test_ticks_of_bytes_begin_at_nothing_and_are_few(high: float) -> None:
         (0.0, 5.0, False, None, "better"),
         (5.0, 0.0, False, None, "worse"),
         (0.0, 0.0, False, 1.0, "same"),
-        (None, 5.0, True, None, "not known"),
+        (None, 5.0, True, None, "unknown"),
     ],
 )
 def test_a_difference_has_a_ratio_and_a_word(
@@ -154,7 +154,7 @@ def test_a_difference_has_a_ratio_and_a_word(
     measures = [
         Measure(name="x", value=value, unit=format_duration, is_more_better=is_more_better) for value in (mine, other)
     ]
-    found, told = judged(measures[0], measures[1])
+    found, told = judge(measures[0], measures[1])
     assert told == word
     assert found == ratio or (found is not None and ratio is not None and isclose(found, ratio))
 
@@ -163,7 +163,7 @@ def test_markup_escapes_what_is_not_markup() -> None:
     assert tag("p", "a<b", Markup("<i>c</i>"), None, [1, "&"], class_="x", data_tip='"', hidden=True, id=None) == (
         '<p class="x" data-tip="&quot;" hidden>a&lt;b<i>c</i>1&amp;</p>'
     )
-    assert joined("a\x00\ud800", tag("rect", x=1.23456)) == 'a��<rect x="1.235"/>'
+    assert join("a\x00\ud800", tag("rect", x=1.23456)) == 'a��<rect x="1.235"/>'
 
 
 numbers = st.one_of(st.floats(-1e3, 1e12), st.sampled_from([0.0, -0.0, 1e-300, 1e-9]))  # JSON has no others

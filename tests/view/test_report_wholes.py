@@ -29,7 +29,7 @@ def test_durations_lead_with_the_mean_which_fits_the_throughput() -> None:
     assert told(f"from batch to batch, mean {format_duration(period.mean)} p50 {format_duration(period.p50)}, ") in text
     assert told(f"step, mean {format_duration(step.mean)} p50 {format_duration(step.p50)}, ") in text
     speed = f"{format_number(stats.samples_per_second)} samples/s {format_number(stats.num_batches / stats.seconds)}"
-    assert told(f"throughput {speed} batches/s, first batches among them") in text
+    assert told(f"throughput {speed} batches/s, including first batches") in text
 
 
 def test_shares_of_waiting_say_of_which_whole_they_are() -> None:
@@ -39,14 +39,16 @@ def test_shares_of_waiting_say_of_which_whole_they_are() -> None:
     wait, period = stats.wait_seconds.mean, stats.batch_seconds.mean
     share = format_percent(stats.wait_share)
     tile = f"{share} {format_duration(wait)} of {format_duration(period)} from batch to batch"
-    assert told(f"waiting for data, first batches apart {tile}") in text
-    assert "of the time (in the loop, first batches among it)" in text.partition("What to change")[0], "what is to win"
-    assert "the time of waiting and of being at work is that from batch to batch, without first batches" in text
+    assert told(f"waiting for data, without first batches {tile}") in text
+    assert "of the time (in the loop, including first batches)" in text.partition("Suggested changes")[0], (
+        "what is to win"
+    )
+    assert "of waiting and busy time refer to the time from batch to batch, without first batches" in text
     assert told(f"trainer: {format_duration(stats.seconds)} in the loop") in text
-    assert told(f"from batch to batch alone, without first batches, {share} is waiting") in text
+    assert told(f"Without first batches, {share} of the time from batch to batch is waiting") in text
     fills = format_percent(reckoned(stats).occupancy)
-    assert told(f"without first batches, their work fills {fills}") in text
-    late = text_of(runs.ranks()).partition("What to change")[0]
+    assert told(f"Without first batches, they are busy {fills} of the time from batch to batch") in text
+    late = text_of(runs.ranks()).partition("Suggested changes")[0]
     assert "of the time (from batch to batch)" in late, "a rank is late by a part of each batch"
 
 
@@ -57,14 +59,14 @@ def test_time_outside_of_the_loop_is_a_part_of_the_whole_run() -> None:
     watched = replace(run, loaders=[stats, valid], seconds=stats.seconds + 12.0)
     text = text_of(watched)
     whole = watched.seconds
-    parts = (("in this loop", stats.seconds), ("in other loops", 3.0), ("outside of loops", 9.0))
+    parts = (("in this loop", stats.seconds), ("in other loops", 3.0), ("outside loops", 9.0))
     assert told(f"the whole run: {format_duration(whole)}") in text
     assert told(" ".join(f"{name} {format_percent(part / whole)}" for name, part in parts)) in text
     alone = text_of(Run(loaders=[stats], seconds=stats.seconds))
     assert "the whole run" not in alone
-    assert "What the trainer did outside the loop, before it, after it or between iterations, is not told here" in alone
+    assert "Time outside the loop (before it, after it, between iterations) is not shown here" in alone
     twice = text_of(replace(run, loaders=[stats, replace(valid, seconds=whole)], seconds=stats.seconds + 1))
-    assert "outside of loops" not in twice, "loops within loops leave nothing, and not less"
+    assert "outside loops" not in twice, "loops within loops leave nothing, and not less"
 
 
 def process(pid: int, role: str, mebibytes: int) -> ProcessStats:
@@ -85,20 +87,20 @@ def test_memory_says_whose_and_when() -> None:
         runs.starved().loaders[0], trainer=process(1, "trainer", 312), workers=[process(2, "worker 0", 93)], laps=None
     )
     text = text_of(with_memory([stats]))
-    assert "memory at the most 371 MB then: trainer 184 MB, workers 188 MB" in text
-    assert "371 MB at the most, of which the trainer has 184 MB then" in text
-    assert "memory, last seen" in text
-    assert "a trainer whose workers have ended has more than beside them" in text
+    assert "peak memory 371 MB trainer 184 MB, workers 188 MB" in text
+    assert "peak 371 MB, of which the trainer has 184 MB" in text
+    assert "memory at the end" in text
+    assert "the trainer's memory grows when its workers exit" in text
     ranks = text_of(with_memory([replace(stats, rank=rank, num_ranks=2) for rank in range(2)]))
-    assert "then: trainers of all 2 ranks 184 MB, workers 188 MB" in ranks
-    assert "of which the trainers of all 2 ranks have 184 MB then" in ranks
-    assert "Use of workers, rank 0" in ranks, "and here it is one rank"
+    assert "trainers of all 2 ranks 184 MB, workers 188 MB" in ranks
+    assert "of which the trainers of all 2 ranks have 184 MB" in ranks
+    assert "Processes, rank 0" in ranks, "and here it is one rank"
 
 
 def test_memory_of_ranks_that_nobody_looked_at_over_time_is_that_of_one() -> None:
     loaders = [replace(one, trainer=process(1, "trainer", 10 + one.rank), workers=[]) for one in runs.ranks().loaders]
     text = text_of(Run(loaders=loaders, seconds=1.0))
-    assert "memory at the most 13.6 MB of the rank with most, at the last look" in text
+    assert "peak memory 13.6 MB of the rank with the most, at the last sample" in text
 
 
 def test_first_batches_are_not_among_the_waits_that_are_drawn() -> None:
@@ -114,10 +116,10 @@ def test_first_batches_are_not_among_the_waits_that_are_drawn() -> None:
 
 def test_the_rank_that_is_led_with_is_named_where_its_figures_stand() -> None:
     text = text_of(runs.ranks(slow=2))
-    for title in ("Timeline of batches", "Use of workers"):
+    for title in ("Timeline of batches", "Processes"):
         assert f"{title}, rank 2" in text
     assert "trainer, rank 2: " in text
-    assert "Of rank 2, which waits longest for data, unless they say otherwise. throughput" in text
+    assert "Figures of rank 2, which waits longest for data, unless noted otherwise. throughput" in text
     assert "rank" not in Parsed(str(stoker.view.report(runs.starved()))).text.partition("Timeline")[2]
 
 

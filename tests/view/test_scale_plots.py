@@ -27,7 +27,7 @@ from stoker.bench.scale_record import (
     Scale,
 )
 from stoker.view.scale_plots import scale_figure
-from stoker.view.scale_tables import place_told, scale_remarks, scale_table
+from stoker.view.scale_tables import format_place, scale_remarks, scale_table
 
 
 def curve(axis: str, measure: str, loader: str, ys: list[float], *, skipped: str | None = None) -> Curve:
@@ -82,12 +82,12 @@ def test_the_table_tells_first_and_last_and_how_steep(scale: Scale) -> None:
 def test_what_was_left_out_and_shares_are_told_once(scale: Scale) -> None:
     told = scale_remarks(scale)
     assert told[1:] == [
-        "left out: torch with 10^6 samples, which would take about 9.0 GiB",
-        "every one of up to 64 ranks gets 8 samples at every step, and as many steps as every other; no sample is in "
-        "two shares",
+        "skipped: torch with 10^6 samples, which would take about 9.0 GiB",
+        "every one of up to 64 ranks gets 8 samples at every step, and the same number of steps; no sample goes to "
+        "two ranks",
     ]
     odd = [RankShares(num_ranks=3, num_steps=9, num_samples=8, are_equal=False)]
-    assert scale_remarks(Scale(shares=odd))[-1] == "shares are not equal with 3 ranks"
+    assert scale_remarks(Scale(shares=odd))[-1] == "ranks get unequal shares with 3 ranks"
 
 
 def test_one_axis_alone_is_drawn_too() -> None:
@@ -99,4 +99,4 @@ def test_one_axis_alone_is_drawn_too() -> None:
 
 
 def test_places_are_told_as_powers_from_a_thousand_on() -> None:
-    assert [place_told(x) for x in (1, 100, 1000, 1024, 10**9)] == ["1", "100", "10^3", "1,024", "10^9"]
+    assert [format_place(x) for x in (1, 100, 1000, 1024, 10**9)] == ["1", "100", "10^3", "1,024", "10^9"]

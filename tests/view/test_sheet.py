@@ -16,16 +16,16 @@ import stoker
 from stoker import DataLoader
 from stoker.batch.encoded import Encoded
 from stoker.errors import ArgumentError, MissingExtra
-from stoker.view.paper import ELLIPSIS, font, plain, shortened, width_of
-from stoker.view.pictures import NAN_COLOUR, found, named
-from stoker.view.sheet import _columns, drawn
+from stoker.view.paper import ELLIPSIS, font, shorten, strip_undrawable, text_width
+from stoker.view.pictures import NAN_COLOR, find_images, format_labels
+from stoker.view.sheet import _columns, draw_sheet
 
 
 def pixels(number: int = 6, height: int = 24, width: int = 20) -> NDArray[np.uint8]:
-    """Return pictures [B, H, W, 3], each with a colour of its own and a gradient."""
-    colours = np.random.default_rng(1).integers(0, 200, (number, 1, 1, 3))
+    """Return pictures [B, H, W, 3], each with a color of its own and a gradient."""
+    colors = np.random.default_rng(1).integers(0, 200, (number, 1, 1, 3))
     gradient = np.linspace(0, 55, width).round()[None, None, :, None]
-    return np.broadcast_to(colours + gradient, (number, height, width, 3)).astype(np.uint8)
+    return np.broadcast_to(colors + gradient, (number, height, width, 3)).astype(np.uint8)
 
 
 NHWC = pixels()
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
     label: Any
 
 
-def normalised() -> torch.Tensor:
+def normalized() -> torch.Tensor:
     return (NCHW / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
@@ -63,7 +63,7 @@ def normalised() -> torch.Tensor:
     ],
 )
 def test_pictures_are_found_and_keep_their_pixels(batch: Any) -> None:
-    seen = found(batch, limit=64)
+    seen = find_images(batch, limit=64)
     assert np.array_equal(np.stack(seen.pictures), NHWC)
     assert seen.num_all == 6
     assert seen.notes == []
@@ -73,49 +73,55 @@ def test_pictures_are_found_and_keep_their_pixels(batch: Any) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_pictures_on_a_device_are_the_same_pictures() -> None:
     for batch in (NCHW, (NCHW / 255).half()):
-        assert np.array_equal(np.stack(found(batch.cuda(), limit=9).pictures), np.stack(found(batch, limit=9).pictures))
+        assert np.array_equal(
+            np.stack(find_images(batch.cuda(), limit=9).pictures), np.stack(find_images(batch, limit=9).pictures)
+        )
 
 
 @pytest.mark.parametrize("normalize", [(MEAN, STD), stoker.Normalize(MEAN, STD)], ids=["pair", "Normalize"])
-def test_what_was_normalised_has_its_colours_back(normalize: Any) -> None:
-    assert np.array_equal(np.stack(found(normalised(), normalize=normalize, limit=9).pictures), NHWC)
-    assert np.array_equal(np.stack(found(NCHW, normalize=normalize, limit=9).pictures), NHWC)  # bytes are as they are
+def test_what_was_normalized_has_its_colors_back(normalize: Any) -> None:
+    assert np.array_equal(np.stack(find_images(normalized(), normalize=normalize, limit=9).pictures), NHWC)
+    assert np.array_equal(
+        np.stack(find_images(NCHW, normalize=normalize, limit=9).pictures), NHWC
+    )  # bytes are as they are
 
 
 def test_half_precision_and_slight_overshoot_are_shown_without_a_note() -> None:
-    seen = found((NCHW / 255).to(torch.bfloat16), limit=9)
+    seen = find_images((NCHW / 255).to(torch.bfloat16), limit=9)
     assert np.abs(np.stack(seen.pictures).astype(int) - NHWC).max() <= 1
     assert seen.notes == []
 
 
 def test_values_nobody_explains_are_stretched_and_that_is_said() -> None:
-    seen = found(normalised(), limit=9)
+    seen = find_images(normalized(), limit=9)
     assert np.stack(seen.pictures).min() == 0
     assert np.stack(seen.pictures).max() == 255
     assert "pass normalize=" in seen.notes[0]
-    assert "from -1 to 1" in found(NCHW / 127.5 - 1, limit=9).notes[0]
+    assert "from -1 to 1" in find_images(NCHW / 127.5 - 1, limit=9).notes[0]
 
 
 def test_what_is_no_number_is_magenta_and_counted() -> None:
     batch = NCHW / 255
     batch[2, 1, 5, 7] = float("nan")
     batch[2, 0, 6, 7] = float("inf")
-    seen = found(batch, limit=9)
-    assert seen.notes == ["1 with values that are no numbers, in magenta"]
-    assert tuple(seen.pictures[2][5, 7]) == tuple(seen.pictures[2][6, 7]) == NAN_COLOUR
+    seen = find_images(batch, limit=9)
+    assert seen.notes == ["1 with NaN values, shown in magenta"]
+    assert tuple(seen.pictures[2][5, 7]) == tuple(seen.pictures[2][6, 7]) == NAN_COLOR
     assert np.array_equal(seen.pictures[1], NHWC[1])
 
 
-def test_grey_transparent_and_single_pictures_are_drawn() -> None:
-    [grey] = found(NHWC[0, :, :, 0], limit=9).pictures
-    assert np.array_equal(grey, np.repeat(NHWC[0, :, :, :1], 3, -1))
-    assert len(found(NCHW[:, :1], limit=9).pictures) == 6
-    assert len(found(NHWC[:5, :, :, 0], limit=9).pictures) == 5
-    assert len(found(NCHW[0], limit=9).pictures) == len(found(Image.fromarray(NHWC[0]), limit=9).pictures) == 1
+def test_gray_transparent_and_single_pictures_are_drawn() -> None:
+    [gray] = find_images(NHWC[0, :, :, 0], limit=9).pictures
+    assert np.array_equal(gray, np.repeat(NHWC[0, :, :, :1], 3, -1))
+    assert len(find_images(NCHW[:, :1], limit=9).pictures) == 6
+    assert len(find_images(NHWC[:5, :, :, 0], limit=9).pictures) == 5
+    assert (
+        len(find_images(NCHW[0], limit=9).pictures) == len(find_images(Image.fromarray(NHWC[0]), limit=9).pictures) == 1
+    )
     clear = np.concatenate((NHWC, np.zeros_like(NHWC[..., :1])), -1)
-    assert np.stack(found(clear, limit=9).pictures).min() == 255
+    assert np.stack(find_images(clear, limit=9).pictures).min() == 255
     sixteen = (NHWC[..., :1].astype(np.uint16) * 257)[0]
-    assert np.array_equal(found(sixteen, limit=9).pictures[0][..., 0], NHWC[0, ..., 0])
+    assert np.array_equal(find_images(sixteen, limit=9).pictures[0][..., 0], NHWC[0, ..., 0])
 
 
 @pytest.mark.parametrize(
@@ -137,24 +143,24 @@ def test_what_has_no_pictures_is_refused_and_described(batch: Any, told: str) ->
 def test_files_that_a_device_is_to_decode_are_refused() -> None:
     numbers = np.zeros(1, np.int64)
     files = Encoded(NCHW[:1], np.zeros(3, np.uint8), np.array([0, 3]), numbers, [7], *[numbers] * 4)
-    with pytest.raises(ArgumentError, match="1 pictures of this batch are still files"):
+    with pytest.raises(ArgumentError, match="1 images of this batch are still encoded"):
         stoker.view.batch((files, torch.zeros(1)))
 
 
 def test_labels_are_names_numbers_or_shares() -> None:
     names = ["cat", "dog", "owl"]
-    assert named(torch.tensor([2, 0, 7]), names, 3) == ["owl", "cat", "7"]
-    assert named(torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.25, 0.75]]), names, 2) == ["cat", "owl 75%, dog 25%"]
-    assert named(torch.tensor([0.5, 3.14159]), None, 2) == ["0.5", "3.142"]
-    assert named([b"tern", "gull", None], None, 4) == ["tern", "gull", None, None]
-    assert named(torch.arange(12).view(2, 6), None, 2) == ["0, 1, 2, 3, ...", "6, 7, 8, 9, ..."]
-    assert named(torch.tensor([True, False]), names, 2) == ["True", "False"]
+    assert format_labels(torch.tensor([2, 0, 7]), names, 3) == ["owl", "cat", "7"]
+    assert format_labels(torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.25, 0.75]]), names, 2) == ["cat", "owl 75%, dog 25%"]
+    assert format_labels(torch.tensor([0.5, 3.14159]), None, 2) == ["0.5", "3.142"]
+    assert format_labels([b"tern", "gull", None], None, 4) == ["tern", "gull", None, None]
+    assert format_labels(torch.arange(12).view(2, 6), None, 2) == ["0, 1, 2, 3, ...", "6, 7, 8, 9, ..."]
+    assert format_labels(torch.tensor([True, False]), names, 2) == ["True", "False"]
 
 
 @pytest.mark.parametrize("label", [1, np.int64(1), torch.tensor(1), "dog"], ids=["int", "number", "tensor", "name"])
 def test_a_sample_is_shown_with_its_label(label: Any) -> None:
     assert stoker.view.batch({"image": NCHW[0], "label": label}).size == stoker.view.batch(NCHW[:1], labels=[1]).size
-    assert named(label, ["cat", "dog"], 1) == ["dog"]
+    assert format_labels(label, ["cat", "dog"], 1) == ["dog"]
 
 
 @given(number=st.integers(1, 300))
@@ -187,16 +193,16 @@ def test_pictures_of_different_sizes_share_a_sheet() -> None:
 
 def test_long_names_are_cut_with_an_ellipsis() -> None:
     letters = font(14)
-    cut = shortened("Charlotte of Mecklenburg-Strelitz", letters, 90)
+    cut = shorten("Charlotte of Mecklenburg-Strelitz", letters, 90)
     assert cut.endswith(ELLIPSIS)
-    assert width_of(cut, letters) <= 90
-    assert shortened("short", letters, 90) == "short"
-    assert plain("two\nlines\t\udcff") == "two lines \N{REPLACEMENT CHARACTER}"
+    assert text_width(cut, letters) <= 90
+    assert shorten("short", letters, 90) == "short"
+    assert strip_undrawable("two\nlines\t\udcff") == "two lines \N{REPLACEMENT CHARACTER}"
 
 
 @given(text=st.text(max_size=60), width=st.floats(30, 300))
 def test_any_text_fits(text: str, width: float) -> None:
-    assert width_of(shortened(text, font(13), width), font(13)) <= width
+    assert text_width(shorten(text, font(13), width), font(13)) <= width
 
 
 def test_labels_and_positions_make_the_sheet_higher() -> None:
@@ -217,18 +223,18 @@ def test_too_few_labels_or_positions_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["columns", "side", "max_images"])
 @pytest.mark.parametrize("number", [0, -1, True, 1.5])
 def test_odd_numbers_are_refused(name: str, number: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"{name}={number} is not a positive number"):
+    with pytest.raises(ArgumentError, match=f"{name} must be a positive integer, got {number}"):
         stoker.view.batch(NCHW, **{name: number})
 
 
 def test_normalize_of_other_channels_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="normalize has 2 channels, the pictures have 3"):
-        stoker.view.batch(normalised(), normalize=((0, 0), (1, 1)))
+    with pytest.raises(ArgumentError, match="normalize has 2 channels, the images have 3"):
+        stoker.view.batch(normalized(), normalize=((0, 0), (1, 1)))
 
 
 def test_an_empty_batch_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="no pictures to show"):
-        drawn([], labels=[], remarks=[])
+    with pytest.raises(ArgumentError, match="no images to show"):
+        draw_sheet([], labels=[], remarks=[])
     with pytest.raises(ArgumentError, match="the batch is empty"):
         stoker.view.batch(NCHW[:0])
 
@@ -324,5 +330,5 @@ def test_a_loader_at_its_end_says_so() -> None:
         next(iterator)
     ended: DataLoader[Any] = DataLoader(Dataset(), batch_size=8, seed=1)
     ended.load_state_dict(loader.state_dict())
-    with pytest.raises(ArgumentError, match="gives no batch"):
+    with pytest.raises(ArgumentError, match="yields no batch"):
         stoker.view.batch(ended)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from stoker.bench.train_record import CACHED, REAL, RESIDENT, TrainBench, Way
 from stoker.engine.stats import Quantiles
-from stoker.view.train_plots import kept_apart, train_figure
+from stoker.view.train_plots import spread_labels, train_figure
 from stoker.view.train_tables import parts_table, train_remarks, ways_table
 
 
@@ -56,7 +56,7 @@ def test_bars_are_made_up_of_their_parts(bench: TrainBench) -> None:
     assert legend is not None
     assert "fetch 6.0 ms, 30%" in [text.get_text() for text in legend.get_texts()]
     assert {text.get_text() for text in right.texts} >= {"10.0", "24.0", "40.0"}
-    assert "train.py:make_step: 96.0 GPU-hours a day lost on 8 GPUs" in figure.get_suptitle()
+    assert "train.py:make_step: 96.0 GPU-hours per day lost on 8 GPUs" in figure.get_suptitle()
     file = io.BytesIO()
     figure.savefig(file)
     assert min(Image.open(file).size) > 300
@@ -72,7 +72,7 @@ def test_a_loader_that_is_not_split_is_drawn_too(bench: TrainBench) -> None:
 
 def test_tables_fit_into_eighty_columns(bench: TrainBench) -> None:
     lines = text_of(ways_table(bench))
-    assert ["the", "real", "loader", "20.0", "±", "0.3", "20.0", "24.0", "40.0", "60.0", "100"] in lines
+    assert ["real", "loader", "20.0", "±", "0.3", "20.0", "24.0", "40.0", "60.0", "100"] in lines
     lines = text_of(parts_table(bench))
     assert any(line[:3] == ["fetch", "stall:", "storage"] and line[-2:] == ["30%", "57.6"] for line in lines)
 
@@ -80,10 +80,10 @@ def test_tables_fit_into_eighty_columns(bench: TrainBench) -> None:
 def test_remarks_say_what_follows(bench: TrainBench) -> None:
     told = train_remarks(bench)
     assert told[0] == (
-        "stalls take 50% of a step: 96.0 hours a day of 8 GPUs; without them a step takes 10 ms instead of 20 ms"
+        "stalls take 50% of a step: 96.0 hours per day of 8 GPUs; without them a step takes 10 ms instead of 20 ms"
     )
     assert told[1] == "that is 1,600 samples per second, and 3,200 without stalls"
-    assert told[2] == "fetch and preparation are told apart by counters"
+    assert told[2] == "fetch and preparation are separated by counters"
     assert len(told) == 3
 
 
@@ -91,7 +91,7 @@ def test_noise_and_shared_cores_are_told() -> None:
     ways = [way(RESIDENT, 0.010, spread=0.3), way(CACHED, 0.010), way(REAL, 0.020, wait=0.002)]
     bench = TrainBench(ways=ways, counts_slowing=True, notes=["a note"], kind="torch", config={"num_workers": 2})
     told = " ".join(train_remarks(bench))
-    assert "beside working workers the step itself takes 8 ms longer: they share its cores" in told
+    assert "while workers are busy, the step itself takes 8 ms longer: they compete for its cores" in told
     assert "the machine is noisy" in told
     assert told.endswith("a note")
 
@@ -99,9 +99,9 @@ def test_noise_and_shared_cores_are_told() -> None:
 @pytest.mark.parametrize(
     ("kind", "config", "who"),
     [
-        ("torch", {"num_workers": 0}, "after the making of a batch in the same thread the step itself takes 8 ms"),
-        ("stoker", {"num_workers": 0, "num_threads": 2}, "beside working threads the step itself takes 8 ms longer"),
-        ("iterable", {}, "with the real loader the step itself takes 8 ms longer"),
+        ("torch", {"num_workers": 0}, "after loading a batch in the same thread, the step itself takes 8 ms"),
+        ("stoker", {"num_workers": 0, "num_threads": 2}, "while threads are busy, the step itself takes 8 ms longer"),
+        ("iterable", {}, "with the real loader, the step itself takes 8 ms longer"),
     ],
 )
 def test_who_slows_a_step_down_is_called_by_its_name(kind: str, config: dict[str, int], who: str) -> None:
@@ -118,8 +118,8 @@ def test_a_way_that_noise_made_quicker_than_one_that_does_less_has_one_time_in_a
     assert told[0].endswith("without them a step takes 4.61 ms instead of 10 ms")
     assert told[1] == "that is 3,200 samples per second, and 6,941 without stalls"
     assert told[2] == (
-        "batches on the device: 5.08 ms, which is longer than cached batches, loader (4.61 ms) and can only be noise: "
-        "both are taken to be as quick as the latter"
+        "batches on the device: 5.08 ms, longer than cached batches, loader (4.61 ms), which can only be noise: "
+        "both count as 4.61 ms"
     )
     left, _ = train_figure(bench).axes
     tops = [bar.get_height() for bar in left.patches if bar.get_height()]  # type: ignore[attr-defined]
@@ -129,8 +129,8 @@ def test_a_way_that_noise_made_quicker_than_one_that_does_less_has_one_time_in_a
 
 @given(heights=st.lists(st.floats(0, 100), min_size=1, max_size=6).map(sorted), least=st.floats(0.1, 10))
 def test_numbers_beside_marks_never_cover_each_other(heights: list[float], least: float) -> None:
-    written = kept_apart(heights, least)
+    written = spread_labels(heights, least)
     assert all(above - below >= least * (1 - 1e-9) for below, above in itertools.pairwise(written))
     assert written[0] >= least / 2 * (1 - 1e-9)
     apart = [100 * least * (place + 1) for place in range(len(heights))]
-    assert kept_apart(apart, least) == pytest.approx(apart)
+    assert spread_labels(apart, least) == pytest.approx(apart)

@@ -1,4 +1,4 @@
-"""The command line: `stoker VERB`. One file per verb: parse, call, print."""
+"""The command line: `stoker COMMAND`. One file per command: parse, call, print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def main() -> None:
     from stoker.cli.app import app
     from stoker.cli.interrupts import steady_interrupts
 
-    # A path may be of bytes that are no text: it is told with escapes, as errors are, and not a reason to fail.
+    # A path may contain bytes that are not valid text: print escapes instead of failing.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
     steady_interrupts()

@@ -1,4 +1,4 @@
-"""`stoker about`: what one pastes into a bug report."""
+"""`stoker about`: facts about the machine, for bug reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.foundation.text import format_bytes
 
 
 def about() -> None:
-    """Tell versions, cores, memory and limits: what to paste into a bug report.
+    """Print versions, cores, memory and limits, to paste into a bug report.
 
     Example: [bold cyan]stoker about[/]
     """
@@ -28,7 +28,7 @@ def about() -> None:
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """Yield what is worth knowing about this machine, as names and values."""
+    """Yield facts about this machine, as names and values."""
     import numpy as np
     import torch
 
@@ -69,7 +69,7 @@ def _shared_memory() -> str:
     try:
         usage = shutil.disk_usage("/dev/shm")
     except OSError:
-        return "not there"
+        return "not available"
     return f"{format_bytes(usage.total)}, {format_bytes(usage.free)} free"
 
 

@@ -1,4 +1,4 @@
-"""The verbs together, and what becomes of errors."""
+"""The command-line app: all commands, and error handling."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from stoker.cli.bench import bench_app
 from stoker.cli.demo import demo
 from stoker.cli.doctor import doctor
 from stoker.cli.given import Given
-from stoker.cli.helping import HELP_OPTIONS, let_flow
+from stoker.cli.helping import HELP_OPTIONS, reflow_help
 from stoker.cli.inspect import inspect
 from stoker.cli.lines import lines
 from stoker.cli.pack import pack
-from stoker.cli.piped import trimmed_where_piped
+from stoker.cli.piped import trim_when_piped
 from stoker.cli.plan import plan_app
 from stoker.cli.prepare import prepare_app
 from stoker.cli.report import report
@@ -33,64 +33,64 @@ from stoker.cli.view import view_app
 from stoker.errors import StokerError
 
 INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C ended: 128 and the number of the signal."""
+"""Exit code after Ctrl-C: 128 plus the signal number."""
 
 BROKEN_PIPE = 141
-"""That of one whose output nobody reads any more, likewise."""
+"""Exit code when the reader of the output has closed the pipe, likewise."""
 
 
 class Verbs(TyperGroup):
-    """The group of all verbs, which turns errors made for users into messages."""
+    """The group of all commands; prints errors meant for users as messages."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        let_flow(self)
+        reflow_help(self)
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run the command line; what is not read on a terminal has no spaces at the ends of lines."""
+        """Run the command line; strip trailing spaces from output that does not go to a terminal."""
         given = options.get("args") or (arguments[0] if arguments else None) or sys.argv[1:]
         options.setdefault("obj", Given(has_dashes="--" in given))
-        with trimmed_where_piped():
+        with trim_when_piped():
             return super().main(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb; end quietly on Ctrl-C, and with a message and no traceback on an error of ours."""
+        """Run the command; exit quietly on Ctrl-C, and with a message instead of a traceback on a Stoker error."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # whoever read our output, such as `head`, has read enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be flushed goes nowhere
+        except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard what is still to be flushed
             raise typer.Exit(BROKEN_PIPE) from None
         except (StokerError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
-            if isinstance(error, StokerError) or not _is_told_from_users_code(error):
-                tell(error)
+            if isinstance(error, StokerError) or not _print_user_traceback(error):
+                print_error(error)
             raise typer.Exit(1) from None
         except Exception as error:
-            if ctx.params.get("debug") or not _is_told_from_users_code(error):
+            if ctx.params.get("debug") or not _print_user_traceback(error):
                 raise
             raise typer.Exit(1) from None
 
 
-def _is_told_from_users_code(error: Exception) -> bool:
-    """Print the traceback of an error from where it is the user's own code on; False if there is none in it."""
+def _print_user_traceback(error: Exception) -> bool:
+    """Print the traceback of an error from the first frame of user code on; return False if there is none."""
     from stoker.bench.hook.probe import is_of_library
     from stoker.engine.processes.failure import WorkerTraceback
 
     trace = error.__traceback__
-    # "<string>" is code that was made, of a dataclass for one
+    # "<string>" is generated code, such as of a dataclass
     while trace and (is_of_library(file := trace.tb_frame.f_code.co_filename) or file.startswith("<")):
         trace = trace.tb_next
-    if trace is None and not isinstance(error.__cause__, WorkerTraceback):  # which tells all of it
+    if trace is None and not isinstance(error.__cause__, WorkerTraceback):  # which has the full traceback
         return False
     traceback.print_exception(type(error), error, trace)
     return True
 
 
-def tell(error: StokerError | OSError) -> None:
-    """Print what happened in red, then the hint and the notes."""
+def print_error(error: StokerError | OSError) -> None:
+    """Print the error in red, then its hint and notes."""
     what, *more = _message(error).splitlines()
     text = Text.assemble(("error: ", "bold red"), (what, "red"))
     for line in (*more, *getattr(error, "__notes__", ())):
@@ -129,11 +129,11 @@ def stoker(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Keeps accelerators fed with training data: an order known in advance, and exact resume.
+    """Load training data fast, in a deterministic order that can be resumed exactly.
 
-    Try [bold]stoker demo[/], or ask a verb for its help: [bold]stoker plan show --help[/].
+    Start with [bold]stoker demo[/], or run [bold]stoker COMMAND --help[/] for details.
     """
 
 

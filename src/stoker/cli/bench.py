@@ -1,4 +1,4 @@
-"""`stoker bench`: the truth about a loader, in numbers and pictures."""
+"""`stoker bench`: measure loaders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.cli.bench_train import train
 bench_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Measure loaders: yours, torch's, anyone's. Try [bold]stoker bench loader --help[/].",
+    help="Measure loaders: Stoker's, torch's or any other. Try [bold]stoker bench loader --help[/].",
 )
 
 bench_app.command()(loader)

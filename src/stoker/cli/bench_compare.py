@@ -1,4 +1,4 @@
-"""`stoker bench compare`: loaders side by side, on the user's own dataset."""
+"""`stoker bench compare`: compare loaders on the user's own dataset."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ if TYPE_CHECKING:
 def compare(
     dataset: Annotated[
         str,
-        typer.Argument(metavar=FUNCTION, help="What makes the dataset: `module:function` or `file.py:function`."),
+        typer.Argument(
+            metavar=FUNCTION, help="Function that returns the dataset: `module:function` or `file.py:function`."
+        ),
     ],
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 32,
-    workers: Annotated[str, typer.Option(help="Workers of each loader; several numbers are compared: `0,2,4`.")] = "2",
-    threads: Annotated[int, typer.Option(min=0, help="Compare stoker's loader with so many threads, too.")] = 0,
+    workers: Annotated[str, typer.Option(help="Workers of each loader, or several numbers to compare: `0,2,4`.")] = "2",
+    threads: Annotated[int, typer.Option(min=0, help="Also measure Stoker's loader with this many threads.")] = 0,
     prefetch: Annotated[int, typer.Option(min=1, help="Prefetch factor of each loader.")] = 2,
     collate: Annotated[
-        str | None, typer.Option(metavar=FUNCTION, help="What puts samples together, as `collate_fn` does.")
+        str | None, typer.Option(metavar=FUNCTION, help="Function that collates samples, like `collate_fn`.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only this loader beside torch's; may be given several times.")
+        list[str] | None, typer.Option(help="Compare only this loader with torch's; may be repeated.")
     ] = None,
     repeat: Repeat = 3,
     seconds: Seconds = 3.0,
@@ -34,19 +36,19 @@ def compare(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Compare loaders on a dataset of yours: stoker's, torch's, torchdata's, SPDL's and Grain's, as far as installed.
+    """Compare installed loaders on your dataset: Stoker, torch, torchdata, SPDL and Grain.
 
     All load the same samples in the same order, each in fresh processes, in rounds whose order changes. Ratios are
-    taken inside a round. What is not installed, or cannot do the dataset, is left out with a sentence.
+    taken within a round. Loaders that are not installed, or cannot read the dataset, are skipped with a note.
 
     Example: [bold cyan]stoker bench compare train:make_dataset --batch-size 64 --workers 2,4 --out compared[/]
     """
     from stoker.bench.compare import compare as compared
-    from stoker.cli.trials import check_out, conclude_sweep, numbers, progress
+    from stoker.cli.trials import check_out, conclude_sweep, parse_numbers, progress
     from stoker.view.bench_tables import compare_table
 
     check_out(out)
-    num_workers = numbers(workers, "--workers") or [2]
+    num_workers = parse_numbers(workers, "--workers") or [2]
     with progress() as watch:
         sweep = compared(
             dataset,

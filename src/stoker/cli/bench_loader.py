@@ -1,4 +1,4 @@
-"""`stoker bench loader`: how fast a loader is, what it costs, and how that depends on its arguments."""
+"""`stoker bench loader`: measure the speed and cost of a loader, depending on its arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def loader(
     target: LoaderTarget,
     workers: Annotated[str | None, typer.Option(help="Numbers of workers to try: `0,1,2,4` or `0-4`.")] = None,
-    threads: Annotated[str | None, typer.Option(help="Numbers of threads to try (stoker's loader).")] = None,
+    threads: Annotated[str | None, typer.Option(help="Numbers of threads to try (Stoker's loader only).")] = None,
     batch_size: Annotated[str | None, typer.Option(help="Batch sizes to try.")] = None,
     prefetch: Annotated[str | None, typer.Option(help="Prefetch factors to try.")] = None,
     step: Step = None,
@@ -26,24 +26,24 @@ def loader(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Measure a loader: throughput, steadiness, CPU, memory, start-up; for each combination of arguments.
+    """Measure a loader for each combination of arguments: throughput, variation, CPU, memory and start-up.
 
-    Any iterable of batches will do, torch's DataLoader unmodified among them. The function need not take arguments:
-    they are set on the loader that it builds. Every trial runs in a fresh process, and the order of trials changes from
-    round to round, so that a noisy machine harms all alike. `stoker report` draws the run.json.
+    Works with any iterable of batches, such as torch's DataLoader. The function need not take arguments: they are set
+    on the loader that it returns. Every trial runs in a fresh process, and the order of trials changes from round to
+    round, so that noise affects every configuration equally. `stoker report` draws the run.json.
 
     Example: [bold cyan]stoker bench loader train:make_loader --workers 0,1,2,4 --out measured[/]
     """
     from stoker.bench.loader_bench import bench_loader
-    from stoker.cli.trials import check_out, conclude_sweep, numbers, progress
+    from stoker.cli.trials import check_out, conclude_sweep, parse_numbers, progress
     from stoker.view.bench_tables import loader_table
 
     check_out(out)
     sweeps = {
-        "workers": numbers(workers, "--workers"),
-        "threads": numbers(threads, "--threads"),
-        "batch_sizes": numbers(batch_size, "--batch-size"),
-        "prefetches": numbers(prefetch, "--prefetch"),
+        "workers": parse_numbers(workers, "--workers"),
+        "threads": parse_numbers(threads, "--threads"),
+        "batch_sizes": parse_numbers(batch_size, "--batch-size"),
+        "prefetches": parse_numbers(prefetch, "--prefetch"),
     }
     with progress() as watch:
         sweep = bench_loader(

@@ -1,4 +1,4 @@
-"""`stoker bench scale`: how the cost of loading grows, and where it does not."""
+"""`stoker bench scale`: measure how the cost of loading grows."""
 
 from __future__ import annotations
 
@@ -15,26 +15,31 @@ def scale(
         list[str] | None,
         typer.Option(help="What to vary: samples, workers, ranks or steps; may be repeated.", show_default="all"),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer places, each measured twice.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure fewer sizes, each twice.")] = False,
     repeat: Annotated[
-        int | None, typer.Option(min=1, help="Measurements at each place, interleaved.", show_default="5; quick: 2")
+        int | None, typer.Option(min=1, help="Measurements per size, interleaved.", show_default="5; quick: 2")
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(min=0.5, help="What would take longer at one place is left out.", show_default="10; quick: 3"),
+        typer.Option(
+            min=0.5, help="Time limit in seconds per size; skip what would exceed it.", show_default="10; quick: 3"
+        ),
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option(help="What would take more is left out: 2GiB.", show_default="a quarter of what is free, 4 GiB"),
+        typer.Option(
+            help="Memory limit, such as 2GiB; skip what would exceed it.",
+            show_default="a quarter of the free memory, at most 4 GiB",
+        ),
     ] = None,
     out: Out = None,
     json: Json = False,
 ) -> None:
     """Measure how a loader's cost grows: with samples (to 10^9), workers, ranks and steps done.
 
-    Samples cost nothing here, so that what is left is the loader's own: the time to the first batch, of a batch, of a
-    state, and memory. torch's DataLoader, and StatefulDataLoader where it is installed, run beside ours as far as the
-    limits on time and memory let them. A slope of 0 is a flat line.
+    Samples cost nothing to load here, so what remains is the cost of the loader: time to the first batch, per batch
+    and per state_dict, and memory. torch's DataLoader, and StatefulDataLoader if installed, are measured too, within
+    the limits on time and memory. A slope of 0 is a flat line.
 
     Example: [bold cyan]stoker bench scale --quick[/]
 
@@ -42,12 +47,12 @@ def scale(
     """
     from stoker.bench.scale import PLACES, QUICK, measure_scale
     from stoker.bench.scale_record import AXES, Limit
-    from stoker.cli.sizes import bytes_in
-    from stoker.cli.trials import check_out, conclude, listed, progress, text_file
+    from stoker.cli.sizes import parse_bytes
+    from stoker.cli.trials import check_out, conclude, format_notes, progress, text_file
     from stoker.view.scale_tables import scale_remarks, scale_table
 
     check_out(out)
-    most = Limit.usual().memory_bytes if memory is None else bytes_in(memory, "--memory")
+    most = Limit.usual().memory_bytes if memory is None else parse_bytes(memory, "--memory")
     limit = Limit(seconds=seconds or (3.0 if quick else 10.0), memory_bytes=most)
     with progress() as watch:
         found = measure_scale(
@@ -67,7 +72,7 @@ def scale(
 
     conclude(
         found,
-        lambda width: [scale_table(found, width=width), *listed(scale_remarks(found))],
+        lambda width: [scale_table(found, width=width), *format_notes(scale_remarks(found))],
         files(),
         out=out,
         is_json=json,

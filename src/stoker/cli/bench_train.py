@@ -1,4 +1,4 @@
-"""`stoker bench train`: is it the loader or the model? A real training step, three ways."""
+"""`stoker bench train`: time a real training step three ways, to separate loader and model."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ def train(
         str,
         typer.Argument(
             metavar=FUNCTION,
-            help="What makes the step: it returns `step(batch)`, or a pair (loader, step).",
+            help="Function that returns `step(batch)`, or a pair (loader, step).",
         ),
     ],
     loader: Annotated[
         str | None,
-        typer.Option(metavar=FUNCTION, help="What makes the loader.", show_default="make_loader beside it"),
+        typer.Option(
+            metavar=FUNCTION, help="Function that returns the loader.", show_default="make_loader in the same file"
+        ),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the whole job, for what stalls cost in a day.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the whole job, to compute GPU-hours lost per day.")] = 1,
     device: Annotated[
-        str | None, typer.Option(help="Where resident batches lie.", show_default="where the loader's go, or cuda")
+        str | None, typer.Option(help="Device of resident batches.", show_default="the loader's device, or cuda")
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Rounds; in each, every way has its turn.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0.05, help="Time each way for so long in each round.")] = 2.0,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds; each measures every way once.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds to time each way in each round.")] = 2.0,
     out: Out = None,
     json: Json = False,
 ) -> None:
     """Time a real training step three ways: batches on the device, cached batches through the loader, the real loader.
 
-    The differences are stalls: of the copy (with the hand-over), of preparation (on the CPU) and of fetching (from
-    storage); in milliseconds per step and in GPU-hours per day. Any loader will do, torch's DataLoader unmodified
-    among them. With --out, `stoker report` draws the run.json.
+    The differences are stalls: copy (with the handover between processes), preparation (CPU) and fetch (storage), in
+    milliseconds per step and GPU-hours per day. Works with any loader, such as torch's DataLoader. With --out,
+    `stoker report` draws the run.json.
 
     Example: [bold cyan]stoker bench train train.py:make_step --gpus 8 --out measured[/]
     """
     from stoker.bench.train_bench import bench_train, recorded_run
     from stoker.bench.train_target import step_and_loader
-    from stoker.cli.trials import check_out, conclude, listed, progress
+    from stoker.cli.trials import check_out, conclude, format_notes, progress
     from stoker.view.train_tables import parts_table, train_remarks, ways_table
 
     check_out(out)
@@ -66,7 +68,7 @@ def train(
         yield ways_table(found, width=width)
         if found.has_parts:
             yield parts_table(found, width=width)
-        yield from listed(train_remarks(found))
+        yield from format_notes(train_remarks(found))
 
     def files() -> Iterator[File]:
         from stoker.view.train_plots import train_figure

@@ -1,4 +1,4 @@
-"""Commands that are run for the user."""
+"""Checks of the command given after `--`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ from pathlib import Path
 import typer
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-"""What a shell exits with where there is no such command, and where it is no program."""
+"""Shell exit codes for a missing command, and for one that is not executable."""
 
 
 def check_command(command: list[str], *, verb: str, has_dashes: bool) -> None:
-    """Say that there is no such command, and exit as a shell does."""
-    from stoker.cli.app import tell
+    """Exit with a message, and a shell's exit code, if the command cannot be run."""
+    from stoker.cli.app import print_error
     from stoker.errors import ArgumentError
 
     name = command[0]
     if shutil.which(name) is not None:
         return
     is_there = bool(name) and Path(name).exists()
-    hint = "see how it is written, and what is installed"
+    hint = "check the spelling, and that it is installed"
     if not has_dashes:
-        hint = f"write a command after two dashes: stoker {verb} -- python train.py; names of records end in .json"
+        hint = f"write the command after two dashes: stoker {verb} -- python train.py; record files end in .json"
     elif is_there and os.sep not in name:
-        hint = f"a program of this folder is written as ./{name}, a script of Python's as python {name}"
-    what = "is not there, nor on the PATH"
+        hint = f"run a program in this folder as ./{name}, a Python script as python {name}"
+    what = "does not exist, nor is it on the PATH"
     if is_there:
-        what = "is a folder" if Path(name).is_dir() else "is not on the PATH" if os.sep not in name else "is no program"
-    tell(ArgumentError(f"{name!r} cannot be run: it {what}", hint=hint))
+        what = (
+            "is a folder"
+            if Path(name).is_dir()
+            else "is not on the PATH"
+            if os.sep not in name
+            else "is not executable"
+        )
+    print_error(ArgumentError(f"cannot run {name!r}: it {what}", hint=hint))
     raise typer.Exit(NOT_FOUND if not is_there or "PATH" in what else NOT_EXECUTABLE)

@@ -10,7 +10,7 @@ import typer
 
 from stoker.cli.commands import check_command
 from stoker.cli.given import has_dashes
-from stoker.cli.records import SUFFIXES, loaded
+from stoker.cli.records import SUFFIXES, load_records
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +62,7 @@ def doctor(
         _refuse_for_records(save, seconds)
         from stoker.bench.parts import joined
 
-        code, run, notes = 0, joined(loaded([Path(part) for part in what])), []
+        code, run, notes = 0, joined(load_records([Path(part) for part in what])), []
     else:
         check_command(what, verb="doctor", has_dashes=has_dashes(ctx))
         _check_output(save)

@@ -1,4 +1,4 @@
-"""What was written on the command line, and is not passed on to verbs."""
+"""Facts about the raw command line, passed to commands through the context."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 
 class Given(NamedTuple):
-    """The `obj` of a verb's context."""
+    """The `obj` of a command's context."""
 
     has_dashes: bool
-    """Whether there were two dashes, after which a command is meant whatever it looks like."""
+    """Whether `--` was given: everything after it is a command."""
 
 
 def has_dashes(ctx: Any) -> bool:
-    """Whether there were two dashes, as far as a context knows."""
+    """Return whether `--` was given, according to the context."""
     return isinstance(ctx.obj, Given) and ctx.obj.has_dashes

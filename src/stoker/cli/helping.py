@@ -1,4 +1,4 @@
-"""The help of all verbs, made fit for terminals of any width."""
+"""Reflow help texts to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ import typer
 HELP_OPTIONS = ["-h", "--help"]
 
 
-def let_flow(command: Any) -> None:
-    """Let the paragraphs of a command's help, and of all commands in it, be as wide as the terminal.
+def reflow_help(command: Any) -> None:
+    """Reflow the help of a command and its subcommands to the width of the terminal.
 
-    Lines of a docstring end where our source code has no more room, and Typer would keep these ends. It would also say
-    of flags that they are `<bool>`, as if one were to be typed.
+    Typer would keep the line breaks of docstrings. It would also show `<bool>` for flags, as if they took a value.
     """
     if command.help:
-        command.help = flowing(command.help)
+        command.help = join_lines(command.help)
     context = typer.Context(command, help_option_names=HELP_OPTIONS)
     for parameter in (*command.params, command.get_help_option(context)):
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
     for inner in getattr(command, "commands", {}).values():
-        let_flow(inner)
+        reflow_help(inner)
 
 
-def flowing(text: str) -> str:
-    """Return a text whose paragraphs have no line ends of their own."""
+def join_lines(text: str) -> str:
+    """Join the lines of each paragraph of a text."""
     return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n"))

@@ -1,4 +1,4 @@
-"""`stoker inspect`: what is in a store, or in anything else that can be opened."""
+"""`stoker inspect`: show the contents of a store, or of other data that stoker.open reads."""
 
 from __future__ import annotations
 
@@ -19,47 +19,45 @@ if TYPE_CHECKING:
     from stoker.transform.tokenizer import Tokenizer
 
 NUM_RUNS, RUN_LENGTH = 16, 1024
-"""Where a store is too long to look at all lengths: so many runs of so many neighbours, spread over it. Neighbours
-because their offsets lie in one block, so that it costs some megabytes of reading however long the store is.
+"""For long stores, lengths are sampled: this many runs of adjacent samples, spread over the store. The offsets of a
+run lie in one block, so that this reads only some megabytes however long the store is.
 """
 
 QUANTILES = {"min": 0.0, "p5": 0.05, "p50": 0.5, "p95": 0.95, "max": 1.0}
 SHOWN = ("mean", "min", "p50", "max")
-"""Of these what the table shows: more would not fit into 80 columns. JSON has them all."""
+"""Quantiles shown in the table: more would not fit into 80 columns. JSON has all."""
 
 MAX_INPUTS = 5
 
 MAX_ROWS = 4
-"""Rows of a step that are shown for each rank."""
+"""Rows of a step shown per rank."""
 
-RUN = "What is in a step of a packed run"
+RUN = "Contents of a step of a packed run"
 
 TOKENS = "tokens"
-"""The column that holds ids of the tokenizer."""
+"""The column of token ids."""
 
 
 def inspect(
-    path: Annotated[str, typer.Argument(help="A store, or whatever else stoker.open opens.")],
-    samples: Annotated[int, typer.Option(min=0, help="How many samples to show, spread over the data.")] = 3,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Decode tokens with this; by default with the one the store was made with.")
-    ] = None,
+    path: Annotated[str, typer.Argument(help="A store, or other data that stoker.open reads.")],
+    samples: Annotated[int, typer.Option(min=0, help="Number of samples to show, spread over the data.")] = 3,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to decode with (default: the store's own).")] = None,
     pattern: Annotated[
-        str | None, typer.Option(help="How a .tiktoken file of an unknown name splits text, as for stoker prepare.")
+        str | None, typer.Option(help="Split pattern of a .tiktoken file with an unknown name, as in stoker prepare.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
     step: Annotated[
         int | None,
-        typer.Option(min=0, help="Show which documents are in this step of a packed run.", rich_help_panel=RUN),
+        typer.Option(min=0, help="Show the documents in this step of a packed run.", rich_help_panel=RUN),
     ] = None,
     rank: Annotated[
         int | None,
-        typer.Option(min=0, help="Only this rank's rows; by default those of every rank.", rich_help_panel=RUN),
+        typer.Option(min=0, help="Only this rank's rows (default: all ranks).", rich_help_panel=RUN),
     ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
-            help="A state of the run, saved as JSON: tells batch size, ranks, order, seed, tail and skipped steps.",
+            help="State of the run, saved as JSON: sets batch size, ranks, order, seed, tail and skipped steps.",
             rich_help_panel=RUN,
         ),
     ] = None,
@@ -80,23 +78,23 @@ def inspect(
     ] = TailName.keep,
     length: Annotated[int, typer.Option(min=2, help="Tokens in a row.", rich_help_panel=RUN)] = 4096,
     strategy: Annotated[
-        StrategyName, typer.Option(help="How documents come into rows.", rich_help_panel=RUN)
+        StrategyName, typer.Option(help="How documents are packed into rows.", rich_help_panel=RUN)
     ] = StrategyName.best_fit,
     long: Annotated[
-        LongName, typer.Option(help="What becomes of documents longer than a row.", rich_help_panel=RUN)
+        LongName, typer.Option(help="How to handle documents longer than a row.", rich_help_panel=RUN)
     ] = LongName.SPLIT,
     window: Annotated[
-        int | None, typer.Option(min=1, help="Documents packed together; by default all.", rich_help_panel=RUN)
+        int | None, typer.Option(min=1, help="Documents packed together (default: all).", rich_help_panel=RUN)
     ] = None,
     pack_seed: Annotated[int, typer.Option(help="The seed of stoker.pack.", rich_help_panel=RUN)] = 0,
-    column: Annotated[str, typer.Option(help="The column that holds the tokens.", rich_help_panel=RUN)] = TOKENS,
+    column: Annotated[str, typer.Option(help="Column of the tokens.", rich_help_panel=RUN)] = TOKENS,
     all: Annotated[bool, typer.Option("--all", help="With --step: list every row.", rich_help_panel=RUN)] = False,
 ) -> None:
-    """Show what is in a store: columns, counts, sizes, tokenizer, where it came from, and a few samples.
+    """Show the contents of a store: columns, counts, sizes, tokenizer, origin, and a few samples.
 
-    Other data that stoker.open opens is shown as far as it tells about itself. With --step, show instead which
-    documents are in a step of a run that packs them, with their text if the tokenizer is known: give what the run gave
-    to stoker.pack and DataLoader, or a saved state.
+    Other data that stoker.open reads works too, with less information. With --step, show instead the documents in a
+    step of a packed run, with their text if the tokenizer is known: pass the same settings as the run passed to
+    stoker.pack and DataLoader, or a saved state.
 
     Example: [bold cyan]stoker inspect data/corpus --samples 5[/]
 
@@ -108,7 +106,7 @@ def inspect(
 
     from stoker.store import Store
 
-    source = _opened(path)
+    source = _open(path)
     store = source if isinstance(source, Store) else None
     used, remark = _tokenizer(store, tokenizer, pattern)
     if step is not None:
@@ -164,8 +162,8 @@ def _print_step(
     from rich.console import Console
 
     import stoker
-    from stoker.cli.packed_step import print_step, saved_plan, told_step
-    from stoker.cli.plan import named_order
+    from stoker.cli.packed_step import print_step, saved_plan, step_contents
+    from stoker.cli.plan import make_order
     from stoker.errors import ArgumentError
     from stoker.plan import Plan
 
@@ -176,38 +174,38 @@ def _print_step(
     else:
         if batch_size % num_ranks:
             raise ArgumentError(
-                f"{num_ranks} ranks cannot have equal shares of {batch_size} rows",
+                f"cannot divide {batch_size} rows evenly over {num_ranks} ranks",
                 hint="--batch-size counts the rows of all ranks: the loader's batch_size x num_ranks",
             )
         plan = Plan(
             num_samples=len(packed),
             batch_size=batch_size,
-            order=named_order(order, window_size, block),
+            order=make_order(order, window_size, block),
             seed=seed,
             tail=tail.value,
         )
     ranks = list(range(num_ranks)) if rank is None else [rank]
-    told = told_step(packed, plan, step, ranks, num_ranks, tokenizer)
+    contents = step_contents(packed, plan, step, ranks, num_ranks, tokenizer)
     if is_json:
-        print(dumps(told, indent=2, ensure_ascii=False))
+        print(dumps(contents, indent=2, ensure_ascii=False))
         return
     console = Console(highlight=False)
-    print_step(told, packed, console, max_rows=max_rows)
+    print_step(contents, packed, console, max_rows=max_rows)
     if state is None:
         console.print("[dim]If the run was ever resumed with another batch size, or skips steps, pass --state.[/]")
 
 
-def _opened(path: str) -> Any:
+def _open(path: str) -> Any:
     import stoker
     from stoker.store import open_store
 
     folder = Path(path)
-    if (folder / ".build").is_dir():  # a store, or what may become one: then the error says so
+    if (folder / ".build").is_dir():  # a store, or an incomplete one: then the error says so
         return open_store(folder)
     return stoker.open(path)
 
 
-# -------------------------------------------------------------------- what is known
+# -------------------------------------------------------------------- collecting facts
 
 
 def _of_store(store: Store) -> dict[str, Any]:
@@ -235,7 +233,7 @@ def _of_store(store: Store) -> dict[str, Any]:
 
 
 def _lengths(store: Store, column: str) -> dict[str, Any]:
-    """Return how many values samples have, from all of them or from some of all parts of the store."""
+    """Return statistics of the number of values per sample, from all samples or from some of all parts of the store."""
     import numpy as np
 
     from stoker.errors import DataError
@@ -249,16 +247,16 @@ def _lengths(store: Store, column: str) -> dict[str, Any]:
         return {}
     try:
         lengths = store.lengths(column, positions)
-    except DataError as error:  # what can be told is told nevertheless
+    except DataError as error:  # show what is available
         return {"error": str(error).splitlines()[0]}
     found = np.quantile(lengths, list(QUANTILES.values()), method="lower").tolist()
     return {"num_looked_at": len(lengths), "mean": float(lengths.mean()), **dict(zip(QUANTILES, found))}
 
 
 def _of_other(path: str, source: Any) -> dict[str, Any]:
-    from stoker.cli.samples import described, listed
+    from stoker.cli.samples import describe_type, iterate_values
 
-    columns = {name: {"type": described(value)} for name, value in listed(source[0])} if len(source) else {}
+    columns = {name: {"type": describe_type(value)} for name, value in iterate_values(source[0])} if len(source) else {}
     facts: dict[str, Any] = {"path": path, "kind": type(source).__name__, "num_samples": len(source)}
     for name in ("num_values", "num_documents", "fingerprint"):
         value = getattr(source, name, None)
@@ -268,7 +266,7 @@ def _of_other(path: str, source: Any) -> dict[str, Any]:
 
 
 def _tokenizer(store: Store | None, wanted: str | None, pattern: str | None) -> tuple[Tokenizer | None, str | None]:
-    """Return the tokenizer to decode with, if there is one, and what is to be said about it."""
+    """Return the tokenizer to decode with, if there is one, and a remark about it."""
     from stoker.errors import StokerError
     from stoker.transform.tokenizer import open_tokenizer
 
@@ -278,10 +276,12 @@ def _tokenizer(store: Store | None, wanted: str | None, pattern: str | None) -> 
     if wanted is not None:
         tokenizer = open_tokenizer(wanted, backend="reference", pattern=pattern)
         is_other = known is not None and tokenizer.identity.digest != known.get("digest")
-        return tokenizer, "decoded with another tokenizer than it was made with" if is_other else None
+        return tokenizer, "decoded with a different tokenizer than the store's" if is_other else None
     if store is None or known is None:
         return None, None
-    reason = f"{known.get('name')} is neither in the store, nor beside it, nor here; pass --tokenizer PATH"
+    reason = (
+        f"{known.get('name')} was not found in the store, next to it, or in the current folder; pass --tokenizer PATH"
+    )
     for spec in _places(known, store):
         try:
             tokenizer = open_tokenizer(spec, backend="reference", pattern=pattern)
@@ -290,12 +290,12 @@ def _tokenizer(store: Store | None, wanted: str | None, pattern: str | None) -> 
             continue
         if tokenizer.identity.digest == known.get("digest"):
             return tokenizer, None
-        reason = f"{spec} is another tokenizer by now: its digest is {tokenizer.identity.digest[:16]}..."
+        reason = f"{spec} has changed: its digest is {tokenizer.identity.digest[:16]}..."
     return None, f"ids are not decoded: {reason}"
 
 
 def _places(known: Mapping[str, Any], store: Store) -> Iterator[str]:
-    """Yield where the tokenizer of a store may be."""
+    """Yield the paths where the tokenizer of a store may be."""
     if known.get("kind") == "bytes":
         yield "bytes"
         return
@@ -307,45 +307,45 @@ def _places(known: Mapping[str, Any], store: Store) -> Iterator[str]:
 
 
 def _spread(length: int, number: int) -> list[int]:
-    """Return positions from the first to the last."""
+    """Return evenly spaced positions from the first to the last."""
     number = min(number, length)
     return [at * (length - 1) // max(1, number - 1) for at in range(number)]
 
 
 def _values(source: Any, position: int) -> dict[str, Any]:
-    """Return a sample by names. Where each token is a sample, it is the tokens from there on."""
+    """Return a sample as {name: value}. If each token is a sample, return the tokens from there on."""
     import numpy as np
 
-    from stoker.cli.samples import MAX_VALUES, listed
+    from stoker.cli.samples import MAX_VALUES, iterate_values
 
     if hasattr(source, "windows") and source.num_values == len(source):
         length = min(MAX_VALUES, source.num_values)
         start = min(position, source.num_values - length)
         return {TOKENS: source.windows(np.array([start]), length)[0]}
-    return dict(listed(source[position]))
+    return dict(iterate_values(source[position]))
 
 
 def _text_of(name: str, value: Any, tokenizer: Tokenizer | None) -> str | None:
     import numpy as np
 
-    from stoker.cli.samples import decoded
+    from stoker.cli.samples import decode_tokens
 
     is_tokens = name in (TOKENS, "") and isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu"
-    return decoded(value, tokenizer) if is_tokens else None
+    return decode_tokens(value, tokenizer) if is_tokens else None
 
 
 def _sample(source: Any, position: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    from stoker.cli.samples import as_json
+    from stoker.cli.samples import to_json
 
     values = _values(source, position)
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "position": position,
         "where": _where(source, position),
-        "values": {name: as_json(value) for name, value in values.items()},
+        "values": {name: to_json(value) for name, value in values.items()},
     }
     texts = {name: _text_of(name, value, tokenizer) for name, value in values.items()}
-    told["decoded"] = {name: text for name, text in texts.items() if text is not None}
-    return told
+    facts["decoded"] = {name: text for name, text in texts.items() if text is not None}
+    return facts
 
 
 def _where(source: Any, position: int) -> str | None:
@@ -355,14 +355,14 @@ def _where(source: Any, position: int) -> str | None:
     return where.removeprefix(f"{source.path}/") if hasattr(source, "path") else where
 
 
-# -------------------------------------------------------------------- what is printed
+# -------------------------------------------------------------------- printing
 
 
 def _store_table(facts: Mapping[str, Any]) -> Table:
     from stoker.foundation.text import format_bytes, format_count
 
     table = _grid()
-    table.add_row("store", _escaped(facts["path"]))
+    table.add_row("store", _escape(facts["path"]))
     table.add_row("samples", f"{facts['num_samples']:,}")
     size = f"{format_bytes(facts['num_bytes'])} in {format_count(facts['num_shards'], 'shard')}"
     if facts["num_samples"]:
@@ -381,20 +381,20 @@ def _bytes_each(num_bytes: float) -> str:
 
 
 def _meta_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what whoever made the store had to say: what is known by name in words, the rest as it is."""
-    from stoker.cli.samples import shortened
+    """Yield rows of the store's metadata: known fields formatted, the rest as it is."""
+    from stoker.cli.samples import shorten
 
     for name, value in facts["meta"].items():
         if name == "tokenizer" and isinstance(value, dict):
-            yield name, _tokenizer_told(value, facts.get("tokenizer_remark"))
+            yield name, _format_tokenizer(value, facts.get("tokenizer_remark"))
         elif name == "origin" and isinstance(value, dict):
-            yield name, _origin_told(value)
+            yield name, _format_origin(value)
         elif isinstance(value, dict):
             is_count = name == "counts"
             parts = {key: _plain(part, is_count=is_count) for key, part in value.items() if part not in ({}, [])}
-            yield _escaped(name), _escaped(", ".join(f"{key} {part}" for key, part in parts.items()))
+            yield _escape(name), _escape(", ".join(f"{key} {part}" for key, part in parts.items()))
         else:
-            yield _escaped(name), _escaped(shortened(_plain(value)))
+            yield _escape(name), _escape(shorten(_plain(value)))
 
 
 def _plain(value: Any, *, is_count: bool = False) -> str:
@@ -407,22 +407,22 @@ def _plain(value: Any, *, is_count: bool = False) -> str:
     return f"{value:,}" if is_count and isinstance(value, int) else dumps(value)
 
 
-def _tokenizer_told(known: Mapping[str, Any], remark: str | None) -> str:
+def _format_tokenizer(known: Mapping[str, Any], remark: str | None) -> str:
     kind, digest = known.get("kind"), str(known.get("digest", ""))[:16]
     name = "" if known.get("name") == kind else f"{known.get('name')} "
-    told = f"{name}({kind}, sha256 {digest}...)"
+    text = f"{name}({kind}, sha256 {digest}...)"
     if isinstance(known.get("vocab_size"), int):
-        told += f", {known['vocab_size']:,} ids"
+        text += f", {known['vocab_size']:,} ids"
     end = known.get("end_of_document")
     specials = known.get("specials")
     names = {number: text for text, number in specials.items()} if isinstance(specials, dict) else {}
-    told += ", no end of document" if end is None else f", end of document {end} {names.get(end, '')}".rstrip()
+    text += ", no end of document" if end is None else f", end of document {end} {names.get(end, '')}".rstrip()
     if remark:
-        told += f"\n{remark}"
-    return _escaped(told)
+        text += f"\n{remark}"
+    return _escape(text)
 
 
-def _origin_told(origin: Mapping[str, Any]) -> str:
+def _format_origin(origin: Mapping[str, Any]) -> str:
     from stoker.foundation.text import format_bytes, format_count
 
     inputs = [entry for entry in origin.get("inputs") or () if isinstance(entry, dict)]
@@ -436,16 +436,16 @@ def _origin_told(origin: Mapping[str, Any]) -> str:
     lines += [f"{entry.get('path')} ({format_bytes(int(entry.get('num_bytes', 0)))})" for entry in inputs[:MAX_INPUTS]]
     if len(inputs) > MAX_INPUTS:
         lines.append(f"... {len(inputs) - MAX_INPUTS:,} more")
-    return _escaped("\n".join(lines))
+    return _escape("\n".join(lines))
 
 
 def _other_table(facts: Mapping[str, Any]) -> Table:
     table = _grid()
-    table.add_row("path", _escaped(facts["path"]))
+    table.add_row("path", _escape(facts["path"]))
     table.add_row("opened as", facts["kind"])
     table.add_row("samples", f"{facts['num_samples']:,}")
     if "" in facts["columns"]:
-        table.add_row("type", _escaped(facts["columns"][""]["type"]))
+        table.add_row("type", _escape(facts["columns"][""]["type"]))
     if facts.get("num_values") is not None:
         table.add_row("tokens", f"{facts['num_values']:,}")
     if facts.get("num_documents"):
@@ -471,7 +471,7 @@ def _print_columns(facts: Mapping[str, Any], console: Console) -> None:
         for name in ("values", *SHOWN):
             table.add_column(name, justify="right", no_wrap=True)
     for name, entry in columns.items():
-        row = [_escaped(name), _escaped(entry["type"])]
+        row = [_escape(name), _escape(entry["type"])]
         if "num_values" in entry:
             found = lengths[name]
             row += [f"{entry['num_values']:,}", f"{found['mean']:,.1f}" if "mean" in found else "-"]
@@ -479,12 +479,12 @@ def _print_columns(facts: Mapping[str, Any], console: Console) -> None:
         table.add_row(*row)
     looked_at = max((part.get("num_looked_at", 0) for part in lengths.values()), default=0)
     if looked_at:
-        of = "" if looked_at == facts["num_samples"] else f", of {looked_at:,} samples from all parts of the store"
+        of = "" if looked_at == facts["num_samples"] else f", of {looked_at:,} samples spread over the store"
         table.caption, table.caption_justify = f"mean to max: values per sample{of}", "left"
     console.print(table)
     for part in lengths.values():
         if "error" in part:
-            console.print(f"  [bold red]{_escaped(part['error'])}[/]", soft_wrap=True)
+            console.print(f"  [bold red]{_escape(part['error'])}[/]", soft_wrap=True)
 
 
 def _print_samples(source: Any, num_shown: int, tokenizer: Tokenizer | None, console: Console) -> None:
@@ -492,21 +492,21 @@ def _print_samples(source: Any, num_shown: int, tokenizer: Tokenizer | None, con
     from rich.table import Table
     from rich.text import Text
 
-    from stoker.cli.samples import shortened, shown
+    from stoker.cli.samples import format_value, shorten
 
     for position in _spread(len(source), num_shown):
         values = _values(source, position)
         where = _where(source, position) or ""
-        console.print(f"[bold]{position:,}[/] [dim]{_escaped(where)}[/]", soft_wrap=True)
+        console.print(f"[bold]{position:,}[/] [dim]{_escape(where)}[/]", soft_wrap=True)
         table = Table.grid(padding=(0, 2))
         for _ in range(1 + any(values)):
             table.add_column(overflow="fold")
         for name, value in values.items():
             text = _text_of(name, value, tokenizer)
             cells = [Text(name, style="bold")] if name else []
-            table.add_row(*cells, Text(shown(value), style="" if text is None else "dim"))
+            table.add_row(*cells, Text(format_value(value), style="" if text is None else "dim"))
             if text is not None:
-                table.add_row(*([""] if name else []), Text(shortened(text)))
+                table.add_row(*([""] if name else []), Text(shorten(text)))
         console.print(Padding(table, (0, 0, 0, 4)))
 
 
@@ -519,7 +519,7 @@ def _grid() -> Table:
     return table
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)

@@ -1,4 +1,4 @@
-"""Ctrl-C that comes as several signals is one."""
+"""Merge the several signals of one Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import time
 from types import FrameType
 
 SAME_SECONDS = 1.0
-"""Interrupts that follow the first one within this time are the same: `timeout` sends one to a process and one to its
-group, and hands are quicker than results are written.
+"""Interrupts within this time of the first count as the same: `timeout` signals both a process and its group, and
+users press Ctrl-C again while results are being written.
 """
 
 
 def steady_interrupts() -> None:
-    """Let one Ctrl-C be one `KeyboardInterrupt` from now on, so that what was measured by then can be told in peace.
+    """Turn one Ctrl-C into one `KeyboardInterrupt` from now on, so that results so far can be printed.
 
-    Another one, a second later, ends that too. For whoever owns the process: it stays so. Nothing changes where
-    somebody handles interrupts already.
+    Another Ctrl-C, a second later, interrupts that too. The handler stays installed. Does nothing if another handler is
+    already installed.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,4 +1,4 @@
-"""`stoker lines`: what is in files of lines."""
+"""`stoker lines`: count and index files of lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FormatOption(StrEnum):
-    """What a line can be read as."""
+    """Formats of a line."""
 
     text = "text"
     json = "json"
@@ -25,7 +25,7 @@ class FormatOption(StrEnum):
 
 
 class Counted(NamedTuple):
-    """What was found in one file."""
+    """Line count and index of one file."""
 
     path: Path
     format: str
@@ -33,18 +33,18 @@ class Counted(NamedTuple):
     num_samples: int
     seconds: float
     was_indexed: bool
-    """The index was there from before."""
+    """Whether the index existed before."""
 
 
 def lines(
     paths: Annotated[list[Path], typer.Argument(help="Text, CSV, TSV or JSONL files, plain, .gz, .zst, .xz or .bz2.")],
-    parse: Annotated[FormatOption | None, typer.Option(help="Read lines as this; by default by the suffix.")] = None,
-    samples: Annotated[int, typer.Option(help="How many samples to show, spread over the files.")] = 3,
-    index_dir: Annotated[Path | None, typer.Option(help="Where indexes are kept; by default in the cache.")] = None,
+    parse: Annotated[FormatOption | None, typer.Option(help="Format of the lines (default: by suffix).")] = None,
+    samples: Annotated[int, typer.Option(help="Number of samples to show, spread over the files.")] = 3,
+    index_dir: Annotated[Path | None, typer.Option(help="Folder for indexes (default: the cache).")] = None,
 ) -> None:
     """Count the lines of files, index them for loading, and show a few as samples.
 
-    The index is kept, so that the next run starts at once; a compressed file is unpacked beside it.
+    The index is cached, so that the next run starts at once; a compressed file is unpacked next to it.
 
     Example: [bold cyan]stoker lines corpus/*.jsonl --samples 5[/]
     """
@@ -53,7 +53,7 @@ def lines(
     from stoker.source import Lines
 
     name: FormatName | None = None if parse is None else parse.value
-    counts = [counted(path, name, index_dir) for path in paths]
+    counts = [count_lines(path, name, index_dir) for path in paths]
     console = Console(highlight=False)
     console.print(_table(counts))
     source = Lines(paths, parse=name, index_dir=index_dir)
@@ -61,11 +61,11 @@ def lines(
     for number in range(num_shown):
         position = number * (len(source) - 1) // max(1, num_shown - 1)
         console.print(f"[bold]{position:,}[/] [dim]{source.describe(position)}[/]", soft_wrap=True)
-        console.print(_shown(source[position]), markup=False)
+        console.print(_format_sample(source[position]), markup=False)
 
 
-def counted(path: Path, parse: FormatName | None, index_dir: Path | None) -> Counted:
-    """Return what is in one file; builds its index if there is none."""
+def count_lines(path: Path, parse: FormatName | None, index_dir: Path | None) -> Counted:
+    """Return the line count of one file, building its index if necessary."""
     from time import perf_counter
 
     from stoker.source import Lines
@@ -105,6 +105,6 @@ def _table(counts: list[Counted]) -> Table:
     return table
 
 
-def _shown(sample: Any, *, max_chars: int = 200) -> str:
+def _format_sample(sample: Any, *, max_chars: int = 200) -> str:
     text = sample if isinstance(sample, str) else repr(sample)
     return f"    {text[:max_chars]}{' ...' if len(text) > max_chars else ''}"

@@ -1,4 +1,4 @@
-"""`stoker pack`: plan packed rows ahead of a run, and tell how full they are."""
+"""`stoker pack`: plan packed rows before a run, and report how full they are."""
 
 from __future__ import annotations
 
@@ -9,38 +9,36 @@ import typer
 
 
 class StrategyName(StrEnum):
-    """How documents come into rows."""
+    """How documents are packed into rows."""
 
     best_fit = "best_fit"
     concat = "concat"
 
 
 class LongName(StrEnum):
-    """What becomes of documents that are longer than a row."""
+    """How to handle documents longer than a row."""
 
-    SPLIT = "split"  # in capitals: strings have a method of that name
+    SPLIT = "split"  # uppercase: str has a method of that name
     TRUNCATE = "truncate"
     ERROR = "error"
 
 
 def pack(
-    path: Annotated[str, typer.Argument(help="A store of tokens, or other tokens that stoker.open opens.")],
-    length: Annotated[list[int] | None, typer.Option(min=2, help="Tokens in a row; several lengths compare.")] = None,
+    path: Annotated[str, typer.Argument(help="A store of tokens, or other tokens that stoker.open reads.")],
+    length: Annotated[list[int] | None, typer.Option(min=2, help="Tokens per row; repeat to compare lengths.")] = None,
     strategy: Annotated[
-        StrategyName, typer.Option(help="Whole documents by best fit, or one after the other and cut.")
+        StrategyName, typer.Option(help="Best-fit packing of whole documents, or concatenate and cut.")
     ] = StrategyName.best_fit,
     long: Annotated[
-        LongName, typer.Option(help="What becomes of documents longer than a row (best_fit).")
+        LongName, typer.Option(help="How to handle documents longer than a row (best_fit).")
     ] = LongName.SPLIT,
-    window: Annotated[
-        int | None, typer.Option(min=1, help="Documents packed together; by default all of them.")
-    ] = None,
+    window: Annotated[int | None, typer.Option(min=1, help="Documents packed together (default: all).")] = None,
     column: Annotated[str, typer.Option(help="The column that holds the tokens.")] = "tokens",
     json: Annotated[bool, typer.Option("--json", help="Print the reports as one JSON list.")] = False,
 ) -> None:
-    """Plan how documents are packed into rows, keep the plan beside the store, and report the fill.
+    """Plan how documents are packed into rows, cache the plan next to the store, and report the fill.
 
-    A run that packs the same way, stoker.pack(store, length=...), then finds the plan there and starts at once.
+    A run with the same settings, stoker.pack(store, length=...), then uses the cached plan and starts at once.
 
     Example: [bold cyan]stoker pack data/corpus --length 2048 --length 4096[/]
     """

@@ -1,4 +1,4 @@
-"""What is in one step of a packed run: which documents, where, and their text where the tokenizer is known."""
+"""List the contents of one step of a packed run: documents, positions, and text if the tokenizer is known."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def saved_plan(path: Path, packed: Packed) -> tuple[Plan, int]:
-    """Return the plan of a loader's state that was saved as JSON, and its number of ranks."""
+    """Load a loader state saved as JSON; return its plan and number of ranks."""
     from json import loads
 
     from stoker.errors import ArgumentError
@@ -25,8 +25,8 @@ def saved_plan(path: Path, packed: Packed) -> tuple[Plan, int]:
         state = loads(path.read_text())
         if state.get("mixture"):
             raise ArgumentError(
-                f"{path} is the state of a mixture, and here is one store alone",
-                hint="ask the loader: loader.contents(step)",
+                f"{path} is the state of a mixture; expected the state of a single store",
+                hint="use the loader in Python: loader.contents(step)",
             )
         theirs, ours = state["dataset"], packed.fingerprint
         plan = Plan(
@@ -41,22 +41,22 @@ def saved_plan(path: Path, packed: Packed) -> tuple[Plan, int]:
         num_ranks = int(state["num_ranks"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArgumentError(
-            f"{path} is not the state of a loader ({type(error).__name__}: {error})",
+            f"{path} is not a loader state ({type(error).__name__}: {error})",
             hint="save it with json.dump(loader.state_dict(), file)",
         ) from error
     if (theirs or ours) != ours or plan.num_samples != len(packed):
         raise ArgumentError(
-            f"{path} was saved over other rows: {plan.num_samples:,} of them, and these are {len(packed):,}",
+            f"{path} is for {plan.num_samples:,} packed rows, but these settings give {len(packed):,}",
             hint="pass --length, --strategy, --long, --window and --pack-seed as the run gave them to stoker.pack",
         )
     return plan, num_ranks
 
 
-def told_step(
+def step_contents(
     packed: Packed, plan: Plan, step: int, ranks: list[int], num_ranks: int, tokenizer: Tokenizer | None
 ) -> dict[str, Any]:
-    """Return the rows of a step, for each rank the documents in them and the first of their tokens, as plain values."""
-    from stoker.cli.samples import MAX_VALUES, decoded
+    """Return the rows of a step as plain values: for each rank, the documents and their first tokens."""
+    from stoker.cli.samples import MAX_VALUES, decode_tokens
     from stoker.compose.contents import contents
 
     epoch = plan.epoch_of(step)
@@ -72,7 +72,7 @@ def told_step(
             columns = part.columns
             assert columns is not None
             some = tokens[columns.start : min(columns.stop, columns.start + MAX_VALUES)]
-            text = decoded(some, tokenizer)
+            text = decode_tokens(some, tokenizer)
             span = {
                 "document": part.document,
                 "offset": part.offset,
@@ -91,22 +91,22 @@ def told_step(
     }
 
 
-def print_step(told: dict[str, Any], packed: Packed, console: Console, *, max_rows: int | None) -> None:
+def print_step(contents: dict[str, Any], packed: Packed, console: Console, *, max_rows: int | None) -> None:
     """Print the rows of a step."""
     from rich.text import Text
 
-    from stoker.cli.samples import shortened
+    from stoker.cli.samples import shorten
     from stoker.foundation.text import format_count
 
-    console.print(f"[bold]step {told['step']:,}[/] of epoch {told['epoch']}: rows of {packed.length:,} tokens")
-    if told["is_skipped"]:
-        console.print("  this step is passed over")
-    for share in told["ranks"]:
+    console.print(f"[bold]step {contents['step']:,}[/] of epoch {contents['epoch']}: rows of {packed.length:,} tokens")
+    if contents["is_skipped"]:
+        console.print("  this step is skipped")
+    for share in contents["ranks"]:
         console.print(f"[bold]rank {share['rank']}[/]")
         shown = share["rows"][:max_rows]
         for row in shown:
             fill = row["spans"][-1]["columns"][1] / packed.length
-            pads = ", only fills up the batch" if row["is_padding"] else ""
+            pads = ", padding of the batch" if row["is_padding"] else ""
             console.print(
                 f"  row {row['row']} [dim](packed row {row['position']:,}, "
                 f"{format_count(len(row['spans']), 'document')}, "
@@ -118,7 +118,7 @@ def print_step(told: dict[str, Any], packed: Packed, console: Console, *, max_ro
                 line = Text(f"    {start:>6}-{stop:<6} ")
                 line.append(f"document {span['document']:,}{piece}  ", style="bold")
                 text = span.get("text")
-                line.append(shortened(text, 60) if text is not None else " ".join(map(str, span["tokens"])), "dim")
+                line.append(shorten(text, 60) if text is not None else " ".join(map(str, span["tokens"])), "dim")
                 console.print(line, overflow="ellipsis", no_wrap=True)
         if len(shown) < len(share["rows"]):
             console.print(f"  [dim]... {len(share['rows']) - len(shown)} more rows (--all)[/]")

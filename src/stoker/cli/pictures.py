@@ -1,4 +1,4 @@
-"""The options that say where pictures and their labels are, for every verb that opens pictures."""
+"""Options for the location of images and labels, shared by commands that open images."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Annotated, Any
 import typer
 
 Labels = Annotated[
-    str | None, typer.Option(help="A .csv, .tsv or .parquet of labels, or 'none'; by default those that are there.")
+    str | None, typer.Option(help="A .csv, .tsv or .parquet file of labels, or 'none' (default: those found).")
 ]
-Column = Annotated[str | None, typer.Option(help="The column, or extension, of the pictures.")]
-Label = Annotated[str | None, typer.Option(help="The column, extension or JSON field of the labels.")]
-Split = Annotated[str | None, typer.Option(help="The split of a Hugging Face dataset.")]
+Column = Annotated[str | None, typer.Option(help="Column or extension of the images.")]
+Label = Annotated[str | None, typer.Option(help="Column, extension or JSON field of the labels.")]
+Split = Annotated[str | None, typer.Option(help="Split of a Hugging Face dataset.")]
 
 
-def opening(*, labels: str | None = None, **options: Any) -> dict[str, Any]:
-    """Return what `stoker.images` is told of options that were given."""
+def image_options(*, labels: str | None = None, **options: Any) -> dict[str, Any]:
+    """Return keyword arguments for `stoker.images` from the options given."""
     found = {name: value for name, value in options.items() if value is not None}
     if labels is not None:
         found["labels"] = False if labels == "none" else labels

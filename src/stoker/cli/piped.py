@@ -1,4 +1,4 @@
-"""Output that another program reads, or a file holds."""
+"""Clean up output that goes to a pipe or a file."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class Trimmed:
-    """A text stream without spaces at the ends of lines: tables are padded with them, which only a terminal needs."""
+    """A text stream without trailing spaces: tables are padded with them, which only a terminal needs."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._held = ""
-        """Spaces that are at the end of a line, unless something else follows."""
+        """Spaces held back: they are trailing unless more text follows."""
 
     def write(self, text: str) -> int:
-        """Write what is no space at the end of a line."""
+        """Write text without trailing spaces."""
         whole = re.sub(r" +(?=\n)", "", self._held + text)
         kept = whole.rstrip(" ")
         self._held = whole[len(kept) :]
@@ -26,12 +26,12 @@ class Trimmed:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write each of several texts."""
+        """Write several texts."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Write what was held back, too: who flushes in the middle of a line wants all of it to be seen."""
+        """Flush, including spaces held back: a flush in mid-line should show all of it."""
         if self._held:
             self._stream.write(self._held)
             self._held = ""
@@ -42,8 +42,8 @@ class Trimmed:
 
 
 @contextmanager
-def trimmed_where_piped() -> Iterator[None]:
-    """Let output and errors have no spaces at the ends of lines in this block, each where it is no terminal."""
+def trim_when_piped() -> Iterator[None]:
+    """Strip trailing spaces from stdout and stderr in this block, unless they are terminals."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream if _is_terminal(stream) else Trimmed(stream) for stream in before)
     try:

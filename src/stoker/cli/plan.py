@@ -1,4 +1,4 @@
-"""`stoker plan`: what is in a step, and when a sample comes. Arithmetic only: no data is read."""
+"""`stoker plan`: show the contents of a step, or find the step of a sample. No data is read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from stoker.plan import Order, Plan, Recipe, Tail
 
 SHOWN = 16
-"""Positions of a share that are printed, unless all are asked for."""
+"""Positions of a rank printed by default."""
 
 
 class OrderName(StrEnum):
-    """The orders that have a name."""
+    """Names of the orders."""
 
     sequential = "sequential"
     shuffle = "shuffle"
@@ -25,7 +25,7 @@ class OrderName(StrEnum):
 
 
 class TailName(StrEnum):
-    """What may become of the last, incomplete batch of an epoch."""
+    """How to handle the last, incomplete batch of an epoch."""
 
     keep = "keep"
     drop = "drop"
@@ -36,15 +36,15 @@ Samples = Annotated[int, typer.Option(help="Samples in the dataset.")]
 BatchSize = Annotated[
     int, typer.Option(help="Samples in one step over ALL ranks: the loader's batch_size x num_ranks.")
 ]
-OrderOption = Annotated[OrderName, typer.Option("--order", help="In which order the samples of an epoch come.")]
+OrderOption = Annotated[OrderName, typer.Option("--order", help="Order of the samples in an epoch.")]
 WindowSize = Annotated[int | None, typer.Option(help="With --order window: samples in a window.")]
-Block = Annotated[int | None, typer.Option(help="With --order window: neighbours on disk that are read together.")]
+Block = Annotated[int | None, typer.Option(help="With --order window: adjacent samples read together.")]
 Seed = Annotated[int, typer.Option(help="The run's seed; `seed` in a saved state.")]
-TailOption = Annotated[TailName, typer.Option("--tail", help="What becomes of an epoch's last, incomplete batch.")]
+TailOption = Annotated[TailName, typer.Option("--tail", help="How to handle the last, incomplete batch of an epoch.")]
 NumRanks = Annotated[int, typer.Option(min=1, help="Ranks that share each step.")]
 
 plan_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Ask what is in a step, or when a sample comes."
+    no_args_is_help=True, rich_markup_mode="rich", help="Show the contents of a step, or find the step of a sample."
 )
 
 
@@ -57,12 +57,14 @@ def show(
     block: Block = None,
     seed: Seed = 0,
     tail: TailOption = TailName.keep,
-    step: Annotated[int, typer.Option(help="Which step, counted on from epoch to epoch.")] = 0,
-    rank: Annotated[int | None, typer.Option(help="Only this rank's share; by default that of every rank.")] = None,
+    step: Annotated[int, typer.Option(help="Step, counted across epochs.")] = 0,
+    rank: Annotated[int | None, typer.Option(help="Only this rank (default: all ranks).")] = None,
     num_ranks: NumRanks = 1,
-    all: Annotated[bool, typer.Option("--all", help=f"List every position, not the first {SHOWN} of a share.")] = False,
+    all: Annotated[
+        bool, typer.Option("--all", help=f"List every position, not only the first {SHOWN} per rank.")
+    ] = False,
 ) -> None:
-    """Show what is in a step, and how many steps an epoch has. No data is read.
+    """Show the contents of a step, and the number of steps per epoch. No data is read.
 
     The batch size here is the [bold]global[/] one: a loader with batch_size=8 on 4 ranks has 32.
 
@@ -70,7 +72,7 @@ def show(
     """
     from rich.console import Console
 
-    plan = _plan(samples, batch_size, named_order(order, window_size, block), seed, tail)
+    plan = _plan(samples, batch_size, make_order(order, window_size, block), seed, tail)
     ranks = range(num_ranks) if rank is None else (rank,)
     shares = [plan.recipe(step, number, num_ranks) for number in ranks]
     console = Console(highlight=False)
@@ -80,7 +82,7 @@ def show(
 
 @plan_app.command()
 def find(
-    position: Annotated[int, typer.Argument(help="The sample's position in the dataset, from 0.")],
+    position: Annotated[int, typer.Argument(help="Position of the sample in the dataset, from 0.")],
     samples: Samples,
     batch_size: BatchSize,
     order: OrderOption = OrderName.shuffle,
@@ -88,10 +90,10 @@ def find(
     block: Block = None,
     seed: Seed = 0,
     tail: TailOption = TailName.keep,
-    epoch: Annotated[int, typer.Option(help="In which epoch.")] = 0,
+    epoch: Annotated[int, typer.Option(help="Epoch to search.")] = 0,
     num_ranks: NumRanks = 1,
 ) -> None:
-    """Find when and where a sample comes: step, rank and row. No data is read.
+    """Find the step, rank and row of a sample. No data is read.
 
     The batch size here is the [bold]global[/] one: a loader with batch_size=8 on 4 ranks has 32.
 
@@ -99,30 +101,30 @@ def find(
     """
     from rich.console import Console
 
-    plan = _plan(samples, batch_size, named_order(order, window_size, block), seed, tail)
+    plan = _plan(samples, batch_size, make_order(order, window_size, block), seed, tail)
     place = plan.find(position, epoch=epoch, num_ranks=num_ranks)
     console = Console(highlight=False)
     if place is None:
         console.print(
-            f"position {position} does not come in epoch {epoch}: it is in the tail, which --tail drop leaves out"
+            f"position {position} does not occur in epoch {epoch}: it is in the tail, which --tail drop skips"
         )
         return
     first = plan.first_step(epoch)
-    console.print(f"position {position} comes in epoch {epoch} at [bold green]step {place.step}[/]")
+    console.print(f"position {position} is in epoch {epoch}, [bold green]step {place.step}[/]")
     console.print(f"  step in the epoch  {place.step - first} of {plan.steps_in(epoch)}, counted from 0")
     console.print(f"  rank               {place.rank} of {num_ranks}")
     console.print(f"  row                {place.row} of the rank's share, counted from 0")
 
 
-def named_order(name: OrderName, window_size: int | None, block: int | None) -> Order:
-    """Return the order that the options mean."""
+def make_order(name: OrderName, window_size: int | None, block: int | None) -> Order:
+    """Return the order given by the options."""
     from stoker.errors import ArgumentError
     from stoker.plan import Window, order_named
 
     if name is not OrderName.window:
         if window_size is not None or block is not None:
             raise ArgumentError(
-                f"--window-size and --block mean nothing with --order {name}", hint="pass --order window as well"
+                f"--window-size and --block require --order window, got --order {name}", hint="add --order window"
             )
         return order_named(name.value)
     usual = Window()
@@ -145,12 +147,12 @@ def _facts(plan: Plan) -> Table:
 
     settings = ", ".join(f"{name} {value}" for name, value in asdict(plan.order).items())  # type: ignore[call-overload]
     rest = plan.num_samples % plan.batch_size
-    fate = {"keep": "in a short last step", "drop": "dropped", "pad": "in a last step that is padded"}[plan.tail]
+    fate = {"keep": "in a short last step", "drop": "dropped", "pad": "in a padded last step"}[plan.tail]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
     table.add_row("samples", f"{plan.num_samples:,}")
-    table.add_row("batch size", f"{plan.batch_size:,} (global: over all ranks together)")
+    table.add_row("batch size", f"{plan.batch_size:,} (global: over all ranks)")
     table.add_row("order", f"{plan.order.name}{f' ({settings})' if settings else ''}, seed {plan.seed}")
     table.add_row(
         "tail", f"{plan.tail}: {rest} samples left over, {fate}" if rest else f"{plan.tail}: nothing left over"
@@ -183,5 +185,5 @@ def _shares(shares: list[Recipe], plan: Plan, *, num_shown: int | None) -> Table
         more = f" [dim]... {len(words) - len(shown)} more (--all)[/]" if len(shown) < len(words) else ""
         table.add_row(str(share.rank), str(len(words) - sum(is_padding)), str(sum(is_padding)), " ".join(shown) + more)
     if any(share.padding is not None for share in shares):
-        table.caption, table.caption_justify = "in brackets: padding, samples that only fill up the step", "left"
+        table.caption, table.caption_justify = "in parentheses: samples repeated as padding", "left"
     return table

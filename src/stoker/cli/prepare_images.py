@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.pictures import Column, Label, Labels, Split, opening
+from stoker.cli.pictures import Column, Label, Labels, Split, image_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,7 +78,7 @@ def images(
     from stoker.cli.prepare import _Display, _escaped
 
     errors = Console(stderr=True, highlight=False)
-    options = opening(labels=labels, column=column, label=label, split=split, allow_empty=allow_empty or None)
+    options = image_options(labels=labels, column=column, label=label, split=split, allow_empty=allow_empty or None)
     if columns is not None:
         options["columns"] = [name.strip() for name in columns.split(",")]
     try:

@@ -1,4 +1,4 @@
-"""What was recorded of a run, as verbs are given it: records, and logs of counters."""
+"""Load the records given to commands: run records, and logs of counters."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ if TYPE_CHECKING:
     from stoker.bench.run import Run
 
 SUFFIXES = (".json", ".jsonl")
-"""How the names of such files end."""
+"""File name suffixes of records."""
 
 
-def loaded(paths: list[Path]) -> list[Run]:
-    """Return the parts of one run, as they are; what does not belong together is refused by its names."""
+def load_records(paths: list[Path]) -> list[Run]:
+    """Load the parts of one run; raise an error that names files that do not belong together."""
     from stoker.bench.parts import joined
     from stoker.bench.run import Run
 
-    runs = [_counted(path) or Run.load(path) for path in paths]
+    runs = [_load_log(path) or Run.load(path) for path in paths]
     joined(runs, names=[str(path) for path in paths])
     return runs
 
 
-def _counted(path: Path) -> Run | None:
-    """Return what a log of counters told last, of each loader and rank; None if the file is none."""
+def _load_log(path: Path) -> Run | None:
+    """Return the latest counters of each loader and rank in a log; None if the file is not a log."""
     from stoker.bench.run import Run
     from stoker.view.live import Tail, Tracks, is_log
 

@@ -1,4 +1,4 @@
-"""Samples as they are shown in a terminal, and as JSON."""
+"""Format samples for the terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MAX_VALUES = 64
 MAX_BYTES = 16
 
 
-def described(value: Any) -> str:
-    """Return the type of a value of a sample in a few characters, as `Column.described` does."""
+def describe_type(value: Any) -> str:
+    """Describe the type of a sample's value in a few characters, like `Column.described`."""
     import numpy as np
 
     if isinstance(value, np.ndarray | np.generic):
@@ -26,12 +26,12 @@ def described(value: Any) -> str:
     return {"str": "text"}.get(type(value).__name__, type(value).__name__)
 
 
-def shown(value: Any) -> str:
-    """Return a value in no more than a few lines."""
+def format_value(value: Any) -> str:
+    """Format a value in a few lines."""
     import numpy as np
 
     if isinstance(value, str):
-        return shortened(value)
+        return shorten(value)
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
         if 0 < len(data) <= MAX_CHARS and data.isascii() and data.decode().isprintable():
@@ -40,7 +40,7 @@ def shown(value: Any) -> str:
         return f"{len(data):,} bytes: {data[:MAX_BYTES].hex(' ')}{more}"
     if isinstance(value, np.ndarray) and value.ndim:
         return _array(value)
-    return shortened(repr(value.item() if isinstance(value, np.generic | np.ndarray) else value))
+    return shorten(repr(value.item() if isinstance(value, np.generic | np.ndarray) else value))
 
 
 def _array(array: NDArray[Any]) -> str:
@@ -49,18 +49,18 @@ def _array(array: NDArray[Any]) -> str:
         numbers = " ".join(f"{number:.6g}" if isinstance(number, float) else str(number) for number in few)
         return f"{len(array):,} values: {numbers} ..." if len(array) > len(few) else numbers or "(empty)"
     if not array.size or array.dtype.kind not in "biuf":
-        return described(array)
-    return f"{described(array)} from {array.min().item():.6g} to {array.max().item():.6g}"
+        return describe_type(array)
+    return f"{describe_type(array)} from {array.min().item():.6g} to {array.max().item():.6g}"
 
 
-def shortened(text: str, max_chars: int = MAX_CHARS) -> str:
-    """Return a text on one line, cut off where it is long."""
+def shorten(text: str, max_chars: int = MAX_CHARS) -> str:
+    """Return a text on one line, truncated to `max_chars`."""
     line = text[:max_chars].replace("\r", "").replace("\n", "⏎").replace("\t", " ")
     return f"{line} ..." if len(text) > max_chars else line
 
 
-def decoded(values: NDArray[np.integer], tokenizer: Tokenizer | None) -> str | None:
-    """Return the text of the first tokens, or None without a tokenizer, or where it does not know them."""
+def decode_tokens(values: NDArray[np.integer], tokenizer: Tokenizer | None) -> str | None:
+    """Decode the first tokens; return None without a tokenizer, or if it cannot decode them."""
     from stoker.errors import StokerError
 
     if tokenizer is None:
@@ -71,8 +71,8 @@ def decoded(values: NDArray[np.integer], tokenizer: Tokenizer | None) -> str | N
         return f"({str(error).splitlines()[0]})"
 
 
-def listed(sample: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a sample's values with their names; one that has no names has none."""
+def iterate_values(sample: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a sample's values with their names; the name is empty if the sample has no names."""
     if isinstance(sample, Mapping):
         for name, value in sample.items():
             yield str(name), value
@@ -80,8 +80,8 @@ def listed(sample: Any) -> Iterator[tuple[str, Any]]:
         yield "", sample
 
 
-def as_json(value: Any) -> Any:
-    """Return a value as JSON can hold it: the beginning of what is long, in full what is short."""
+def to_json(value: Any) -> Any:
+    """Return a value as JSON-compatible data; long values are truncated."""
     import numpy as np
 
     if isinstance(value, np.ndarray | np.generic):
@@ -89,11 +89,11 @@ def as_json(value: Any) -> Any:
         plain = array.ravel()[:MAX_VALUES].tolist() if array.ndim else array.item()
         if array.dtype.kind == "c":
             plain = str(plain)
-        return {"type": described(value), "values": plain} if array.ndim else plain
+        return {"type": describe_type(value), "values": plain} if array.ndim else plain
     if isinstance(value, bytes | bytearray | memoryview):
         return {"type": "bytes", "num_bytes": len(value), "hex": bytes(value)[:MAX_VALUES].hex()}
     if isinstance(value, Mapping):
-        return {str(name): as_json(part) for name, part in value.items()}
+        return {str(name): to_json(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(part) for part in value[:MAX_VALUES]]
+        return [to_json(part) for part in value[:MAX_VALUES]]
     return value if value is None or isinstance(value, str | int | float | bool) else repr(value)

@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them."""
+"""Parse memory sizes such as 2GiB."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ UNITS = {
 }
 
 
-def bytes_in(text: str, option: str) -> int:
-    """Return the bytes that `2GiB`, `500 MB` or `1.5G` says; `option` is named where it says nothing."""
+def parse_bytes(text: str, option: str) -> int:
+    """Parse a size such as `2GiB`, `500 MB` or `1.5G` into bytes; errors name `option`."""
     from stoker.errors import ArgumentError
 
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     units = {name.lower(): size for name, size in UNITS.items()}
     num_bytes = 0 if match is None else int(float(match[1]) * units.get(match[2].lower(), 0))
     if num_bytes < 1:
-        raise ArgumentError(f"{option} {text!r} is no size of memory", hint=f"write {option} 2GiB or {option} 500MB")
+        raise ArgumentError(
+            f"{option} must be a memory size, got {text!r}", hint=f"write {option} 2GiB or {option} 500MB"
+        )
     return num_bytes

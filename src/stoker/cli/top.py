@@ -1,4 +1,4 @@
-"""`stoker top`: loaders while they run."""
+"""`stoker top`: show running loaders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stoker.view.live import Tail, Tracks
 
 PATIENCE = 0.25
-"""Seconds between two looks at the files where there is no terminal, at the most: a line appears as good as at once."""
+"""Maximum polling interval in seconds without a terminal: lines appear almost at once."""
 
 
 def top(
@@ -29,20 +29,19 @@ def top(
         list[str],
         typer.Argument(
             metavar="FILE | -- COMMAND",
-            help="Files of stats, which `loader.log_stats(FILE)` writes; or two dashes and a command.",
+            help="Stats files written by `loader.log_stats(FILE)`; or two dashes and a command.",
         ),
     ],
-    once: Annotated[bool, typer.Option("--once", help="Print what the files tell, and exit.")] = False,
-    every: Annotated[float, typer.Option(min=0.05, help="Seconds from one picture to the next.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the current stats and exit.")] = False,
+    every: Annotated[float, typer.Option(min=0.05, help="Refresh interval in seconds.")] = 1.0,
 ) -> None:
-    """Show loaders while they run: throughput, steps, waiting, stages, queue, CPU, memory, and the verdict.
+    """Show running loaders: throughput, steps, waiting, stages, queue, CPU, memory and verdict.
 
-    It follows files that `loader.log_stats("run.jsonl", every=2)` writes, and waits for those that are not there yet.
-    Several ranks may share a file or have one each. Where there is no terminal, it prints a line for each record.
-    Ctrl-C ends it.
+    Follows files written by `loader.log_stats("run.jsonl", every=2)`, and waits for those that do not exist yet. Ranks
+    may share a file or have one each. Without a terminal, it prints one line per record. Press Ctrl-C to exit.
 
-    A command after two dashes runs as it is; loaders in it, torch's too, are watched as `stoker doctor` does. The
-    terminal shows the end of what it writes, and all of it when it is over. Its exit code is the command's.
+    A command after two dashes runs unchanged; its loaders, torch's too, are watched as by `stoker doctor`. The terminal
+    shows the end of the command's output, and all of it when the command ends. The exit code is the command's.
 
     Example: [bold cyan]stoker top run.jsonl[/]
 
@@ -56,9 +55,9 @@ def top(
     if has_dashes(ctx) or not _are_files(what):
         _refuse_once(once)
         check_command(what, verb="top", has_dashes=has_dashes(ctx))
-        from stoker.cli.top_command import shown
+        from stoker.cli.top_command import run_and_show
 
-        raise typer.Exit(shown(what, console, every=every))
+        raise typer.Exit(run_and_show(what, console, every=every))
     from stoker.view.live import Tail, Tracks
 
     tails = [Tail(path) for path in what]
@@ -74,11 +73,11 @@ def top(
         else:
             _lines(tails, tracks, every)
     except KeyboardInterrupt:
-        pass  # the way to end it
+        pass  # the normal way to exit
 
 
 def _are_files(what: list[str]) -> bool:
-    """Whether these are files, of which some may come later, and not a command that somebody gave without dashes."""
+    """Return whether these are files, perhaps not yet existing, rather than a command given without dashes."""
     first = Path(what[0])
     if first.suffix in (".json", ".jsonl"):
         return True
@@ -95,13 +94,13 @@ def _refuse_once(once: bool) -> None:
 
     if once:
         raise ArgumentError(
-            "--once is for files, and a command has not told anything yet when it starts",
-            hint="`stoker doctor -- COMMAND` tells once, when the command is over",
+            "--once works with files only: a command has no stats when it starts",
+            hint="`stoker doctor -- COMMAND` prints a diagnosis when the command ends",
         )
 
 
 def _read(tails: list[Tail], tracks: Tracks) -> bool:
-    """Take what is new; say whether anything was."""
+    """Read new records; return whether there were any."""
     is_new = False
     for tail in tails:
         records = tail.read()
@@ -111,7 +110,7 @@ def _read(tails: list[Tail], tracks: Tracks) -> bool:
 
 
 def _live(tails: list[Tail], tracks: Tracks, console: Console, every: float) -> None:
-    """Draw on the whole screen until Ctrl-C, and leave the last picture when that is over."""
+    """Draw full-screen until Ctrl-C, then print the last frame."""
     from rich.live import Live
 
     try:
@@ -121,22 +120,22 @@ def _live(tails: list[Tail], tracks: Tracks, console: Console, every: float) -> 
                 live.update(_frame(tails, tracks, console, height=console.height), refresh=True)
                 time.sleep(every)
     finally:
-        console.print(_frame(tails, tracks, console))  # whole: what is no longer seen can be scrolled to
+        console.print(_frame(tails, tracks, console))  # in full: the terminal can scroll
 
 
 def _lines(tails: list[Tail], tracks: Tracks, every: float) -> None:
-    """Print a line for each loader that has told something new, until Ctrl-C."""
+    """Print a line for each loader with new stats, until Ctrl-C."""
     from stoker.view.live import line
 
     for tail in tails:
         if tail.changed is None:
             print(f"waiting for {tail.path}", file=sys.stderr, flush=True)
-    told: dict[int, object] = {}
+    printed: dict[int, object] = {}
     while True:
         if _read(tails, tracks):
             for track in tracks.all:
-                if told.get(id(track)) is not track.latest:
-                    told[id(track)] = track.latest
+                if printed.get(id(track)) is not track.latest:
+                    printed[id(track)] = track.latest
                     print(line(track), flush=True)
         time.sleep(min(every, PATIENCE))
 
@@ -148,7 +147,7 @@ def _frame(tails: list[Tail], tracks: Tracks, console: Console, *, height: int |
     ages = {str(tail.path): now - changed for tail in tails if (changed := tail.changed) is not None}
     remarks = [f"waiting for {tail.path}" for tail in tails if tail.changed is None]
     remarks += [f"nothing in {tail.path} yet" for tail in tails if tail.changed is not None and not len(tracks)]
-    remarks += [f"{tail.num_bad:,} lines of {tail.path} are no records" for tail in tails if tail.num_bad]
+    remarks += [f"{tail.num_bad:,} lines of {tail.path} are not records" for tail in tails if tail.num_bad]
     return frame(
         tracks,
         diagnosis=_diagnosis(tracks),
@@ -177,5 +176,5 @@ def _check_something_is_there(tails: list[Tail], tracks: Tracks) -> None:
     gone = [str(tail.path) for tail in tails if tail.changed is None]
     hint = 'loader.log_stats("run.jsonl", every=2) writes records; without --once, `stoker top` waits for them'
     if gone:
-        raise ArgumentError(f"there is no file {gone[0]}", hint=hint)
-    raise ArgumentError(f"{tails[0].path} holds no record of a loader", hint=hint)
+        raise ArgumentError(f"file {gone[0]} does not exist", hint=hint)
+    raise ArgumentError(f"{tails[0].path} contains no loader records", hint=hint)

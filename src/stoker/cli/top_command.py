@@ -1,4 +1,4 @@
-"""A command that is shown while it runs: its loaders above, the end of what it writes below."""
+"""Run a command and show its loaders, above the end of its output."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from stoker.bench.run import Run
 
 NUM_LINES = 12
-"""Lines of the command's output that are shown, at the most."""
+"""Maximum lines of the command's output shown."""
 
 TAIL_BYTES = 1 << 14
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-"""What moves the cursor or changes colours: it belongs to a screen of the command's own."""
+"""Escape sequences that move the cursor or change colors: removed from the shown output."""
 
 
-def shown(command: list[str], console: Console, *, every: float) -> int:
-    """Run a command, show its loaders until it is over, and return its exit code."""
+def run_and_show(command: list[str], console: Console, *, every: float) -> int:
+    """Run a command, show its loaders until it ends, and return its exit code."""
     keep_signals()
     from stoker.bench.attendance import attend
 
@@ -34,9 +34,9 @@ def shown(command: list[str], console: Console, *, every: float) -> int:
         return attend(command, teller=_Lines(), every_seconds=every).code
     from rich.live import Live
 
-    # it has no name, so that nothing is left of it whatever ends us
+    # unnamed, so that nothing is left behind however this process ends
     with tempfile.TemporaryFile() as output:
-        picture = _Picture(output, console)
+        picture = _Screen(output, console)
         try:
             with Live(console=console, screen=True, auto_refresh=False) as live:
                 attended = attend(
@@ -46,16 +46,16 @@ def shown(command: list[str], console: Console, *, every: float) -> int:
                     output=output.fileno(),
                 )
         finally:
-            _printed(output)
+            _print_output(output)
         console.print(picture.drawn(attended.run, with_output=False))
         for failure in attended.failures:
             last = failure.strip().splitlines()[-1:]
-            print(f"watching failed in a process, which went on without it ({''.join(last)})", file=sys.stderr)
+            print(f"watching failed in a process, which continued without it ({''.join(last)})", file=sys.stderr)
         return attended.code
 
 
-class _Picture:
-    """What the screen shows."""
+class _Screen:
+    """The contents of the screen."""
 
     def __init__(self, output: IO[bytes], console: Console) -> None:
         from stoker.view.live import Tracks, letters_of
@@ -64,7 +64,7 @@ class _Picture:
         self._tracks = Tracks()
 
     def drawn(self, run: Run, *, with_output: bool = True) -> RenderableType:
-        """Return what was seen so far, and the end of what the command has written."""
+        """Return the stats so far, and the end of the command's output."""
         from rich.console import Group
         from rich.text import Text
 
@@ -79,40 +79,40 @@ class _Picture:
         if len(self._tracks):
             above = frame(self._tracks, diagnosis=diagnose(run), letters=self._letters, height=height)
         else:
-            above = Text("no batch has come yet", style="dim")
+            above = Text("no batches yet", style="dim")
         if not with_output:
             return above
         return Group(Text("\n".join(lines), style="dim", no_wrap=True, overflow="ellipsis"), above)
 
 
 class _Lines:
-    """Prints a line for each loader that has gone on, to stderr: the output is the command's."""
+    """Prints a line to stderr for each loader with new batches; stdout belongs to the command."""
 
     def __init__(self) -> None:
         from stoker.view.live import Tracks
 
         self._tracks = Tracks()
-        self._told: dict[int, int] = {}
+        self._num_printed: dict[int, int] = {}
 
     def __call__(self, run: Run) -> None:
         from stoker.view.live import line
 
         self._tracks.add(run.loaders)
         for track in self._tracks.all:
-            if track.latest.num_batches and self._told.get(id(track)) != track.latest.num_batches:
-                self._told[id(track)] = track.latest.num_batches
+            if track.latest.num_batches and self._num_printed.get(id(track)) != track.latest.num_batches:
+                self._num_printed[id(track)] = track.latest.num_batches
                 try:
                     print(line(track), file=sys.stderr, flush=True)
-                except OSError:  # nobody reads it any more; the command goes on
+                except OSError:  # the reader is gone; the command continues
                     return
 
 
 def last_lines(output: IO[bytes], num: int) -> list[str]:
-    """Return the end of what a command has written, without what belongs to a screen."""
+    """Return the last lines of a command's output, without escape sequences."""
     size = os.fstat(output.fileno()).st_size
     begin = max(0, size - TAIL_BYTES)
     text = os.pread(output.fileno(), TAIL_BYTES, begin).decode(errors="replace")
-    # of a line that is written again and again, as progress bars do, the last state counts
+    # for a line rewritten with carriage returns, as by progress bars, the last state counts
     lines = [_CONTROL.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in text.split("\n")]
     if begin:
         lines = lines[1:]
@@ -121,12 +121,12 @@ def last_lines(output: IO[bytes], num: int) -> list[str]:
     return lines[-num:]
 
 
-def _printed(output: IO[bytes]) -> None:
-    """Print all that the command has written, now that the screen is free."""
+def _print_output(output: IO[bytes]) -> None:
+    """Print the full output of the command after the screen is closed."""
     output.seek(0)
     sys.stdout.flush()
     try:
         shutil.copyfileobj(output, sys.stdout.buffer)
         sys.stdout.buffer.flush()
-    except OSError:  # nobody reads it any more
+    except OSError:  # the reader is gone
         pass

@@ -1,4 +1,4 @@
-"""What the verbs that measure share: options, lists of numbers, progress, and how results are told and written."""
+"""Shared by the measuring commands: options, lists of numbers, progress, and output of results."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from stoker.engine.stats import Plain
 
 FUNCTION = "MODULE:FUNCTION"
-"""What functions are named by in a command's help."""
+"""Metavar for functions in help texts."""
 
 LoaderTarget = Annotated[
     str,
-    typer.Argument(metavar=FUNCTION, help="What makes the loader: `module:function` or `file.py:function`."),
+    typer.Argument(metavar=FUNCTION, help="Function that returns the loader: `module:function` or `file.py:function`."),
 ]
 Step = Annotated[
     str | None,
     typer.Option(
-        metavar=FUNCTION, help="What makes the step done between batches: it returns a function of one batch."
+        metavar=FUNCTION, help="Function that returns the training step, `step(batch)`, to run between batches."
     ),
 ]
-Repeat = Annotated[int, typer.Option(min=1, help="Trials of each configuration; their order changes every time.")]
-Seconds = Annotated[float, typer.Option(min=0.05, help="Count so long in each trial.")]
-Batches = Annotated[int | None, typer.Option(min=2, help="Count so many batches in each trial instead.")]
-Timeout = Annotated[float, typer.Option(min=1, help="Give up a trial after so many seconds.")]
+Repeat = Annotated[int, typer.Option(min=1, help="Trials per configuration, in changing order.")]
+Seconds = Annotated[float, typer.Option(min=0.05, help="Seconds to measure in each trial.")]
+Batches = Annotated[int | None, typer.Option(min=2, help="Batches to measure in each trial, instead of seconds.")]
+Timeout = Annotated[float, typer.Option(min=1, help="Abort a trial after this many seconds.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="A folder for the numbers (JSON, CSV) and plots (PNG).", show_default="none"),
+    typer.Option("--out", "-o", help="Output folder for numbers (JSON, CSV) and plots (PNG).", show_default="none"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")]
 
 File: TypeAlias = tuple[str, Callable[[Path], object]]
-"""The name of a file, and what writes it to a path."""
+"""File name, and a function that writes the file to a path."""
 
 
-def numbers(text: str | None, option: str) -> list[int] | None:
-    """Return a list of numbers given as `0,1,2,4` or `1-4`, or both."""
+def parse_numbers(text: str | None, option: str) -> list[int] | None:
+    """Parse a list of numbers given as `0,1,2,4` or `1-4`, or both."""
     from stoker.errors import ArgumentError
 
     if text is None:
@@ -59,13 +59,13 @@ def numbers(text: str | None, option: str) -> list[int] | None:
         found = []
     if not found or min(found) < 0:
         raise ArgumentError(
-            f"{option} {text!r} is not a list of numbers", hint=f"write {option} 0,1,2,4 or {option} 1-4"
+            f"{option} must be a list of numbers, got {text!r}", hint=f"write {option} 0,1,2,4 or {option} 1-4"
         )
     return list(dict.fromkeys(found))
 
 
 def check_out(out: Path | None) -> None:
-    """Refuse, before anything is measured, where results could not be written or drawn."""
+    """Raise an error, before anything is measured, if results could not be written or drawn."""
     if out is None:
         return
     from stoker.errors import ArgumentError
@@ -73,13 +73,13 @@ def check_out(out: Path | None) -> None:
 
     require_matplotlib()
     if out.exists() and not out.is_dir():
-        raise ArgumentError(f"{out} is not a folder", hint="give the name of a folder; it is made if need be")
+        raise ArgumentError(f"{out} is not a folder", hint="give a folder; it is created if missing")
     out.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
 def progress() -> Iterator[Watch]:
-    """Show how far a measurement is, on the error stream, while the block is open."""
+    """Show the progress of a measurement on stderr while the block is open."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -91,7 +91,7 @@ def progress() -> Iterator[Watch]:
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,  # or an empty line would be all that is seen of it
+        disable=not console.is_terminal,  # otherwise it would print only an empty line
     ) as bar:
         task = bar.add_task("starting", total=None)
 
@@ -111,11 +111,10 @@ def conclude(
     is_interrupted: bool,
     is_ok: bool = True,
 ) -> None:
-    """Print what was measured, as one JSON object or as what `shown` gives for so many columns; then write it.
+    """Print the results, as one JSON object or as `shown(width)`; then write the files.
 
-    It is printed first: what has taken an hour is not lost with a disk that is full. `files` are drawn one by one, each
-    when the one before it is there, and only if there is a folder for them. It ends with an error code if it was
-    interrupted, or did not go well.
+    Results are printed first, so that an hour of measurements is not lost to a full disk. `files` are made one by one,
+    and only if there is an output folder. Exit with an error code if the measurement was interrupted or failed.
     """
     from rich.console import Console
     from rich.text import Text
@@ -128,13 +127,13 @@ def conclude(
         print(record.as_json(), flush=True)
     else:
         width = console.width
-        console.width = MANY  # tables are as narrow as they can be: if that is not enough, lines run on uncut
+        console.width = MANY  # tables are as narrow as possible; beyond that, lines are not wrapped
         for one in shown(width):
             console.print(one, soft_wrap=isinstance(one, Text))
     if is_interrupted:
-        console.print(Text("- interrupted: only what was done by then is here"), soft_wrap=True)
+        console.print(Text("- interrupted: results so far"), soft_wrap=True)
     try:
-        for path in _written(files, out) if out is not None else ():
+        for path in _write_files(files, out) if out is not None else ():
             console.print(Text.assemble(("wrote", "dim"), f" {path}"), soft_wrap=True)
     except KeyboardInterrupt:
         console.print(Text("- interrupted: only the files above were written"), soft_wrap=True)
@@ -143,8 +142,8 @@ def conclude(
         raise typer.Exit(INTERRUPTED if is_interrupted else 1)
 
 
-def _written(files: Iterable[File], out: Path) -> Iterator[Path]:
-    """Write files to a folder; yield each when it is there."""
+def _write_files(files: Iterable[File], out: Path) -> Iterator[Path]:
+    """Write files to a folder; yield each path when it is written."""
     for name, write in files:
         path = out / name
         try:
@@ -156,14 +155,14 @@ def _written(files: Iterable[File], out: Path) -> Iterator[Path]:
 
 
 def text_file(text: Callable[[], str]) -> Callable[[Path], object]:
-    """Return what writes a text to a path, for `conclude`; it is made only then."""
+    """Return a function that writes a text to a path, for `conclude`; the text is made only then."""
     from stoker.bench.whole_file import whole_or_not
 
     return lambda path: whole_or_not(path, text())
 
 
-def listed(remarks: Iterable[str]) -> Iterator[Text]:
-    """Yield what has to be said beside a table, for `conclude`. Names in it are the user's: nothing is markup."""
+def format_notes(remarks: Iterable[str]) -> Iterator[Text]:
+    """Yield the notes on a table, for `conclude`. They contain user-defined names, so markup is disabled."""
     from rich.text import Text
 
     for remark in remarks:
@@ -180,24 +179,24 @@ def conclude_sweep(
     record: Plain | None = None,
     verdict: Text | None = None,
 ) -> None:
-    """Do what `conclude` does with the trials of several configurations.
+    """Like `conclude`, for the trials of several configurations.
 
-    `table` gets the columns there are; `record` is told as JSON if that is more than the sweep; `verdict` comes last.
+    `table` gets the available width; `record` replaces the sweep in the JSON output; `verdict` is printed last.
     """
     from dataclasses import replace
 
-    told = record or replace(sweep, run=None)
+    saved = record or replace(sweep, run=None)
     is_ok = any(trial.is_ok for trial in sweep.trials)
 
     def shown(width: int) -> Iterator[Table | Text]:
         from rich.text import Text
 
-        from stoker.view.bench_tables import failures, remarks, title
+        from stoker.view.bench_tables import failures, format_title, remarks
 
-        yield Text(title(sweep))
+        yield Text(format_title(sweep))
         if is_ok:
             yield table(width)
-        yield from listed(remarks(sweep))
+        yield from format_notes(remarks(sweep))
         yield from failures(sweep)
         if verdict is not None:
             yield verdict
@@ -205,13 +204,13 @@ def conclude_sweep(
     def files() -> Iterator[File]:
         from stoker.bench.record_file import save_record
 
-        yield f"{sweep.verb}.json", lambda path: save_record(told, path)
+        yield f"{sweep.verb}.json", lambda path: save_record(saved, path)
         yield f"{sweep.verb}.csv", text_file(sweep.results_csv)
         yield f"{sweep.verb}_trials.csv", text_file(sweep.trials_csv)
         yield f"{sweep.verb}_processes.csv", text_file(sweep.processes_csv)
-        if sweep.run is not None:  # before the plots, which can be drawn again
+        if sweep.run is not None:  # before the plots, which can be redrawn
             yield "run.json", sweep.run.save
         for name, figure in figures().items():
             yield f"{name}.png", figure.savefig
 
-    conclude(told, shown, files(), out=out, is_json=is_json, is_interrupted=sweep.is_interrupted, is_ok=is_ok)
+    conclude(saved, shown, files(), out=out, is_json=is_json, is_interrupted=sweep.is_interrupted, is_ok=is_ok)

@@ -1,4 +1,4 @@
-"""`stoker tune`: the best arguments of a loader, found by measuring."""
+"""`stoker tune`: find the best arguments of a loader by measuring."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LOADER = "loader"
 
 
 class LoaderFirst(TyperGroup):
-    """A group whose argument is the function that makes a loader, unless it is the name of a command."""
+    """A group whose argument is a loader function, unless it is the name of a command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Take `tune module:function` for `tune loader module:function`."""
+        """Resolve `tune module:function` to `tune loader module:function`."""
         if args and args[0] not in self.commands:
             args = [LOADER, *args]
         return super().resolve_command(ctx, args)
@@ -34,10 +34,10 @@ tune_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     subcommand_metavar="MODULE:FUNCTION | batch MODULE:FUNCTION",
-    help="""Find the best arguments by measuring: of a loader, or the batch size.
+    help="""Find the best loader arguments, or the batch size, by measuring.
 
-    `stoker tune MODULE:FUNCTION` is about the loader that the function makes, `stoker tune batch` about the largest
-    batch that fits. Their options: `stoker tune loader --help`, `stoker tune batch --help`.
+    `stoker tune MODULE:FUNCTION` tunes the loader that the function returns; `stoker tune batch` finds the largest
+    batch that fits. For options, see `stoker tune loader --help` and `stoker tune batch --help`.
 
     Example: [bold cyan]stoker tune train:make_loader --step train:make_step[/]
     """,
@@ -49,9 +49,9 @@ def loader(
     target: LoaderTarget,
     step: Step = None,
     max_workers: Annotated[
-        int | None, typer.Option(min=1, help="At most so many workers and threads; by default as many as cores.")
+        int | None, typer.Option(min=1, help="Maximum number of workers and threads (default: number of cores).")
     ] = None,
-    prefetch: Annotated[str, typer.Option(help="Prefetch factors to try with the best workers.")] = "2,4,8",
+    prefetch: Annotated[str, typer.Option(help="Prefetch factors to try with the best num_workers.")] = "2,4,8",
     repeat: Repeat = 3,
     seconds: Seconds = 2.0,
     batches: Batches = None,
@@ -61,14 +61,14 @@ def loader(
 ) -> None:
     """Find the best num_workers, num_threads and prefetch_factor of a loader, and print them as code to paste.
 
-    With --step the real training step runs between batches, and what is made as short as it gets is its time with the
-    wait for the batch. Of settings that differ by no more than noise, the cheapest is taken. Of torch's DataLoader,
-    which has no threads, workers alone are varied. The word `loader` may be left out.
+    With --step, the real training step runs between batches, and its time plus the wait for the batch is minimized.
+    Among settings that differ only by noise, the cheapest wins. For torch's DataLoader, which has no threads, only
+    num_workers is varied. The word `loader` may be omitted.
 
     Example: [bold cyan]stoker tune train:make_loader --step train:make_step --out tuned[/]
     """
     from stoker.bench.tuning import tune, without_run
-    from stoker.cli.trials import check_out, conclude_sweep, numbers, progress
+    from stoker.cli.trials import check_out, conclude_sweep, parse_numbers, progress
     from stoker.view.bench_tables import tune_table
 
     check_out(out)
@@ -77,7 +77,7 @@ def loader(
             target,
             step=step,
             max_workers=max_workers,
-            prefetches=numbers(prefetch, "--prefetch") or (),
+            prefetches=parse_numbers(prefetch, "--prefetch") or (),
             seconds=seconds,
             num_batches=batches,
             num_rounds=repeat,
@@ -103,7 +103,7 @@ def loader(
 
 
 def _verdict(tuning: Tuning) -> Text:
-    """Return what to write, and what to expect of it."""
+    """Return the code to use, and the expected time."""
     from rich.text import Text
 
     from stoker.foundation.text import format_duration, format_spread, time_unit

@@ -1,4 +1,4 @@
-"""`stoker tune batch`: the largest batch size that fits into memory, and where it stops paying."""
+"""`stoker tune batch`: find the largest batch size that fits into memory, and the speed of each size."""
 
 from __future__ import annotations
 
@@ -15,45 +15,46 @@ def batch(
         str,
         typer.Argument(
             metavar=FUNCTION,
-            help="What makes the step: `make_step()` returns `step(batch)`, or `make_sized_step(batch_size)` `step()`.",
+            help="Function that returns the step: `make_step()` returns `step(batch)`, or "
+            "`make_sized_step(batch_size)` returns `step()`.",
         ),
     ],
     loader: Annotated[
         str | None,
         typer.Option(
             metavar=FUNCTION,
-            help="What makes the loader whose first batch a `step(batch)` gets.",
-            show_default="make_loader beside it",
+            help="Function that returns the loader whose first batch is passed to `step(batch)`.",
+            show_default="make_loader in the same file",
         ),
     ] = None,
-    start: Annotated[int, typer.Option(min=1, help="The first size to try.")] = 8,
-    most: Annotated[int, typer.Option("--max", min=1, help="The largest size to try.")] = 65536,
+    start: Annotated[int, typer.Option(min=1, help="First size to try.")] = 8,
+    most: Annotated[int, typer.Option("--max", min=1, help="Largest size to try.")] = 65536,
     memory: Annotated[
         str | None,
-        typer.Option(help="What may be used: 2GiB.", show_default="all of the GPU, or four fifths of what is free"),
+        typer.Option(help="Memory limit, such as 2GiB.", show_default="all of the GPU, or 80% of the free memory"),
     ] = None,
-    margin: Annotated[float, typer.Option(min=0, max=0.9, help="The share of it that is kept free.")] = 0.05,
-    device: Annotated[str | None, typer.Option(help="cuda, or cpu.", show_default="cuda if there is one")] = None,
+    margin: Annotated[float, typer.Option(min=0, max=0.9, help="Fraction of the memory to keep free.")] = 0.05,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu.", show_default="cuda if available")] = None,
     verify: Annotated[int, typer.Option(min=1, help="Steps to verify the result with.")] = 8,
-    repeat: Annotated[int, typer.Option(min=1, help="Rounds in which sizes that fit are timed, in turn.")] = 3,
-    timeout: Annotated[float, typer.Option(min=1, help="Give up on a size after so many seconds.")] = 120.0,
+    repeat: Annotated[int, typer.Option(min=1, help="Rounds of timing the sizes that fit.")] = 3,
+    timeout: Annotated[float, typer.Option(min=1, help="Abort a size after this many seconds.")] = 120.0,
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Find the largest batch size that fits into memory, and how many samples per second each size gives.
+    """Find the largest batch size that fits into memory, and the samples per second of each size.
 
-    Sizes are doubled until one does not fit, then halved in between. Each runs for real, in a process that may run out
-    of memory without harm. The result is a multiple of 32 (of 16 or 8 where it is smaller), verified with several
-    steps and some memory to spare. A step that is given its batch gets the first one of the loader, its samples
-    repeated; one that is made for a batch size brings its own.
+    Sizes are doubled until one does not fit, then bisected. Each runs in a subprocess, so an out-of-memory error is
+    harmless. The result is a multiple of 32 (16 or 8 for small sizes), verified with several steps and some memory to
+    spare. `step(batch)` gets the loader's first batch, with samples repeated; a step made for a batch size makes its
+    own batches.
 
     Example: [bold cyan]stoker tune batch train.py:make_step[/]
 
     Example: [bold cyan]stoker tune batch train.py:make_sized_step --memory 8GiB --max 4096 --out measured[/]
     """
     from stoker.bench.batch_size import tune_batch
-    from stoker.cli.sizes import bytes_in
-    from stoker.cli.trials import check_out, conclude, listed, progress
+    from stoker.cli.sizes import parse_bytes
+    from stoker.cli.trials import check_out, conclude, format_notes, progress
     from stoker.errors import StokerError
     from stoker.view.batch_tables import batch_remarks, batch_table
 
@@ -65,7 +66,7 @@ def batch(
                 loader=loader,
                 start=start,
                 most=most,
-                memory_bytes=None if memory is None else bytes_in(memory, "--memory"),
+                memory_bytes=None if memory is None else parse_bytes(memory, "--memory"),
                 device=device,
                 margin=margin,
                 num_verified=verify,
@@ -76,7 +77,7 @@ def batch(
     except (StokerError, OSError):
         raise
     except Exception as error:
-        _tell(error)
+        _print_step_error(error)
         raise typer.Exit(1) from None
 
     def files() -> Iterator[File]:
@@ -87,7 +88,7 @@ def batch(
 
     conclude(
         found,
-        lambda width: [batch_table(found, width=width), *listed(batch_remarks(found))],
+        lambda width: [batch_table(found, width=width), *format_notes(batch_remarks(found))],
         files(),
         out=out,
         is_json=json,
@@ -96,8 +97,8 @@ def batch(
     )
 
 
-def _tell(error: Exception) -> None:
-    """Print an error of the user's step as Python would, without what is ours."""
+def _print_step_error(error: Exception) -> None:
+    """Print an error of the user's step with its traceback, without Stoker's frames."""
     from rich.console import Console
     from rich.text import Text
 

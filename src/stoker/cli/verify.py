@@ -1,4 +1,4 @@
-"""`stoker verify`: every byte of a store compared with its checksums, or every picture of a folder decoded."""
+"""`stoker verify`: check every byte of a store against its checksums, or decode every image of a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from stoker.cli.pictures import Column, Split, opening
+from stoker.cli.pictures import Column, Split, image_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 STORE, IMAGES = "store", "images"
 
 MAX_LISTED = 3
-"""Files of each oddity that are named; JSON names all."""
+"""Files listed per oddity; JSON lists all."""
 
 
 class StoreFirst(TyperGroup):
-    """A group whose argument is the path of a store, unless it begins with the name of a command."""
+    """A group whose argument is the path of a store, unless it is the name of a command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Take `verify PATH` for `verify store PATH`, also where the path happens to be the name of a command."""
+        """Resolve `verify PATH` to `verify store PATH`, even if the path is the name of a command."""
         is_alone = len(args) == 1 and (args[0] not in self.commands or Path(args[0]).exists())
         if is_alone or (args and args[0] not in self.commands):
             args = [STORE, *args]
@@ -40,10 +40,10 @@ verify_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     subcommand_metavar="PATH | images FOLDER",
-    help="""Compare every byte of a store with its checksums; or decode every picture of a folder.
+    help="""Check every byte of a store against its checksums, or decode every image of a folder.
 
-    `stoker verify PATH` is about the store at PATH, `stoker verify images FOLDER` about pictures. The exit code is 0 if
-    all is sound and 1 if it is not.
+    `stoker verify PATH` checks the store at PATH, `stoker verify images FOLDER` checks images. The exit code is 0 if
+    everything is intact, otherwise 1.
 
     Example: [bold cyan]stoker verify data/corpus[/]
 
@@ -53,10 +53,10 @@ verify_app = typer.Typer(
 
 
 @verify_app.command(STORE)
-def verify(path: Annotated[Path, typer.Argument(help="The folder of a store.")]) -> None:
-    """Compare every byte of a store with its checksums, and name each block that is damaged.
+def verify(path: Annotated[Path, typer.Argument(help="Folder of a store.")]) -> None:
+    """Check every byte of a store against its checksums, and report each damaged block.
 
-    The exit code is 0 if the store is sound and 1 if it is not. The word `store` may be left out.
+    The exit code is 0 if the store is intact, otherwise 1. The word `store` may be omitted.
 
     Example: [bold cyan]stoker verify data/corpus[/]
     """
@@ -73,14 +73,14 @@ def verify(path: Annotated[Path, typer.Argument(help="The folder of a store.")])
         store = open_store(path)
     except NotAStore as error:
         if path.is_dir():
-            error.add_note(f"hint: if it holds pictures, `stoker verify images {path}` checks them")
+            error.add_note(f"hint: if it holds images, `stoker verify images {path}` checks them")
         raise
     begin = perf_counter()
-    with _watched(console, sum(shard.num_bytes for shard in store.manifest.shards)) as advance:
+    with _show_byte_progress(console, sum(shard.num_bytes for shard in store.manifest.shards)) as advance:
         verdict = verified(path, progress=advance)
     seconds = perf_counter() - begin
     for damage in verdict.damages:
-        console.print(f"[bold red]damaged[/] {_told(damage, store)}", soft_wrap=True)
+        console.print(f"[bold red]damaged[/] {_format_damage(damage, store)}", soft_wrap=True)
     console.print(_summary(verdict, seconds), soft_wrap=True)
     if not verdict.is_sound:
         raise typer.Exit(1)
@@ -89,17 +89,20 @@ def verify(path: Annotated[Path, typer.Argument(help="The folder of a store.")])
 @verify_app.command(IMAGES)
 def images(
     path: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="A folder of pictures, .tar archives, Parquet, or a store of them.")
+        str,
+        typer.Argument(
+            metavar="FOLDER", help="Folder of images, .tar archives or Parquet files, or a store of images."
+        ),
     ],
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes; by default one for each core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes (default: one per core).")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
     column: Column = None,
     split: Split = None,
 ) -> None:
-    """Decode every picture from its first byte to its last, and name each one that is bad, and why.
+    """Decode every image completely, and report each bad one with the reason.
 
-    Bad is what is empty, no picture, cut short, damaged, too large to decode or cannot be read; a decoder that makes do
-    with half a picture is not asked. The exit code is 0 if all are good and 1 if any is bad.
+    Reports files that are empty, not images, truncated, damaged, too large or unreadable. Lenient decoders, which
+    accept partial images, are not used. The exit code is 0 if all images are good, otherwise 1.
 
     Example: [bold cyan]stoker verify images data/photos[/]
     """
@@ -112,8 +115,8 @@ def images(
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     begin = perf_counter()
-    with _counted(errors) as watch:
-        found = check_images(path, num_workers=workers, watch=watch, **opening(column=column, split=split))
+    with _show_image_progress(errors) as watch:
+        found = check_images(path, num_workers=workers, watch=watch, **image_options(column=column, split=split))
     seconds = perf_counter() - begin
     if json:
         print(dumps(_facts(path, found, seconds), indent=2, ensure_ascii=False))
@@ -124,8 +127,8 @@ def images(
 
 
 @contextmanager
-def _counted(console: Console) -> Iterator[Callable[[int, int, int], None]]:
-    """Show how many pictures are done, where somebody is looking."""
+def _show_image_progress(console: Console) -> Iterator[Callable[[int, int, int], None]]:
+    """Show progress in images, if stderr is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from stoker.foundation.text import format_bytes
@@ -155,13 +158,13 @@ def _print_images(found: ImageCheck, seconds: float, console: Console) -> None:
 
     for bad in found.bad:
         console.print(f"[bold red]{bad.kind}[/] [bold]{escape(bad.path)}[/]: {escape(bad.reason)}", soft_wrap=True)
-    speed = f"{found.num_pictures / seconds:,.0f} pictures/s"
+    speed = f"{found.num_pictures / seconds:,.0f} images/s"
     seen = (
-        f"{format_count(found.num_pictures, 'picture')}, {format_bytes(found.num_bytes)} "
+        f"{format_count(found.num_pictures, 'image')}, {format_bytes(found.num_bytes)} "
         f"({format_duration(seconds)}, {speed})"
     )
     if found.is_sound:
-        console.print(f"[bold green]sound[/] {seen}", soft_wrap=True)
+        console.print(f"[bold green]intact[/] {seen}", soft_wrap=True)
     else:
         kinds = ", ".join(f"{number:,} {kind}" for kind, number in found.bad_by_kind().items())
         console.print(f"[bold red]bad[/] {len(found.bad):,} of {seen}: {kinds}", soft_wrap=True)
@@ -173,8 +176,8 @@ def _print_images(found: ImageCheck, seconds: float, console: Console) -> None:
         console.print(f"[bold yellow]odd[/] {len(paths):,} {escape(what)}: [dim]{escape(shown)}[/]", soft_wrap=True)
     if found.bad:
         console.print(
-            "[bold cyan]hint:[/] mend or delete these files, or train with on_error='skip', which puts another picture "
-            "in the place of each and lists them in the ledger",
+            "[bold cyan]hint:[/] fix or delete these files, or train with on_error='skip', which replaces each with "
+            "another image and lists it in the ledger",
             soft_wrap=True,
         )
 
@@ -194,8 +197,8 @@ def _facts(path: str, found: ImageCheck, seconds: float) -> dict[str, Any]:
 
 
 @contextmanager
-def _watched(console: Console, num_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show how far it is, where somebody is looking."""
+def _show_byte_progress(console: Console, num_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show progress in bytes, if stderr is a terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (
@@ -210,7 +213,7 @@ def _watched(console: Console, num_bytes: int) -> Iterator[Callable[[int], None]
         yield lambda more: progress.advance(task, more)
 
 
-def _told(damage: Damage, store: Store) -> str:
+def _format_damage(damage: Damage, store: Store) -> str:
     from rich.markup import escape
 
     from stoker.store.shard import block_at
@@ -230,7 +233,7 @@ def _summary(verdict: Verdict, seconds: float) -> str:
     if verdict.is_sound:
         speed = f"{format_bytes(round(verdict.num_bytes / seconds))}/s"
         size = format_bytes(verdict.num_bytes)
-        return f"[bold green]sound[/] {seen}, {size}, as they were written ({format_duration(seconds)}, {speed})"
+        return f"[bold green]intact[/] {seen}, {size} match their checksums ({format_duration(seconds)}, {speed})"
     blocks = sum(damage.block is not None for damage in verdict.damages)
     whole = len(verdict.damages) - blocks
     files = len({damage.file for damage in verdict.damages})
@@ -238,6 +241,6 @@ def _summary(verdict: Verdict, seconds: float) -> str:
     return (
         f"[bold red]damaged[/] {' and '.join(parts)}, in {files} of {format_count(verdict.num_shards, 'shard')} "
         f"({format_count(verdict.num_blocks, 'block')} compared in {format_duration(seconds)})\n"
-        "[bold cyan]hint:[/] copy these files again from where they are sound, or delete them and run the same "
-        "`stoker prepare` again: it makes what is missing"
+        "[bold cyan]hint:[/] restore these files from an intact copy, or delete them and run the same "
+        "`stoker prepare` again: it rebuilds what is missing"
     )

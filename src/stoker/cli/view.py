@@ -1,4 +1,4 @@
-"""`stoker view`: batches as pictures, as a model would see them."""
+"""`stoker view`: draw batches as the model sees them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stoker.cli.pack import StrategyName
-from stoker.cli.pictures import Column, Label, Labels, Split, opening
+from stoker.cli.pictures import Column, Label, Labels, Split, image_options
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,43 +19,45 @@ if TYPE_CHECKING:
 view_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Look at batches: images after augmentation, packed rows, attention masks. "
+    help="Draw batches: images after augmentation, packed rows, attention masks. "
     "Try [bold]stoker view images --help[/].",
 )
 
 _Seed = Annotated[int, typer.Option(help="The loader's seed.")]
-_Step = Annotated[int, typer.Option(min=0, help="Which batch of the run, from 0.")]
-_Tokens = Annotated[str, typer.Argument(metavar="STORE", help="A store of tokens, or others that stoker.open opens.")]
-_Length = Annotated[int, typer.Option(min=2, help="Tokens in a row.")]
-_Strategy = Annotated[StrategyName, typer.Option(help="How documents come into rows.")]
-_Column = Annotated[str, typer.Option(help="The column that holds the tokens.")]
+_Step = Annotated[int, typer.Option(min=0, help="Step of the run, from 0.")]
+_Tokens = Annotated[
+    str, typer.Argument(metavar="STORE", help="A store of tokens, or other tokens that stoker.open reads.")
+]
+_Length = Annotated[int, typer.Option(min=2, help="Tokens per row.")]
+_Strategy = Annotated[StrategyName, typer.Option(help="How documents are packed into rows.")]
+_Column = Annotated[str, typer.Option(help="Column of the tokens.")]
 
 
 def _output(name: str) -> Any:
-    return typer.Option("-o", "--out", help=f"The file to write; its ending says what kind. By default {name}.")
+    return typer.Option("-o", "--out", help=f"Output file; its extension sets the format (default: {name}).")
 
 
 @view_app.command()
 def images(
     path: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="A folder of pictures, or whatever else stoker.images takes.")
+        str, typer.Argument(metavar="FOLDER", help="Folder of images, or other data that stoker.images reads.")
     ],
     out: Annotated[Path, _output("sheet.png")] = Path("sheet.png"),
-    size: Annotated[int, typer.Option(min=1, help="Height and width of an image, as the model gets it.")] = 224,
+    size: Annotated[int, typer.Option(min=1, help="Height and width of an image as the model sees it.")] = 224,
     batch_size: Annotated[int, typer.Option(min=1, help="Images in the batch.")] = 32,
     augment: Annotated[
         bool,
-        typer.Option("--augment/--no-augment", help="RandomResizedCrop and flip, or the middle of the whole image."),
+        typer.Option("--augment/--no-augment", help="RandomResizedCrop and flip, or a center crop."),
     ] = True,
     seed: _Seed = 0,
     step: _Step = 0,
-    columns: Annotated[int | None, typer.Option(min=1, help="Images side by side.")] = None,
+    columns: Annotated[int | None, typer.Option(min=1, help="Images per row.")] = None,
     labels: Labels = None,
     column: Column = None,
     label: Label = None,
     split: Split = None,
 ) -> None:
-    """Draw a contact sheet of a shuffled batch: every image as it comes out, with its label and position.
+    """Draw a contact sheet of a shuffled batch: each image after transforms, with its label and position.
 
     Example: [bold cyan]stoker view images data/photos -o sheet.png[/]
 
@@ -69,12 +71,12 @@ def images(
     transform: list[Any] = (
         [RandomResizedCrop(size), RandomHorizontalFlip()] if augment else [Resize(size), CenterCrop(size)]
     )
-    options = opening(labels=labels, column=column, label=label, split=split)
+    options = image_options(labels=labels, column=column, label=label, split=split)
     dataset: Any = stoker.images(path, transform=transform, allow_empty=True, **options)
     batch_size = min(batch_size, len(dataset))
     loader: DataLoader[Any] = DataLoader(dataset, batch_size, shuffle=True, seed=seed, skip=((0, step),) * bool(step))
     _check_step(loader, step)
-    batch, recipe = _taken(loader)
+    batch, recipe = _take(loader)
     how = "augmented" if augment else "not augmented"
     image = stoker.view.batch(
         batch,
@@ -98,15 +100,15 @@ def tokens(
     step: _Step = 0,
     column: _Column = "tokens",
 ) -> None:
-    """Draw a shuffled batch of packed rows: each document in a colour, with its number of tokens; padding hatched.
+    """Draw a shuffled batch of packed rows: one color per document, with its number of tokens; padding hatched.
 
     Example: [bold cyan]stoker view tokens data/corpus -o rows.png --length 2048[/]
     """
     _check_output(out)
     import stoker
 
-    batch, recipe, told = _packed(path, length, batch_size, strategy, seed, step, column)
-    image = stoker.view.batch(batch, positions=recipe.positions.tolist(), max_images=batch_size, title=told)
+    batch, recipe, title = _pack(path, length, batch_size, strategy, seed, step, column)
+    image = stoker.view.batch(batch, positions=recipe.positions.tolist(), max_images=batch_size, title=title)
     _save(image, out)
 
 
@@ -121,22 +123,22 @@ def mask(
     step: _Step = 0,
     column: _Column = "tokens",
 ) -> None:
-    """Draw the attention masks of a shuffled batch of packed rows: which tokens each token sees.
+    """Draw the attention masks of a shuffled batch of packed rows: which tokens each token attends to.
 
     Example: [bold cyan]stoker view mask data/corpus -o mask.png --length 512[/]
     """
     _check_output(out)
     import stoker
 
-    batch, recipe, told = _packed(path, length, batch_size, strategy, seed, step, column)
-    image = stoker.view.mask(batch, positions=recipe.positions.tolist(), max_masks=batch_size, title=told)
+    batch, recipe, title = _pack(path, length, batch_size, strategy, seed, step, column)
+    image = stoker.view.mask(batch, positions=recipe.positions.tolist(), max_masks=batch_size, title=title)
     _save(image, out)
 
 
-def _packed(
+def _pack(
     path: str, length: int, batch_size: int, strategy: StrategyName, seed: int, step: int, column: str
 ) -> tuple[Any, Recipe, str]:
-    """Return a batch of packed rows, what is in it, and what to write above it."""
+    """Return a batch of packed rows, its recipe, and a title."""
     import stoker
     from stoker.loader import DataLoader
 
@@ -144,11 +146,11 @@ def _packed(
     batch_size = min(batch_size, len(rows))
     loader: DataLoader[Any] = DataLoader(rows, batch_size, shuffle=True, seed=seed, skip=((0, step),) * bool(step))
     _check_step(loader, step)
-    batch, recipe = _taken(loader)
+    batch, recipe = _take(loader)
     return batch, recipe, f"{Path(path).absolute().name}: {len(rows):,} rows, step {step}, seed {seed}"
 
 
-def _taken(loader: DataLoader[Any]) -> tuple[Any, Recipe]:
+def _take(loader: DataLoader[Any]) -> tuple[Any, Recipe]:
     batches = iter(loader)
     try:
         batch = next(batches)
@@ -166,30 +168,32 @@ def _check_step(loader: DataLoader[Any], step: int) -> None:
     assert plan is not None
     if step >= plan.steps_in(0):
         raise ArgumentError(
-            f"there is no step {step}: an epoch has {plan.steps_in(0)} of {plan.batch_size}",
-            hint=f"choose one from 0 to {plan.steps_in(0) - 1}, or a smaller --batch-size",
+            f"step {step} is out of range: an epoch has {plan.steps_in(0)} steps of {plan.batch_size} samples",
+            hint=f"choose a step from 0 to {plan.steps_in(0) - 1}, or a smaller --batch-size",
         )
 
 
 def _check_output(out: Path) -> None:
-    """Refuse what could not be written, before anything is loaded."""
+    """Raise an error, before anything is loaded, if the output cannot be written."""
     from stoker.errors import ArgumentError
-    from stoker.view.showing import pillow
+    from stoker.view.showing import require_pillow
 
-    pillow()
+    require_pillow()
     from PIL import Image
 
     Image.init()
     suffix = out.suffix.lower()
     if Image.registered_extensions().get(suffix) not in Image.SAVE:
         raise ArgumentError(
-            f"{out} ends in {suffix!r}, which is no kind of picture that is written here"
+            f"unsupported image format {suffix!r} of {out}"
             if suffix
-            else f"{out} has no ending that says what kind of picture it is to be",
+            else f"{out} has no file extension to set the image format",
             hint="use .png, .jpg, .webp or .pdf",
         )
     if not out.absolute().parent.is_dir():
-        raise ArgumentError(f"there is no folder {out.absolute().parent}", hint="make it first, or write elsewhere")
+        raise ArgumentError(
+            f"folder {out.absolute().parent} does not exist", hint="create it first, or write elsewhere"
+        )
 
 
 def _save(image: Image, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""From a slot to the accelerator: page-locking, copies on a side stream; decoding, widening, normalising on the device.
+"""From a slot to the accelerator: page-locking, copies on a side stream; decoding, widening, normalizing on the device.
 
 The only room that touches CUDA.
 """

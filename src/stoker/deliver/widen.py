@@ -1,4 +1,4 @@
-"""What becomes of a tensor where it is used: wider numbers, and images normalised.
+"""What becomes of a tensor where it is used: wider numbers, and images normalized.
 
 Workers send what is small (bytes of pixels, short integers); the device makes it what the model takes. Widening an
 image on the device moves a quarter of the bytes that float32 would, and takes one pass over it.
@@ -33,7 +33,7 @@ class Normalize:
     scale: float = 255.0
     """What the largest value of the input stands for: 255 for bytes, so that they become 0 to 1 first."""
     fields: tuple[str, ...] | None = None
-    """The fields to normalise, whatever their dtype. By default every uint8 tensor of three dimensions or more."""
+    """The fields to normalize, whatever their dtype. By default every uint8 tensor of three dimensions or more."""
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -62,7 +62,7 @@ class Normalize:
 
 
 class Widening:
-    """Converts and normalises tensors, on whatever device they are.
+    """Converts and normalizes tensors, on whatever device they are.
 
     Args:
         to: a floating dtype for floating tensors and 8-bit integers; or an integer dtype for narrower integers; or a
@@ -83,7 +83,7 @@ class Widening:
         self._seen: set[str | None] = set()
         self._has_normalized = False
         self._passed_by: torch.dtype | None = None
-        """The dtype of what looks like images and is not normalised, because it has no bytes."""
+        """The dtype of what looks like images and is not normalized, because it has no bytes."""
 
     @classmethod
     def of(cls, to: To | None, normalize: Normalize | Iterable[Any] | None) -> Widening | None:
@@ -92,7 +92,7 @@ class Widening:
 
     @property
     def normalize(self) -> Normalize | None:
-        """What images are normalised with."""
+        """What images are normalized with."""
         return self._normalize
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,12 +197,12 @@ class Widening:
         byte_target = exact.get(torch.uint8)
         if wrong:
             raise ArgumentError(
-                f"field {wrong[0]!r} is normalised, but `to` makes it {exact[wrong[0]]}",
+                f"field {wrong[0]!r} is normalized, but `to` makes it {exact[wrong[0]]}",
                 hint="give it a floating dtype, or take it out of `fields`",
             )
         if fields is None and byte_target is not None and not byte_target.is_floating_point:
             raise ArgumentError(
-                f"uint8 tensors are normalised, but `to` makes them {byte_target}",
+                f"uint8 tensors are normalized, but `to` makes them {byte_target}",
                 hint="give uint8 a floating dtype, or name the images: Normalize(mean, std, fields=('image',))",
             )
 

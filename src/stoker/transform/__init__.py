@@ -1,8 +1,8 @@
-"""Sample to sample: what is done to data between its source and its batch, the same every time it is done.
+"""Transforms of samples between source and batch, deterministic per sample.
 
-Pictures: `RandomResizedCrop`, `Resize`, `CenterCrop`, `RandomCrop`, `RandomHorizontalFlip`, `ColorJitter`,
-`RandomGrayscale` and `RandAugment` have the names, arguments and results of torchvision's; `Apply` hands pictures to a
-function of your own. Text: `stoker.transform.tokenizer`.
+Images: `RandomResizedCrop`, `Resize`, `CenterCrop`, `RandomCrop`, `RandomHorizontalFlip`, `ColorJitter`,
+`RandomGrayscale` and `RandAugment` have torchvision's names, arguments and results; `Apply` calls your own function.
+Text: `stoker.transform.tokenizer`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stoker.transform.image.colour import ColorJitter, RandomGrayscale
+    from stoker.transform.image.color import ColorJitter, RandomGrayscale
     from stoker.transform.image.foreign import Apply
     from stoker.transform.image.geometry import (
         CenterCrop,
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     )
     from stoker.transform.image.randaugment import RandAugment
 
-# Where each lives; imported when it is used.
+# The module of each transform, imported on first use.
 _HOMES = {
     "Apply": "foreign",
     "CenterCrop": "geometry",
-    "ColorJitter": "colour",
+    "ColorJitter": "color",
     "RandAugment": "randaugment",
     "RandomCrop": "geometry",
-    "RandomGrayscale": "colour",
+    "RandomGrayscale": "color",
     "RandomHorizontalFlip": "geometry",
     "RandomResizedCrop": "geometry",
     "Resize": "geometry",
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # or type checkers would take any name for one of ours
+if not TYPE_CHECKING:  # hide from type checkers, which would accept any name
 
     def __getattr__(name: str) -> Any:
         from importlib import import_module

@@ -1,6 +1,6 @@
-"""Look at what a model sees: pictures of batches, of packed rows and of attention masks; and at how a run went.
+"""Show what a model sees: images of batches, packed rows and attention masks. Report how a run went.
 
-Pictures are Pillow images, a report is a page: notebooks show both by themselves, `.save(path)` writes them.
+Results are Pillow images, or a page for a report. Notebooks display both; `.save(path)` writes them to a file.
 """
 
 from stoker.view.page import report

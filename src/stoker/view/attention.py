@@ -1,4 +1,4 @@
-"""A picture of attention masks: who sees whom, with the borders of documents. Shapes: B rows of T columns."""
+"""Draw attention masks: which keys each query sees, with document boundaries. Shapes: B rows of T columns."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw
 
 from stoker.errors import ArgumentError
-from stoker.view.packed_rows import colour_of, spans_of
-from stoker.view.paper import FAINT, HATCH, INK, LINE, MARGIN, PAPER, font, line_height, shortened
+from stoker.view.packed_rows import document_color, document_spans
+from stoker.view.paper import FAINT, HATCH, INK, LINE, MARGIN, PAPER, font, line_height, shorten
 
 SIDE = 480
-"""Pixels of a mask, in both directions, about; a multiple of its columns if those are few."""
+"""Approximate width and height of a mask in pixels; a multiple of its columns if those are few."""
 
 SAMPLES = 2 * SIDE
-"""Of longer rows, so many columns are drawn: all pairs of a long row would not fit into memory."""
+"""Columns drawn of longer rows: all pairs of a long row would not fit into memory."""
 
 GUTTER = 36
 
 SEEN, UNSEEN = "#3b6fa0", "#f3f4f5"
 
 LOW = -1e3
-"""What is added to a score to hide a key is far lower; a bias of a position is not."""
+"""Values below this hide a key; position biases stay above it."""
 
 
 class Panel(NamedTuple):
-    """One mask, drawn."""
+    """The image of one mask, with its caption."""
 
     image: Image.Image
     name: str
     num_keys: int
     share: float
-    """Of all pairs, those that are seen."""
+    """Fraction of all pairs that are visible."""
 
 
-def of_documents(ids: NDArray[np.int64], *, row: int, name: str) -> Panel:
-    """Return the mask of a row [T]: of the same document, and not ahead; in the colours of its documents."""
-    spans = spans_of(ids)
+def draw_document_mask(ids: NDArray[np.int64], *, row: int, name: str) -> Panel:
+    """Draw the causal mask inside each document of a row [T], in the colors of the documents."""
+    spans = document_spans(ids)
     columns = np.arange(min(len(ids), SAMPLES)) * len(ids) // min(len(ids), SAMPLES)
     seen = np.tril(ids[columns, None] == ids[None, columns])
-    colours = _colours(seen)
+    colors = _make_pixels(seen)
     for begin, end, document in spans:
         first, last = np.searchsorted(columns, (begin, end))
-        colour = ImageColor.getrgb(HATCH if document < 0 else colour_of(document, row))
-        part = colours[:, first:last]
-        part[seen[:, first:last]] = colour
-    image = _fitted(colours)
+        color = ImageColor.getrgb(HATCH if document < 0 else document_color(document, row))
+        part = colors[:, first:last]
+        part[seen[:, first:last]] = color
+    image = _fit_to_side(colors)
     draw, scale = ImageDraw.Draw(image), image.width / len(ids)
     for begin, end, _ in spans:
         if begin and (end - begin) * scale >= 3:
@@ -59,22 +59,22 @@ def of_documents(ids: NDArray[np.int64], *, row: int, name: str) -> Panel:
     return Panel(image, name, len(ids), num_seen / len(ids) ** 2)
 
 
-def of_mask(mask: NDArray[np.bool_], *, name: str) -> Panel:
-    """Return a mask [T, T], True where a query sees a key."""
-    colours = _colours(mask)
-    colours[mask] = ImageColor.getrgb(SEEN)
-    return Panel(_fitted(colours), name, mask.shape[-1], float(mask.mean()))
+def draw_mask(mask: NDArray[np.bool_], *, name: str) -> Panel:
+    """Draw a mask [T, T], True where a query sees a key."""
+    colors = _make_pixels(mask)
+    colors[mask] = ImageColor.getrgb(SEEN)
+    return Panel(_fit_to_side(colors), name, mask.shape[-1], float(mask.mean()))
 
 
-def dense_of(mask: Any, *, limit: int) -> NDArray[np.bool_]:
+def to_dense_masks(mask: Any, *, limit: int) -> NDArray[np.bool_]:
     """Return the first masks [B, T, T], True where a query sees a key.
 
-    They are given as booleans, or as what is added to scores: 0, or very low. Of several heads the first is taken.
+    Accepts booleans, or an additive mask: 0, or a very low number. Of several heads, uses the first.
     """
     shape = tuple(np.shape(mask))
     if len(shape) not in (2, 3, 4) or 0 in shape:
         raise ArgumentError(
-            f"a mask of shape {shape} is not one of attention",
+            f"expected an attention mask, got shape {shape}",
             hint="pass [B, 1, T, T], [B, T, T] or [T, T], a batch of packed rows, or its document_ids [B, T]",
         )
     part = mask[:limit, 0] if len(shape) == 4 else mask[:limit] if len(shape) == 3 else mask[None]
@@ -84,10 +84,10 @@ def dense_of(mask: Any, *, limit: int) -> NDArray[np.bool_]:
     return np.asarray(array > LOW if array.dtype.kind == "f" else array.astype(np.bool_))
 
 
-def drawn(panels: Sequence[Panel], *, title: str | None = None) -> Image.Image:
-    """Return masks side by side."""
+def draw_panels(panels: Sequence[Panel], *, title: str | None = None) -> Image.Image:
+    """Draw masks side by side."""
     heading, letters, small = font(20), font(17), font(14)
-    side = MARGIN + line_height(small) + 4  # room for a word that goes upwards
+    side = MARGIN + line_height(small) + 4  # room for vertical text
     columns = min(len(panels), 4)
     rows = -(-len(panels) // columns)
     width, height = max(panel.image.width for panel in panels), max(panel.image.height for panel in panels)
@@ -97,39 +97,39 @@ def drawn(panels: Sequence[Panel], *, title: str | None = None) -> Image.Image:
     sheet = Image.new("RGB", size, PAPER)
     draw = ImageDraw.Draw(sheet)
     if title:
-        draw.text((side, MARGIN - 2), shortened(title, heading, size[0] - side - MARGIN), font=heading, fill=INK)
+        draw.text((side, MARGIN - 2), shorten(title, heading, size[0] - side - MARGIN), font=heading, fill=INK)
     for number, (image, name, num_keys, share) in enumerate(panels):
         x, y = side + number % columns * pitch_x, top + number // columns * pitch_y
-        draw.text((x, y), shortened(name, letters, width), font=letters, fill=INK)
+        draw.text((x, y), shorten(name, letters, width), font=letters, fill=INK)
         y += line_height(letters) + 4
         sheet.paste(image, (x, y))
         draw.rectangle((x - 1, y - 1, x + image.width, y + image.height), outline=HATCH)
         below = y + image.height + 6
         draw.text((x, below), "keys", font=small, fill=FAINT)
         draw.text((x + image.width, below), f"{num_keys:,}", font=small, fill=FAINT, anchor="ra")
-        draw.text((x, below + line_height(small)), f"{share:.1%} of all pairs are seen", font=small, fill=FAINT)
+        draw.text((x, below + line_height(small)), f"{share:.1%} of all pairs are visible", font=small, fill=FAINT)
         if not number % columns:
-            _upwards(sheet, "queries", (x - line_height(small) - 2, y))
+            _draw_upwards(sheet, "queries", (x - line_height(small) - 2, y))
     return sheet
 
 
-def _colours(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    colours = np.empty((*mask.shape, 3), np.uint8)
-    colours[:] = ImageColor.getrgb(UNSEEN)
-    return colours
+def _make_pixels(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    colors = np.empty((*mask.shape, 3), np.uint8)
+    colors[:] = ImageColor.getrgb(UNSEEN)
+    return colors
 
 
-def _fitted(colours: NDArray[np.uint8]) -> Image.Image:
-    """Return the pairs at a size at which they can be seen: each several pixels, or several in one."""
-    num_queries, num_keys = colours.shape[:2]
+def _fit_to_side(colors: NDArray[np.uint8]) -> Image.Image:
+    """Scale the pairs to a readable size: several pixels each, or several pairs per pixel."""
+    num_queries, num_keys = colors.shape[:2]
     longest = max(num_queries, num_keys)
-    image = Image.fromarray(colours)
+    image = Image.fromarray(colors)
     if longest > SIDE:
         size = (max(1, round(num_keys * SIDE / longest)), max(1, round(num_queries * SIDE / longest)))
         return image.resize(size, Image.Resampling.BOX)
     times = SIDE // longest
     image = image.resize((num_keys * times, num_queries * times), Image.Resampling.NEAREST)
-    if times >= 8:  # large enough to be told apart by white lines
+    if times >= 8:  # large enough for white grid lines
         draw = ImageDraw.Draw(image)
         for x in range(times, image.width, times):
             draw.line(((x, 0), (x, image.height)), fill=PAPER)
@@ -138,8 +138,8 @@ def _fitted(colours: NDArray[np.uint8]) -> Image.Image:
     return image
 
 
-def _upwards(image: Image.Image, text: str, at: tuple[int, int]) -> None:
-    """Write a text that goes upwards."""
+def _draw_upwards(image: Image.Image, text: str, at: tuple[int, int]) -> None:
+    """Draw vertical text, bottom to top."""
     small = font(14)
     box = small.getbbox(text)
     strip = Image.new("RGB", (round(box[2]) + 2, line_height(small)), PAPER)

@@ -1,4 +1,4 @@
-"""Batch sizes drawn: samples per second and the time of a step against the size, and where memory ends."""
+"""Plot samples per second, step time and memory against the batch size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAST, STEP, BAD, KNEE = "#3b6fa0", "#e8833a", "#c8391b", "#2a9d6f"
 
 
 def batch_figure(tune: BatchTune) -> Figure:
-    """Return throughput, the time of a step and memory against the batch size."""
+    """Plot throughput, step time and memory against the batch size."""
     sizes = tune.sizes()
     fitting = [one for one in sizes if one.fits and one.step_seconds is not None]
     with_memory = [one for one in fitting if one.peak_bytes is not None]
@@ -52,8 +52,8 @@ def batch_figure(tune: BatchTune) -> Figure:
     return figure
 
 
-def _line(axes: Axes, xs: list[int], ys: list[float], errors: list[float] | None, colour: str, name: str) -> None:
-    axes.errorbar(xs, ys, yerr=errors, color=colour, marker="o", markersize=5, linewidth=1.8, capsize=3)
+def _line(axes: Axes, xs: list[int], ys: list[float], errors: list[float] | None, color: str, name: str) -> None:
+    axes.errorbar(xs, ys, yerr=errors, color=color, marker="o", markersize=5, linewidth=1.8, capsize=3)
     axes.set_ylim(0, 1.12 * max([*(y + e for y, e in zip(ys, errors or [0.0] * len(ys))), 1e-9]))
     if axes.get_ylim()[1] >= 1e4:
         axes.yaxis.set_major_formatter("{x:,.0f}")
@@ -76,7 +76,7 @@ def _mark(axes: Axes, tune: BatchTune) -> None:
 
 
 def _ticks(sizes: list[int], tune: BatchTune) -> list[int]:
-    """Return the sizes that are written: those that are twice the one before, and the largest."""
+    """Return the sizes to label: those about twice the previous one, and the largest."""
     kept: list[int] = []
     for size in sizes:
         is_apart = all(size >= 1.8 * other or other >= 1.8 * size for other in (*kept, tune.largest or size / 4))
@@ -88,18 +88,18 @@ def _ticks(sizes: list[int], tune: BatchTune) -> list[int]:
 def _title(tune: BatchTune) -> str:
     name = tune.target.rpartition("/")[2]
     if tune.largest is None:
-        return f"{name}: nothing that was tried fits" if tune.is_interrupted else f"{name}: nothing fits"
+        return f"{name}: no size tried so far fits" if tune.is_interrupted else f"{name}: no batch size fits"
     paying = f", {tune.knee:,} is as fast" if tune.knee is not None and tune.knee < tune.largest else ""
     if tune.is_slower_when_larger:
-        paying = f", but {tune.fastest:,} is the fastest: larger ones become slower"
+        paying = f", but {tune.fastest:,} is the fastest: larger batches are slower"
     return f"{name}: a batch of {tune.largest:,} fits{paying}"
 
 
 def _below(tune: BatchTune) -> str:
-    told = "" if tune.memory_bytes is None else f"{format_bytes(tune.memory_bytes)} of "
-    pays = f"from here on larger sizes bring less than {KNEE_SHARE:.0%}"
+    memory = "" if tune.memory_bytes is None else f"{format_bytes(tune.memory_bytes)} of "
+    pays = f"beyond this, larger sizes gain less than {KNEE_SHARE:.0%}"
     return (
-        f"In {told}{tune.device}. Dotted: the largest that fits. Green: "
-        f"{'the fastest' if tune.is_slower_when_larger else pays}. Red: does not fit. "
-        "Whiskers: standard deviations of steps."
+        f"In {memory}{tune.device}. Dotted: largest that fits. Green: "
+        f"{'fastest' if tune.is_slower_when_larger else pays}. Red: does not fit. "
+        "Error bars: standard deviation over steps."
     )

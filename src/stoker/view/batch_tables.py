@@ -1,4 +1,4 @@
-"""Batch sizes, how fast they are and which fit, as a table for the terminal."""
+"""Format the batch sizes that were tried as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from stoker.view.columns import table_of_rows
 
 
 def batch_table(tune: BatchTune, *, width: int = 200) -> Table:
-    """Return a line for each size that was tried: samples per second, time of a step, memory."""
+    """Return a table with a row per size tried: samples per second, step time, memory."""
     rows = []
     for one in tune.sizes():
         if not one.fits:
             note = "[red]does not fit[/]"
         elif one.batch_size == tune.largest:
-            note = "[green]the largest that fits[/]"
+            note = "[green]largest that fits[/]"
         elif tune.is_slower_when_larger:
-            note = "[cyan]the fastest[/]" if one.batch_size == tune.fastest else ""
+            note = "[cyan]fastest[/]" if one.batch_size == tune.fastest else ""
         else:
-            note = "[cyan]pays up to here[/]" if one.batch_size == tune.knee else ""
+            note = "[cyan]larger gains little[/]" if one.batch_size == tune.knee else ""
         rows.append(
             {
                 "batch size": f"{one.batch_size:,}",
@@ -34,30 +34,30 @@ def batch_table(tune: BatchTune, *, width: int = 200) -> Table:
 
 
 def batch_remarks(tune: BatchTune) -> list[str]:
-    """Return what follows, a sentence each."""
+    """Return the conclusions, one sentence each."""
     where = f"{format_bytes(tune.memory_bytes)} of {tune.device}" if tune.memory_bytes is not None else tune.device
     if tune.largest is None and tune.is_interrupted:
-        return [f"no size was found by then that fits into {where}"]
+        return [f"no batch size that fits into {where} was found before the interruption"]
     if tune.largest is None:
         return [f"not even a batch of one sample fits into {where}"]
     found = [f"batch_size={tune.largest} is the largest that fits into {where} with {tune.margin:.0%} to spare"]
     if tune.num_verified:
-        found[0] += f"; verified with {tune.num_verified} steps in a process of its own"
+        found[0] += f"; verified with {tune.num_verified} steps in a separate process"
     if tune.stopped:
-        found[0] = found[0].replace("the largest that fits", "the largest that was found to fit")
-        found.append(f"it may not be the limit: {tune.stopped}")
+        found[0] = found[0].replace("the largest that fits", "the largest found to fit")
+        found.append(f"larger sizes may fit: {tune.stopped}")
     knee = tune.knee
     if tune.is_slower_when_larger:
         speeds = tune.speeds()
         best, last = format_number(max(speeds.values())), format_number(speeds[max(speeds)])
         found.append(
-            f"batch_size={tune.fastest} is the fastest, with {best} samples per second: take that; larger ones become "
+            f"batch_size={tune.fastest} is the fastest, with {best} samples per second: use that. Larger batches are "
             f"slower, and batch_size={max(speeds)} gives {last}"
         )
     elif knee is not None and knee < tune.largest:
-        found.append(f"from batch_size={knee} on, larger ones bring less than {KNEE_SHARE:.0%} more samples per second")
+        found.append(f"beyond batch_size={knee}, larger batches gain less than {KNEE_SHARE:.0%} in samples per second")
     elif knee == tune.largest and not tune.stopped:
-        found.append("larger sizes pay all the way: more memory would bring more samples per second")
+        found.append("throughput still grows at the largest size: more memory would allow more samples per second")
     if tune.num_repeated is not None:
         found.append(
             f"batches repeat the {tune.num_repeated:,} samples of the loader's first one: where others are larger, "
@@ -65,5 +65,5 @@ def batch_remarks(tune: BatchTune) -> list[str]:
         )
     said = [one.error for one in tune.sizes() if one.error]
     if said:
-        found.append(f"what did not fit said: {said[0]}")
+        found.append(f"error of a size that did not fit: {said[0]}")
     return found

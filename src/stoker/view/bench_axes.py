@@ -1,4 +1,4 @@
-"""What plots of measurements have in common: figures, legends, and lines with whiskers."""
+"""Shared parts of benchmark plots: figures, legends, and lines with error bars."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AXES = {
 
 
 def empty_figure(width: float, height: float) -> Figure:
-    """Return a figure of so many inches, with room between what is in it."""
+    """Return an empty figure, sized in inches, with constrained layout."""
     figure = new_figure(width, height)
     engine: Any = figure.get_layout_engine()
     engine.set(h_pad=0.11, w_pad=0.09, wspace=0.06)
@@ -32,7 +32,7 @@ def empty_figure(width: float, height: float) -> Figure:
 
 
 def add_legend(axes: Axes, *, above: bool = False, columns: int = 1) -> None:
-    """Say what the lines are, if there is anything to say."""
+    """Add a legend if any line has a label."""
     handles, labels = axes.get_legend_handles_labels()
     if not labels:
         return
@@ -46,7 +46,7 @@ def add_legend(axes: Axes, *, above: bool = False, columns: int = 1) -> None:
 
 
 def finish(figure: Figure, title: str, *, grid: str = "y") -> None:
-    """Give a figure its title, and all its axes the same look."""
+    """Set the title of a figure and style all its axes alike."""
     heading(figure, title)
     for axes in figure.axes:
         plain(axes)
@@ -64,33 +64,33 @@ def draw_against(
     over: str | None = None,
     is_dashed: bool = False,
 ) -> dict[str, float]:
-    """Draw a quantity against an argument, with whiskers: a line for each setting of the others.
+    """Plot a quantity against an argument, with error bars: one line per setting of the others.
 
-    By default it is the first that was varied. What went wrong is a cross at the foot. Dashed lines have no names: they
-    go with others of the same colours. Return where each result stands along the axis, by its label.
+    By default the argument is the first that was varied. Failed trials are crosses at the bottom. Dashed lines have no
+    label: they belong to solid lines of the same color. Return the x position of each result, by its label.
     """
     spots: dict[str, float] = {}
     over = over or axis_of(results)
     if over is None:
         _draw_bars(axes, results, quantity, scale)
         return spots
-    groups = _groups(results, [name for name in varied(results) if name != over])
+    groups = _groups(results, [name for name in varied_arguments(results) if name != over])
     places = sorted({result.config[over] for result in results if over in result.config})
     for number, (label, group) in enumerate(groups.items()):
         well = sorted((one for one in group if one.num_ok), key=lambda one: one.config[over])
-        colour = SERIES[number % len(SERIES)]
-        dodge = 0.04 * (number - (len(groups) - 1) / 2) / max(1, len(groups) / 4)  # or whiskers hide each other
+        color = SERIES[number % len(SERIES)]
+        dodge = 0.04 * (number - (len(groups) - 1) / 2) / max(1, len(groups) / 4)  # or error bars overlap
         spots |= {one.label: places.index(one.config[over]) + dodge for one in well}
         axes.errorbar(
             [spots[one.label] for one in well],
             [(one.mean(quantity) or 0.0) / scale for one in well],
             yerr=[one.deviation(quantity) / scale for one in well],
-            color=colour,
+            color=color,
             marker="o",
             ms=5.5,
             lw=1.8,
             ls="--" if is_dashed else "-",
-            mfc="white" if is_dashed else colour,
+            mfc="white" if is_dashed else color,
             capsize=4,
             label=None if is_dashed else label or None,
         )
@@ -105,9 +105,9 @@ def draw_against(
 
 
 def _groups(results: Sequence[Result], others: Sequence[str]) -> dict[str, list[Result]]:
-    """Return the results that make a line each, by what sets the lines apart.
+    """Return the results of each line, by the settings that distinguish the lines.
 
-    One that has no such argument, as there is nothing to prefetch without workers, belongs to all that agree otherwise.
+    A result without such an argument (no workers, so no prefetching) belongs to every line that agrees otherwise.
     """
     full = [result for result in results if all(name in result.config for name in others)]
     groups: dict[str, list[Result]] = {}
@@ -125,12 +125,12 @@ def _groups(results: Sequence[Result], others: Sequence[str]) -> dict[str, list[
 
 
 def axis_of(results: Sequence[Result]) -> str | None:
-    """Return the argument to draw against; None if there is but one setting of each."""
-    return next((name for name in varied(results) if name in AXES), None)
+    """Return the argument for the x axis; None if no argument was varied."""
+    return next((name for name in varied_arguments(results) if name in AXES), None)
 
 
-def varied(results: Sequence[Result]) -> list[str]:
-    """Return the arguments that have several values, workers first. One that is missing somewhere has another there."""
+def varied_arguments(results: Sequence[Result]) -> list[str]:
+    """Return the arguments with several values, workers first. A missing argument counts as another value."""
     names = [name for name in SWEPT if len({str(result.config.get(name)) for result in results}) > 1]
     return [name for name in names if all(name in result.config for result in results)] + [
         name for name in names if not all(name in result.config for result in results)

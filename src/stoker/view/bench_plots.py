@@ -1,4 +1,4 @@
-"""Measurements of loaders as plots, each a Matplotlib figure. Whiskers are standard deviations over rounds."""
+"""Plot loader benchmarks as Matplotlib figures. Error bars are standard deviations over rounds."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ PARTS = {
 
 
 def loader_figures(sweep: Sweep) -> dict[str, Figure]:
-    """Return the plots of a sweep over a loader's arguments, by the names of their files."""
+    """Plot a sweep over a loader's arguments. Return the figures by file name."""
     results = sweep.results()
     if not any(result.num_ok for result in results):
         return {}
     name = sweep.target.rpartition("/")[2]
     return {
-        "throughput": throughput_figure(f"{name}: how fast", results, has_step=sweep.step is not None),
+        "throughput": throughput_figure(f"{name}: throughput", results, has_step=sweep.step is not None),
         "memory": memory_figure(f"{name}: memory", results),
         "startup": startup_figure(f"{name}: start-up", results),
-        "quantiles": quantiles_figure(f"{name}: time of a batch", results),
+        "quantiles": quantiles_figure(f"{name}: time per batch", results),
     }
 
 
 def throughput_figure(title: str, results: Sequence[Result], *, has_step: bool = False) -> Figure:
-    """Return throughput, and the time of a batch or step, against what was varied."""
+    """Plot throughput, and time per batch or step, against the varied argument."""
     figure = empty_figure(11, 4.6)
     left, right = figure.subplots(1, 2)
     times = [mean for result in results if (mean := result.mean("seconds_per_batch"))]
@@ -49,7 +49,7 @@ def throughput_figure(title: str, results: Sequence[Result], *, has_step: bool =
     draw_against(left, results, "samples_per_second")
     draw_against(right, results, "seconds_per_batch", scale=size)
     left.set_ylabel("samples per second", color=INK)
-    what = "step, with the wait for its batch" if has_step else "batch"
+    what = "step, including the wait for its batch" if has_step else "batch"
     right.set_ylabel(f"time per {what} ({unit})", color=INK)
     add_legend(left)
     finish(figure, title)
@@ -57,7 +57,7 @@ def throughput_figure(title: str, results: Sequence[Result], *, has_step: bool =
 
 
 def memory_figure(title: str, results: Sequence[Result]) -> Figure:
-    """Return the memory of all processes, one upon the other; and that of a worker against workers, if they vary."""
+    """Plot the memory of all processes, stacked; and per worker against num_workers, if that varies."""
     known = [result for result in results if result.mean("memory_bytes") is not None]
     working = [result for result in known if result.mean("worker_bytes") is not None]
     has_growth = len({result.config.get("num_workers") for result in working} - {None}) > 1
@@ -67,8 +67,8 @@ def memory_figure(title: str, results: Sequence[Result]) -> Figure:
     _draw_processes(panels[0], known)
     growth = bytes_per_worker(results)
     if growth is not None:
-        told = f"grows by {format_bytes(max(0.0, growth))} with each worker, pages of files apart"
-        panels[0].set_title(told, loc="left", fontsize=10, color=INK)
+        text = f"grows by {format_bytes(max(0.0, growth))} per worker, not counting file pages"
+        panels[0].set_title(text, loc="left", fontsize=10, color=INK)
     if has_growth:
         _draw_worker(panels[1], working)
     finish(figure, title)
@@ -76,16 +76,16 @@ def memory_figure(title: str, results: Sequence[Result]) -> Figure:
 
 
 def _draw_processes(axes: Axes, results: Sequence[Result]) -> None:
-    """Draw the memory of each process upon that of those before it, the trainer's at the foot."""
+    """Draw the memory of each process as a stacked bar, the trainer at the bottom."""
     at = np.arange(len(results))
     height = np.zeros(len(results))
-    legend = {TRAINER: "trainer", WORKERS: "workers, each by itself", OTHERS: "what Python starts beside them"}
+    legend = {TRAINER: "trainer", WORKERS: "workers, one by one", OTHERS: "other child processes"}
     names = dict.fromkeys(name for result in results for name in result.processes)
     for name in sorted(names, key=lambda name: (name != "trainer", not name.startswith("worker"))):
-        colour = TRAINER if name == "trainer" else WORKERS if name.startswith("worker") else OTHERS
+        color = TRAINER if name == "trainer" else WORKERS if name.startswith("worker") else OTHERS
         part = np.array([one.processes[name].mean / 1e6 if name in one.processes else 0.0 for one in results])
         axes.bar(
-            at, part, width=0.62, bottom=height, color=colour, edgecolor="white", lw=0.6, label=legend.pop(colour, None)
+            at, part, width=0.62, bottom=height, color=color, edgecolor="white", lw=0.6, label=legend.pop(color, None)
         )
         height = height + part
     spread = np.array([result.deviation("memory_bytes") / 1e6 for result in results])
@@ -95,32 +95,32 @@ def _draw_processes(axes: Axes, results: Sequence[Result]) -> None:
         axes.tick_params(axis="x", rotation=28)
         for tick in axes.get_xticklabels():
             tick.set_horizontalalignment("right")
-    axes.set_ylabel("memory (MB), shared pages by share", color=INK)
+    axes.set_ylabel("memory (MB, PSS)", color=INK)
     axes.set_ylim(0, 1.22 * max([*(height + spread), 1.0]))
     add_legend(axes)
 
 
 def _draw_worker(axes: Axes, results: Sequence[Result]) -> None:
-    """Draw the memory of one worker, on average and of the largest, against how many there are."""
+    """Draw the mean and the largest memory of a worker against num_workers."""
     for quantity, is_dashed in (("worker_bytes", False), ("largest_worker_bytes", True)):
         draw_against(axes, results, quantity, scale=1e6, over="num_workers", is_dashed=is_dashed)
     axes.plot([], [], color=FAINT, marker="o", label="mean of all workers")
-    axes.plot([], [], color=FAINT, marker="o", mfc="white", ls="--", label="the largest")
+    axes.plot([], [], color=FAINT, marker="o", mfc="white", ls="--", label="largest")
     axes.set_ylim(0, 1.3 * axes.get_ylim()[1])
-    axes.set_ylabel("one worker (MB), shared pages by share", color=INK)
+    axes.set_ylabel("one worker (MB, PSS)", color=INK)
     add_legend(axes)
 
 
 def startup_figure(title: str, results: Sequence[Result]) -> Figure:
-    """Return what is waited for before the first batch, part by part."""
+    """Plot the parts of the start-up time before the first batch."""
     well = [result for result in results if result.num_ok]
     figure = empty_figure(9.5, 1.9 + 0.42 * len(well))
     axes = figure.subplots()
     at = np.arange(len(well))
     left = np.zeros(len(well))
-    for name, (quantity, colour) in PARTS.items():
+    for name, (quantity, color) in PARTS.items():
         part = np.array([result.mean(quantity) or 0.0 for result in well])
-        axes.barh(at, part, left=left, height=0.6, color=colour, label=name)
+        axes.barh(at, part, left=left, height=0.6, color=color, label=name)
         left = left + part
     spread = [result.deviation("startup_seconds") for result in well]
     axes.errorbar(left, at, xerr=spread, fmt="none", ecolor=INK, capsize=3, lw=1.1)
@@ -134,7 +134,7 @@ def startup_figure(title: str, results: Sequence[Result]) -> Figure:
 
 
 def quantiles_figure(title: str, results: Sequence[Result]) -> Figure:
-    """Return the median time of a batch, and the times that one in ten and one in a hundred exceed."""
+    """Plot the p50, p90 and p99 of the time per batch."""
     well = [result for result in results if result.num_ok]
     figure = empty_figure(9.5, 1.9 + 0.5 * len(well))
     axes = figure.subplots()
@@ -142,18 +142,18 @@ def quantiles_figure(title: str, results: Sequence[Result]) -> Figure:
     highest = max(result.mean("p99_seconds") or 0.0 for result in well)
     is_log = highest > 20 * min(result.mean("p50_seconds") or 1.0 for result in well)
     at = np.arange(len(well))
-    for name, colour, shift in (("p50", SERIES[0], -0.2), ("p90", SERIES[1], 0.0), ("p99", BAD, 0.2)):
+    for name, color, shift in (("p50", SERIES[0], -0.2), ("p90", SERIES[1], 0.0), ("p99", BAD, 0.2)):
         values = [(result.mean(f"{name}_seconds") or 0.0) / size for result in well]
         spread = [result.deviation(f"{name}_seconds") / size for result in well]
-        # no time is below 0, and a logarithmic scale has no zero
+        # times are positive, and a log scale has no zero
         below = [min(one, (0.7 if is_log else 1.0) * value) for one, value in zip(spread, values)]
         axes.errorbar(
             values,
             at + shift,
             xerr=[below, spread],
             fmt="o",
-            color=colour,
-            ecolor=colour,
+            color=color,
+            ecolor=color,
             capsize=3,
             ms=6,
             lw=1.4,

@@ -1,4 +1,4 @@
-"""Measurements of loaders as tables for the terminal."""
+"""Format loader benchmarks as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stoker.bench.sweep import Result, Sweep, varied
 from stoker.bench.trial import Trial
 from stoker.bench.tuning import Tuning
 from stoker.foundation.text import format_bytes, format_duration, format_spread, time_unit
-from stoker.view.columns import narrowed
+from stoker.view.columns import fit_to_width
 
 MAX_TRACE_LINES = 14
-"""Of what a failed trial told, that are shown."""
+"""Lines shown of the output of a failed trial."""
 
 WIDE = 128
-"""Columns of a terminal from which on there is room for deviations that follow from others."""
+"""Terminal width from which derived columns show their deviations too."""
 
 HEADS = {
     "num_workers": "workers",
@@ -36,7 +36,7 @@ Cell = Callable[[Result], str]
 
 
 def loader_table(sweep: Sweep, *, width: int = 200) -> Table:
-    """Return a line for each configuration: how fast, how steady, at what cost; less of it where there is no room."""
+    """Return a table with a row per configuration: speed, spread and cost. Drops columns to fit `width`."""
     results = sweep.results()
     unit, size = _time_unit(results, "seconds_per_batch")
     cpu, cpu_size = _time_unit(results, "cpu_seconds_per_sample")
@@ -53,28 +53,40 @@ def loader_table(sweep: Sweep, *, width: int = 200) -> Table:
         (f"CPU {cpu}\n/sample", _mean("cpu_seconds_per_sample", cpu_size)),
         ("memory", _size("memory_bytes")),
         ("of it\ntrainer", _size("trainer_bytes")),
-        ("a worker\n/ largest", _size("worker_bytes", "largest_worker_bytes")),
+        ("per worker\n/ largest", _size("worker_bytes", "largest_worker_bytes")),
         ("start-\nup", lambda result: format_duration(result.mean("startup_seconds"))),
     ]
-    if all(result.mean("worker_bytes") is None for result in results):  # then all of it is the trainer's
+    if all(result.mean("worker_bytes") is None for result in results):  # then all memory belongs to the trainer
         columns = [column for column in columns if "trainer" not in column[0] and "worker" not in column[0]]
-    spare = ("batches/s", "MB/s", "p50", "p90", "of it", "CPU", "a worker", "p99", "start-", "memory", f"{unit}/{what}")
+    spare = (
+        "batches/s",
+        "MB/s",
+        "p50",
+        "p90",
+        "of it",
+        "CPU",
+        "per worker",
+        "p99",
+        "start-",
+        "memory",
+        f"{unit}/{what}",
+    )
     return table_of(results, columns, width=width, spare=spare)
 
 
 def compare_table(sweep: Sweep, *, width: int = 200) -> Table:
-    """Return a line for each loader, with how many times as fast as torch's it was in the same rounds."""
+    """Return a table with a row per loader, and its speed relative to torch's in the same rounds."""
     results = sweep.results()
     unit, size = _time_unit(results, "seconds_per_batch")
     cpu, cpu_size = _time_unit(results, "cpu_seconds_per_sample")
 
-    def told_ratio(result: Result) -> str:
+    def format_speedup(result: Result) -> str:
         found = ratio(sweep, result.config)
         return "-" if found is None else format_spread(found.mean, found.deviation)
 
     columns: list[tuple[str, Cell]] = [
         ("samples/s", _spread("samples_per_second")),
-        ("x torch", told_ratio),
+        ("x torch", format_speedup),
         (f"p50\n{unit}", _mean("p50_seconds", size)),
         (f"p99\n{unit}", _mean("p99_seconds", size)),
         (f"CPU {cpu}\n/sample", _mean("cpu_seconds_per_sample", cpu_size)),
@@ -86,13 +98,13 @@ def compare_table(sweep: Sweep, *, width: int = 200) -> Table:
 
 
 def tune_table(tuning: Tuning, *, width: int = 200) -> Table:
-    """Return a line for each setting that was tried; the one to take is marked."""
+    """Return a table with a row per setting tried; the recommended one is marked."""
     sweep = tuning.sweep
     results = sweep.results()
     unit, size = _time_unit(results, "seconds_per_batch")
     cpu, cpu_size = _time_unit(results, "cpu_seconds_per_sample")
     what = "step" if sweep.step is not None else "batch"
-    shown = [replace(result, config={**_own(result), **result.config}) for result in results]
+    shown = [replace(result, config={**_own_config(result), **result.config}) for result in results]
     best = shown[[result.config for result in results].index(tuning.best)]
     now = next((own for own, result in zip(shown, results) if not result.config), None)
 
@@ -103,27 +115,27 @@ def tune_table(tuning: Tuning, *, width: int = 200) -> Table:
         ("samples/s", _mean("samples_per_second", 1.0)),
         (f"CPU {cpu}\n/sample", _mean("cpu_seconds_per_sample", cpu_size)),
         ("memory", _size("memory_bytes")),
-        ("", lambda result: "best" if result is best else "as it is" if result is now else ""),
+        ("", lambda result: "best" if result is best else "current" if result is now else ""),
     ]
     if sweep.step is None:
         del columns[1]
     return table_of(shown, columns, best=best, width=width, spare=("CPU", "p99", "samples/s", "memory", "waiting"))
 
 
-def _own(result: Result) -> dict[str, Any]:
-    """Return the arguments that a loader has by itself, of those that are varied."""
+def _own_config(result: Result) -> dict[str, Any]:
+    """Return the loader's own values of the arguments that are varied."""
     names = ("num_workers", "num_threads", "prefetch_factor")
     found = {name: result.found[name] for name in names if result.found.get(name) is not None}
     return found if found.get("num_workers") or found.get("num_threads") else {**found, "prefetch_factor": "-"}
 
 
 def remarks(sweep: Sweep) -> list[str]:
-    """Return what has to be said beside the table, a sentence each."""
+    """Return the notes on the table, one sentence each."""
     results = sweep.results()
     found = list(sweep.notes)
     growth = bytes_per_worker(results) if sweep.verb == "loader" else None
     if growth is not None:
-        found.append(f"memory grows by {format_bytes(max(0.0, growth))} with each worker")
+        found.append(f"memory grows by {format_bytes(max(0.0, growth))} per worker")
     starts = [result for result in results if result.mean("epoch_start_seconds") is not None]
     if any(result.counts_epoch_starts for result in results):
         some = "; ".join(result.label for result in results if result.counts_epoch_starts)
@@ -134,12 +146,12 @@ def remarks(sweep: Sweep) -> list[str]:
         )
     elif starts:
         longest = max(result.mean("epoch_start_seconds") or 0.0 for result in starts)
-        found.append(f"the start of an epoch takes up to {format_duration(longest)}, which is not in these numbers")
+        found.append(f"starting an epoch takes up to {format_duration(longest)}, which these numbers do not include")
     return found
 
 
 def failures(sweep: Sweep) -> list[Text]:
-    """Return what went wrong with each configuration that did, with the end of its traceback."""
+    """Return the error of each failed configuration, with the end of its traceback."""
     alike: dict[tuple[str | None, str], list[Trial]] = {}
     for trial in sweep.trials:
         if not trial.is_ok:
@@ -159,22 +171,22 @@ def failures(sweep: Sweep) -> list[Text]:
     return found
 
 
-def title(sweep: Sweep) -> str:
-    """Return what stands above the table: what was measured, and how."""
+def format_title(sweep: Sweep) -> str:
+    """Return the title of the table: what was measured, and how."""
     batches = f", batches of {sweep.settings['batch_size']}" if sweep.verb == "compare" else ""
-    return f"{short(sweep.target)}{batches}: {how(sweep)}"
+    return f"{shorten_target(sweep.target)}{batches}: {describe_method(sweep)}"
 
 
-def how(sweep: Sweep) -> str:
-    """Return how it was measured, in a few words."""
+def describe_method(sweep: Sweep) -> str:
+    """Return a short description of how it was measured."""
     settings = sweep.settings
     length = f"{settings['num_batches']} batches" if settings.get("num_batches") else f"{settings['seconds']:g} s"
     num = settings["num_rounds"]
     return f"{num} x {length} each, interleaved (mean ± deviation)" if num > 1 else f"{length} each"
 
 
-def short(target: str) -> str:
-    """Return the name of a function without the folders of its file."""
+def shorten_target(target: str) -> str:
+    """Return the name of a function without its folder."""
     return target.rpartition("/")[2]
 
 
@@ -186,9 +198,9 @@ def table_of(
     width: int,
     spare: Sequence[str] = (),
 ) -> Table:
-    """Return a table of results, with a column for each argument that was varied; the best of them is bold.
+    """Return a table of results, with a column per varied argument; the best result is bold.
 
-    Where it would be wider than `width`, columns whose heads begin as `spare` says are left out, in that order.
+    If it would be wider than `width`, columns whose heads begin with a text in `spare` are dropped, in that order.
     """
     if best is None and len(results) > 1:
         best = max(results, key=lambda result: result.mean("samples_per_second") or 0.0)
@@ -196,7 +208,7 @@ def table_of(
     def build(left_out: Collection[str]) -> Table:
         return _table([column for column in columns if not column[0].startswith(tuple(left_out))], results, best)
 
-    return narrowed(build, spare=spare, width=width)
+    return fit_to_width(build, spare=spare, width=width)
 
 
 def _table(columns: Sequence[tuple[str, Cell]], results: Sequence[Result], best: Result | None) -> Table:

@@ -1,4 +1,4 @@
-"""Tables for terminals of any width: columns are left out where there is no room, and numbers never cut."""
+"""Fit tables to the terminal width by dropping columns; numbers are never truncated."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from rich.console import Console
 from rich.table import Table
 
 MANY = 1000
-"""More columns of a terminal than any table has."""
+"""Wider than any table."""
 
 
-def narrowed(build: Callable[[Collection[str]], Table], *, spare: Sequence[str], width: int) -> Table:
-    """Return the table that `build` makes, no wider than `width` if that can be.
+def fit_to_width(build: Callable[[Collection[str]], Table], *, spare: Sequence[str], width: int) -> Table:
+    """Return the table that `build` makes, no wider than `width` if possible.
 
-    It is given the names of the columns to leave out: as many as need be of `spare`, in that order. If all of them are
-    not enough, what is left is wider, and whoever prints it lets its lines run on.
+    `build` receives the names of the columns to drop: as many of `spare` as necessary, in that order. If that is not
+    enough, the result is wider, and the caller prints it without wrapping.
     """
     table = build(())
     for number in range(1, len(spare) + 1):
-        if width_of(table) <= width:
+        if table_width(table) <= width:
             break
         table = build(spare[:number])
     return table
 
 
 def table_of_rows(rows: Sequence[Mapping[str, str]], *, texts: str, spare: Sequence[str], width: int) -> Table:
-    """Return a table of rows, each with the same columns, by their names. The column `texts` has no numbers in it."""
+    """Return a table of rows, which map column names to cells. The column `texts` is not numeric."""
 
     def build(left_out: Collection[str]) -> Table:
         table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -38,9 +38,9 @@ def table_of_rows(rows: Sequence[Mapping[str, str]], *, texts: str, spare: Seque
             table.add_row(*(row[name] for name in names))
         return table
 
-    return narrowed(build, spare=spare, width=width)
+    return fit_to_width(build, spare=spare, width=width)
 
 
-def width_of(table: Table) -> int:
-    """Return how many columns of a terminal a table takes when nothing of it is cut."""
+def table_width(table: Table) -> int:
+    """Return the width of a table in characters, with nothing truncated."""
     return Console(width=MANY).measure(table).maximum

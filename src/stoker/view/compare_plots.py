@@ -1,4 +1,4 @@
-"""Loaders side by side as a plot. Whiskers are standard deviations over rounds."""
+"""Plot loaders side by side. Error bars are standard deviations over rounds."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CONTENDERS = {
     "Grain": "#7a4fa3",
 }
 OURS_WITH_THREADS = "#e58a73"
-"""One colour for each loader, in all plots."""
+"""Color of each loader, the same in all plots."""
 
 
 def compare_figures(sweep: Sweep) -> dict[str, Figure]:
-    """Return the plot of loaders side by side, by the name of its file."""
+    """Plot loaders side by side. Return the figure by file name."""
     results = [result for result in sweep.results() if result.num_ok]
     if not results:
         return {}
@@ -51,7 +51,7 @@ def compare_figures(sweep: Sweep) -> dict[str, Figure]:
 
 
 def _draw_contenders(axes: Axes, sweep: Sweep, results: Sequence[Result], quantity: str, scale: float) -> None:
-    """Draw bars that stand together for each number of workers; above throughput, how many times torch's it is."""
+    """Draw bars grouped by num_workers; label throughput with its ratio to torch's."""
     there = {result.config["contender"] for result in results}
     names = [name for name in dict.fromkeys(one["contender"] for one in sweep.configs) if name in there]
     names.sort(key=_rank)
@@ -62,8 +62,8 @@ def _draw_contenders(axes: Axes, sweep: Sweep, results: Sequence[Result], quanti
         at = [numbers.index(result.config["num_workers"]) + (place - (len(names) - 1) / 2) * width for result in own]
         values = [(result.mean(quantity) or 0.0) / scale for result in own]
         spread = [result.deviation(quantity) / scale for result in own]
-        colour = CONTENDERS.get(name) or (OURS_WITH_THREADS if name.startswith("stoker") else SERIES[place])
-        axes.bar(at, values, width=0.9 * width, color=colour, yerr=spread, ecolor=INK, capsize=3, label=name)
+        color = CONTENDERS.get(name) or (OURS_WITH_THREADS if name.startswith("stoker") else SERIES[place])
+        axes.bar(at, values, width=0.9 * width, color=color, yerr=spread, ecolor=INK, capsize=3, label=name)
         for x, value, deviation, result in zip(at, values, spread, own):
             times = ratio(sweep, result.config) if quantity == "samples_per_second" else None
             if times is not None:
@@ -83,7 +83,7 @@ def _draw_contenders(axes: Axes, sweep: Sweep, results: Sequence[Result], quanti
 
 
 def _rank(contender: str) -> tuple[int, str]:
-    """Return where a loader stands among the others."""
+    """Return the sort key of a loader."""
     known = list(CONTENDERS)
     name = contender if contender in CONTENDERS else contender.partition(",")[0]
     return known.index(name) if name in known else len(known), contender

@@ -1,6 +1,6 @@
-"""Pictures and their labels, found in a batch of whatever form.
+"""Find the images and labels in a batch of any form.
 
-Shapes: B pictures of H rows and W columns, with C channels first or last.
+Shapes: B images of H rows and W columns, with C channels first or last.
 """
 
 from __future__ import annotations
@@ -19,89 +19,91 @@ Pixels = NDArray[np.uint8]
 
 IMAGES = ("image", "images", "picture", "pictures", "pixels", "pixel_values", "img", "x", "input", "inputs", "data")
 LABELS = ("label", "labels", "target", "targets", "class", "classes", "y")
-"""Names of fields, the likeliest first."""
+"""Field names to try, the likeliest first."""
 
 CHANNELS = (1, 3, 4)
 
-NAN_COLOUR = (255, 0, 200)
-"""What is no number is not to be overlooked."""
+NAN_COLOR = (255, 0, 200)
+"""Color of NaN pixels, chosen to stand out."""
 
 SLACK = 1e-3
-"""How far outside 0 to 1 numbers may be and still mean it: resizing and half precision go a little beyond."""
+"""Tolerance around the range 0 to 1: resizing and half precision overshoot a little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The pictures of a batch, ready to be drawn."""
+    """The images of a batch, ready to be drawn."""
 
     pictures: list[Pixels]
-    """uint8 [H, W, 3] each; of different sizes, perhaps."""
+    """uint8 [H, W, 3] each; sizes may differ."""
     labels: Any
-    """What the batch says about each, or None."""
+    """The labels in the batch, or None."""
     num_all: int
-    """How many the batch has; there may be more than were asked for."""
+    """Number of images in the batch, which may exceed the limit."""
     kind: str
-    """What they were: shape and type."""
+    """Original shape and dtype."""
     notes: list[str] = field(default_factory=list)
-    """What had to be done so that they can be seen."""
+    """Conversions made to display them."""
 
 
-def found(batch: Any, *, normalize: Any = None, limit: int) -> Found:
-    """Return the first `limit` pictures of a batch, with their labels.
+def find_images(batch: Any, *, normalize: Any = None, limit: int) -> Found:
+    """Return the first `limit` images of a batch, with their labels.
 
-    A batch is a tensor or array of pictures (channels first or last, grey too), one picture, a list of pictures, or a
-    dict or tuple that holds one of these. `normalize` is what they were normalised with.
+    A batch is a tensor or array of images (channels first or last, or grayscale), one image, a list of images, or a
+    dict or tuple that holds one of these. `normalize` is the normalization to undo.
     """
     images, labels = _parts(batch)
     if images is None:
         raise ArgumentError(
-            f"there are no pictures in {_described(batch)}",
+            f"no images found in {_describe(batch)}",
             hint="pass a tensor of shape [B, C, H, W] or [B, H, W, C] with 1, 3 or 4 channels, or a dict or tuple that "
-            "holds one; packed rows are known by their 'document_ids'; of a dataset, pass a loader of it",
+            "holds one; packed rows need 'document_ids'; for a dataset, pass a loader of it",
         )
-    whole = images if isinstance(images, list) else _batched(images)
+    whole = images if isinstance(images, list) else _add_batch_axis(images)
     shown = [_array(image) for image in whole[:limit]] if isinstance(whole, list) else [*_array(whole[:limit])]
-    pictures, notes = _drawable(shown, _constants(normalize))
+    pictures, notes = _to_pixels(shown, _constants(normalize))
     shape = " x ".join(map(str, whole.shape if not isinstance(whole, list) else shown[0].shape)) if shown else "0"
     return Found(pictures, labels, len(whole), f"{shape} {_type(images)}", notes)
 
 
-def has_pictures(batch: Any) -> bool:
-    """Return whether there are pictures in a batch."""
+def has_images(batch: Any) -> bool:
+    """Return whether a batch holds images."""
     return _parts(batch)[0] is not None
 
 
-def named(labels: Any, classes: Sequence[str] | None, number: int) -> list[str | None]:
-    """Return what is written below each of the first `number` pictures: the name of its class, or the label itself."""
+def format_labels(labels: Any, classes: Sequence[str] | None, number: int) -> list[str | None]:
+    """Format the labels of the first `number` images: class names, or the labels themselves."""
     if labels is None:
         return [None] * number
-    if isinstance(labels, str | bytes) or not hasattr(labels, "__len__") or getattr(labels, "ndim", 1) == 0:  # of one
+    if (
+        isinstance(labels, str | bytes) or not hasattr(labels, "__len__") or getattr(labels, "ndim", 1) == 0
+    ):  # a single label
         labels = [labels]
     values = _array(labels[:number]) if _is_array(labels) else list(labels)[:number]
-    told: list[str | None] = [_told(value, classes) for value in values]
-    return told + [None] * (number - len(told))
+    texts: list[str | None] = [_format_label(value, classes) for value in values]
+    return texts + [None] * (number - len(texts))
 
 
-# ---------------------------------------------------------------- where they are
+# ---------------------------------------------------------------- finding images
 
 
 def _parts(batch: Any) -> tuple[Any, Any]:
-    """Return the pictures and the labels of a batch, each None if there are none."""
+    """Return the images and the labels of a batch, each None if there are none."""
     if isinstance(batch, Encoded):
         raise ArgumentError(
-            f"{batch.num_files} pictures of this batch are still files, to be decoded on a device",
-            hint="look at a batch that was delivered, DataLoader(..., device='cuda'), or load with decode='cpu'",
+            f"{batch.num_files} images of this batch are still encoded, to be decoded on a device",
+            hint="use a batch from DataLoader(..., device='cuda'), or load with decode='cpu'",
         )
-    if _is_image(batch) or (_is_array(batch) and _looks_like_pictures(batch)):
-        return ([batch] if _is_image(batch) else batch), None
+    if _is_pil_image(batch) or (_is_array(batch) and _looks_like_images(batch)):
+        return ([batch] if _is_pil_image(batch) else batch), None
     if hasattr(batch, "_asdict"):
         batch = batch._asdict()
     if isinstance(batch, Mapping):
         return _of_fields(batch)
-    if isinstance(batch, list) and batch and all(_is_picture(entry) for entry in batch):
+    if isinstance(batch, list) and batch and all(_is_single_image(entry) for entry in batch):
         return batch, None
     if isinstance(batch, tuple | list):
-        if batch and all(isinstance(entry, tuple | list) and entry and _is_picture(entry[0]) for entry in batch):
+        if batch and all(isinstance(entry, tuple | list) and entry and _is_single_image(entry[0]) for entry in batch):
             return _of_samples(batch)
         return _of_entries(batch)
     return None, None
@@ -121,29 +123,29 @@ def _of_entries(entries: Sequence[Any]) -> tuple[Any, Any]:
     for at, entry in enumerate(entries):
         images, labels = _parts(entry) if not isinstance(entry, str) else (None, None)
         if images is not None:
-            size = len(images) if isinstance(images, list) else len(_batched(images))
+            size = len(images) if isinstance(images, list) else len(_add_batch_axis(images))
             others = (other for number, other in enumerate(entries) if number != at)
             return images, next((other for other in others if _is_labels(other, size)), labels)
     return None, None
 
 
 def _of_samples(samples: Sequence[Any]) -> tuple[Any, Any]:
-    """Return the parts of a list of samples that nobody has collated."""
+    """Return the images and labels of an uncollated list of samples."""
     images = [sample[0] for sample in samples]
     return images, [sample[1] for sample in samples] if all(len(sample) > 1 for sample in samples) else None
 
 
-def _described(batch: Any) -> str:
-    """Return what a batch is, so that one sees what was passed."""
+def _describe(batch: Any) -> str:
+    """Describe a batch for an error message."""
     if _is_array(batch):
         return f"a tensor of shape {tuple(batch.shape)}"
     if hasattr(batch, "_asdict"):
         batch = batch._asdict()
     if isinstance(batch, Mapping):
-        parts = [f"{name}: {_described(value).removeprefix('a tensor of shape ')}" for name, value in batch.items()]
+        parts = [f"{name}: {_describe(value).removeprefix('a tensor of shape ')}" for name, value in batch.items()]
         return "{" + ", ".join(parts) + "}"
     if isinstance(batch, tuple | list) and len(batch) <= 4:
-        return f"a {type(batch).__name__} of {', '.join(map(_described, batch)) or 'nothing'}"
+        return f"a {type(batch).__name__} of {', '.join(map(_describe, batch)) or 'nothing'}"
     name = type(batch).__name__
     return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
@@ -158,43 +160,43 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "ndim")
 
 
-def _is_image(value: Any) -> bool:
-    """Whether it is an image of Pillow's."""
+def _is_pil_image(value: Any) -> bool:
+    """Return whether a value is a PIL image."""
     return hasattr(value, "getbands") and hasattr(value, "convert")
 
 
-def _is_picture(value: Any) -> bool:
-    """Whether it is one picture."""
-    return _is_image(value) or (_is_array(value) and value.ndim in (2, 3) and _looks_like_pictures(value))
+def _is_single_image(value: Any) -> bool:
+    """Return whether a value is a single image."""
+    return _is_pil_image(value) or (_is_array(value) and value.ndim in (2, 3) and _looks_like_images(value))
 
 
-def _looks_like_pictures(array: Any) -> bool:
+def _looks_like_images(array: Any) -> bool:
     shape = tuple(array.shape)
     if array.ndim == 4:
         return bool(shape[1] in CHANNELS or shape[-1] in CHANNELS)
-    if array.ndim == 3:  # rows of embeddings have this many dimensions, too: those are long and thin, and rarely bytes
+    if array.ndim == 3:  # embeddings [B, T, D] are 3-D too, but long and thin, and rarely bytes
         return min(shape[-2:]) >= 2 or shape[-1] in CHANNELS
     return bool(array.ndim == 2 and "uint8" in str(array.dtype))
 
 
-def _batched(images: Any) -> Any:
-    """Return [B, H, W] or [B, ?, ?, ?] of what may be a single picture."""
+def _add_batch_axis(images: Any) -> Any:
+    """Return [B, H, W] or [B, ?, ?, ?], adding the batch axis to a single image."""
     if images.ndim == 2 or (images.ndim == 3 and (images.shape[0] in CHANNELS or images.shape[-1] in CHANNELS)):
         return images[None]
     return images
 
 
-# ---------------------------------------------------------------- what they become
+# ---------------------------------------------------------------- conversion to pixels
 
 
 def _array(value: Any) -> NDArray[Any]:
-    """Return a tensor, of whatever device and type, an array or an image as an array."""
-    if _is_image(value):
+    """Return a tensor (any device and dtype), array or PIL image as an array."""
+    if _is_pil_image(value):
         return np.asarray(value.convert("RGB"))
     if hasattr(value, "detach"):
         value = value.detach()
         if value.dtype.is_floating_point and value.dtype.itemsize < 4:
-            value = value.float()  # bfloat16 is not known to NumPy
+            value = value.float()  # NumPy has no bfloat16
         return np.asarray(value.cpu().numpy())
     return np.asarray(value)
 
@@ -211,26 +213,26 @@ def _constants(normalize: Any) -> tuple[NDArray[Any], NDArray[Any]] | None:
     return np.atleast_1d(np.asarray(mean, np.float64)), np.atleast_1d(np.asarray(std, np.float64))
 
 
-def _drawable(
+def _to_pixels(
     arrays: list[NDArray[Any]], constants: tuple[NDArray[Any], NDArray[Any]] | None
 ) -> tuple[list[Pixels], list[str]]:
-    """Return all pictures as bytes, brightened or darkened alike, and what was done to them."""
+    """Return all images as uint8, on one common scale, with notes on the conversion."""
     arrays = [_channels_last(array) for array in arrays]
     if not arrays or all(array.dtype == np.uint8 for array in arrays):
-        return [_coloured(array) for array in arrays], []
+        return [_to_rgb(array) for array in arrays], []
     notes = []
     finite = [np.isfinite(array) for array in arrays] if arrays[0].dtype.kind == "f" else None
     if finite is not None:
         num_odd = sum(not good.all() for good in finite)
         if num_odd:
-            notes.append(f"{num_odd} with values that are no numbers, in magenta")
+            notes.append(f"{num_odd} with NaN values, shown in magenta")
             arrays = [np.where(good, array, 0) for good, array in zip(finite, arrays)]
     if constants is not None and arrays[0].dtype.kind == "f":
         mean, std = constants
         if any(array.shape[-1] != len(mean) and len(mean) > 1 for array in arrays):
             raise ArgumentError(
-                f"normalize has {len(mean)} channels, the pictures have {arrays[0].shape[-1]}",
-                hint="give one mean and one standard deviation for each channel",
+                f"normalize has {len(mean)} channels, the images have {arrays[0].shape[-1]}",
+                hint="pass one mean and one standard deviation per channel",
             )
         arrays = [array * std + mean for array in arrays]
         low, high = 0.0, 1.0
@@ -238,14 +240,14 @@ def _drawable(
         low, high, note = _range(arrays)
         notes += [note] if note else []
     scale = 255 / (high - low) if high > low else 0.0
-    drawn = [_coloured(np.rint((array.astype(np.float64) - low) * scale).clip(0, 255)) for array in arrays]
+    drawn = [_to_rgb(np.rint((array.astype(np.float64) - low) * scale).clip(0, 255)) for array in arrays]
     for good, picture in zip(finite or (), drawn):
-        picture[~good.all(-1)] = NAN_COLOUR
+        picture[~good.all(-1)] = NAN_COLOR
     return drawn, notes
 
 
 def _range(arrays: list[NDArray[Any]]) -> tuple[float, float, str | None]:
-    """Return which numbers are black and white, and a note where that is a guess."""
+    """Return the values shown as black and white, and a note if they are a guess."""
     low = min((float(array.min()) for array in arrays if array.size), default=0.0)
     high = max((float(array.max()) for array in arrays if array.size), default=1.0)
     kind = arrays[0].dtype.kind
@@ -260,12 +262,12 @@ def _range(arrays: list[NDArray[Any]]) -> tuple[float, float, str | None]:
     return (
         low,
         high,
-        f"values from {low:.3g} to {high:.3g}, shown from black to white: pass normalize= for true colours",
+        f"values from {low:.3g} to {high:.3g}, shown from black to white: pass normalize= for true colors",
     )
 
 
 def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
-    """Return [H, W, C] of a picture [H, W], [C, H, W] or [H, W, C]."""
+    """Return [H, W, C] from an image [H, W], [C, H, W] or [H, W, C]."""
     if array.ndim == 2:
         return array[:, :, None]
     if array.ndim == 3 and array.shape[0] in CHANNELS:
@@ -273,13 +275,13 @@ def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim == 3 and array.shape[-1] in CHANNELS:
         return array
     raise ArgumentError(
-        f"a picture of shape {array.shape} cannot be drawn",
-        hint="pictures have 1, 3 or 4 channels, first or last; pass a slice such as batch[:, :3]",
+        f"cannot draw an image of shape {array.shape}",
+        hint="images need 1, 3 or 4 channels, first or last; pass a slice such as batch[:, :3]",
     )
 
 
-def _coloured(array: NDArray[Any]) -> Pixels:
-    """Return [H, W, 3] bytes: grey as it is, and what is transparent on white."""
+def _to_rgb(array: NDArray[Any]) -> Pixels:
+    """Return [H, W, 3] uint8: grayscale repeated, transparency over white."""
     pixels = array.astype(np.uint8)
     if pixels.shape[-1] == 1:
         return np.repeat(pixels, 3, axis=-1)
@@ -292,7 +294,7 @@ def _coloured(array: NDArray[Any]) -> Pixels:
 # ---------------------------------------------------------------- labels
 
 
-def _told(value: Any, classes: Sequence[str] | None) -> str | None:
+def _format_label(value: Any, classes: Sequence[str] | None) -> str | None:
     if value is None or isinstance(value, str | bytes):
         return value.decode(errors="replace") if isinstance(value, bytes) else value
     numbers = _array(value)
@@ -300,7 +302,7 @@ def _told(value: Any, classes: Sequence[str] | None) -> str | None:
         return _name(numbers.item(), classes)
     if numbers.ndim == 1 and len(numbers) == 1:
         return _name(numbers[0].item(), classes)
-    if _is_shared_out(numbers):  # labels that were mixed: the likeliest two
+    if _is_distribution(numbers):  # mixed labels (mixup): show the top two
         order = np.argsort(-numbers, kind="stable")[:2]
         parts = [(_name(int(at), classes), float(numbers[at])) for at in order if numbers[at] >= 0.005]
         return parts[0][0] if len(parts) == 1 else ", ".join(f"{name} {share:.0%}" for name, share in parts)
@@ -308,7 +310,7 @@ def _told(value: Any, classes: Sequence[str] | None) -> str | None:
     return shown + (", ..." if numbers.size > 4 else "")
 
 
-def _is_shared_out(numbers: NDArray[Any]) -> bool:
+def _is_distribution(numbers: NDArray[Any]) -> bool:
     return numbers.ndim == 1 and numbers.min() >= 0 and abs(float(numbers.sum()) - 1) < 0.01
 
 

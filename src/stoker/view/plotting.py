@@ -1,4 +1,4 @@
-"""What plots of costs and stalls are drawn with: one paper, one ink, one colour for each loader."""
+"""Shared style of the plots: background, ink, and a color per loader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOADERS = {"stoker": "#c8391b", "torch": "#767676", "StatefulDataLoader": "#b886
 
 
 def require_matplotlib() -> None:
-    """Raise `MissingExtra` where no plot can be drawn: before anything is measured for it."""
+    """Raise `MissingExtra` if Matplotlib is not installed; call it before measuring."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -25,7 +25,7 @@ def require_matplotlib() -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches, that no window and no state of Matplotlib's knows of."""
+    """Return an empty figure, sized in inches, that is not registered with pyplot."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
@@ -33,7 +33,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def plain(axes: Axes) -> None:
-    """Take away what is no data: the frame's upper and right sides, strong ticks."""
+    """Remove non-data ink: the top and right spines, strong ticks."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors=FAINT, labelcolor=INK, labelsize=9)
@@ -42,10 +42,10 @@ def plain(axes: Axes) -> None:
 
 
 def plain_numbers(axis: Axis, *, room: float = 1e3) -> None:
-    """Write 0.5, 20 and 1,000 on a logarithmic scale, and not powers of ten.
+    """Label a log scale as 0.5, 20 and 1,000, not with powers of ten.
 
-    Between the tens there are twos and fives, if it spans no more than `room` times its lowest number. Its limits are
-    to be what they will be.
+    Add ticks at 2 and 5 if the axis spans at most `room` times its lowest value. Set the limits of the axis before
+    calling this.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -56,7 +56,7 @@ def plain_numbers(axis: Axis, *, room: float = 1e3) -> None:
 
 
 def heading(figure: Figure, title: str, below: str = "") -> None:
-    """Write a title above everything, on the left, and a line of smaller print below everything."""
+    """Add a left-aligned title at the top, and a line of small print at the bottom."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     if below:
         figure.supxlabel(below, x=0.01, ha="left", fontsize=8.5, color=FAINT)

@@ -1,4 +1,4 @@
-"""How costs grow, drawn: a panel for each axis and cost, all scales logarithmic, so that what does not grow is flat."""
+"""Plot how costs grow: one log-log panel per axis and cost, so that a constant cost is a flat line."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TITLES = {SAMPLES: "samples in the dataset", WORKERS: "worker processes", RANKS: "ranks", STEPS: "steps done before"}
+TITLES = {SAMPLES: "samples in the dataset", WORKERS: "worker processes", RANKS: "ranks", STEPS: "steps already done"}
 COSTS = {
     FIRST: ("first batch (ms)", 1e3),
-    STEP: ("a batch (µs)", 1e6),
+    STEP: ("per batch (µs)", 1e6),
     MEMORY: ("memory added (MiB)", 1 / 2**20),
     STATE: ("state_dict (µs)", 1e6),
 }
 MARKS = {"stoker": "o", "torch": "s", "StatefulDataLoader": "^"}
 
 LEAST_SPAN = 30.0
-"""How many times the lowest value the highest of a panel is, at the least: noise is not to look like growth."""
+"""Minimum ratio of the top to the bottom of a panel, so that noise does not look like growth."""
 
 LABEL_SPAN = 0.075
-"""How far apart the numbers at the ends of lines are kept, as a share of the panel's height."""
+"""Minimum distance of the labels at line ends, as a fraction of the panel height."""
 
 
 def scale_figure(scale: Scale) -> Figure:
-    """Return the figure of all curves: a row for each axis, a column for each cost."""
+    """Plot all curves: a row per axis, a column per cost."""
     curves = [curve for curve in scale.curves if any(point.values for point in curve.points)]
     rows = [axis for axis in AXES if any(curve.axis == axis for curve in curves)]
     columns = [measure for measure in COSTS if any(curve.measure == measure for curve in curves)]
@@ -60,9 +60,9 @@ def scale_figure(scale: Scale) -> Figure:
     heading(
         figure,
         "How costs grow",
-        f"Samples that cost nothing, batches of 8; medians and standard deviations of {how_often} interleaved "
-        f"repetitions on {scale.machine.get('cores', '?')} cores.\nAt the ends of lines their slopes: 0 is flat, 1 is "
-        "proportional. A cross: what would come after it takes too much, and was left out. Memory under 1 MiB is drawn "
+        f"Samples that cost nothing to load, batches of 8; medians and standard deviations of {how_often} interleaved "
+        f"repetitions on {scale.machine.get('cores', '?')} cores.\nLabels at line ends are slopes: 0 is flat, 1 is "
+        "proportional. A cross: larger sizes were skipped because of the limits. Memory under 1 MiB is drawn "
         "as 1 MiB.",
     )
     return figure
@@ -78,13 +78,13 @@ def _draw(axes: Axes, axis: str, measure: str, curves: list[Curve]) -> None:
         xs = [point.x for point in points]
         ys = [unit * max(point.median, floor) for point in points]
         errors = [unit * point.deviation for point in points]
-        below = [min(error, 0.7 * y) for y, error in zip(ys, errors)]  # a logarithmic scale has no zero
-        colour = LOADERS.get(curve.loader, INK)
+        below = [min(error, 0.7 * y) for y, error in zip(ys, errors)]  # a log scale has no zero
+        color = LOADERS.get(curve.loader, INK)
         axes.errorbar(
             xs,
             ys,
             yerr=[below, errors],
-            color=colour,
+            color=color,
             marker=MARKS.get(curve.loader, "o"),
             linestyle="-" if curve.loader != "StatefulDataLoader" else (0, (3, 2)),
             markersize=4,
@@ -95,9 +95,9 @@ def _draw(axes: Axes, axis: str, measure: str, curves: list[Curve]) -> None:
         )
         lowest, highest = min(lowest, *ys), max(highest, *ys)
         if (slope := curve.exponent) is not None:
-            ends.append((xs[-1], ys[-1], f"{slope:.2f}".replace("-0.00", "0.00"), colour))
+            ends.append((xs[-1], ys[-1], f"{slope:.2f}".replace("-0.00", "0.00"), color))
         if any(point.skipped for point in curve.points):
-            axes.plot(xs[-1:], ys[-1:], marker="x", markersize=9, markeredgewidth=2, color=colour)
+            axes.plot(xs[-1:], ys[-1:], marker="x", markersize=9, markeredgewidth=2, color=color)
     axes.set_xscale("log")
     axes.set_yscale("log")
     spare = max(1.0, LEAST_SPAN / (highest / lowest)) ** 0.5
@@ -111,11 +111,11 @@ def _draw(axes: Axes, axis: str, measure: str, curves: list[Curve]) -> None:
 
 
 def _label(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
-    """Write the slopes beside the ends of lines; those of lines that end together, one above the other."""
+    """Label the line ends with slopes, stacked where lines end together."""
     bottom, top = axes.get_ylim()
     apart = (top / bottom) ** LABEL_SPAN
     last: tuple[float, float] | None = None
-    for x, y, text, colour in sorted(ends):
+    for x, y, text, color in sorted(ends):
         at = y if last is None or last[0] != x else max(y, last[1] * apart)
         last = x, at
         axes.annotate(
@@ -125,7 +125,7 @@ def _label(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
             textcoords="offset points",
             va="center",
             fontsize=8,
-            color=colour,
+            color=color,
             annotation_clip=False,
         )
 
@@ -133,7 +133,7 @@ def _label(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
 def _ticks(axes: Axes, axis: str, curves: list[Curve]) -> None:
     places = sorted({point.x for curve in curves for point in curve.points})
     margin = max(2.0, places[-1] / places[0]) ** 0.05
-    axes.set_xlim(places[0] / margin, places[-1] * margin**3)  # room for the numbers at the ends of lines
+    axes.set_xlim(places[0] / margin, places[-1] * margin**3)  # room for the labels at line ends
     if axis in (WORKERS, RANKS):
         axes.set_xticks(places, [f"{place:,}" for place in places])
     axes.minorticks_off()

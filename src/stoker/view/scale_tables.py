@@ -1,4 +1,4 @@
-"""How costs grow, as tables for the terminal."""
+"""Format how costs grow as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from stoker.bench.scale_record import (
     Scale,
 )
 from stoker.foundation.text import format_bytes, format_duration
-from stoker.view.columns import narrowed
+from stoker.view.columns import fit_to_width
 
 AXIS_TITLES = {SAMPLES: "samples", WORKERS: "workers", RANKS: "ranks", STEPS: "steps done"}
-COSTS = {FIRST: "first batch", STEP: "a batch", STATE: "state_dict", MEMORY: "memory"}
+COSTS = {FIRST: "first batch", STEP: "per batch", STATE: "state_dict", MEMORY: "memory"}
 
 FLAT = 0.15
-"""Slopes between this and its negative are noise, or grow by less than half for a thousand times as much."""
+"""Slopes within ± this are noise: growth of less than half over a factor of a thousand."""
 
 
 def scale_table(scale: Scale, *, width: int = 200) -> Table:
-    """Return a line for each curve: what it costs at the first place and at the last, and the slope."""
-    return narrowed(lambda left_out: _table(scale, left_out), spare=("times", "range", "from"), width=width)
+    """Return a table with a row per curve: the cost at the first and last point, and the slope."""
+    return fit_to_width(lambda left_out: _table(scale, left_out), spare=("times", "range", "from"), width=width)
 
 
 def _table(scale: Scale, left_out: Collection[str]) -> Table:
@@ -56,9 +56,9 @@ def _table(scale: Scale, left_out: Collection[str]) -> Table:
         cells = {
             "cost": "" if curve.measure == measure else f"  {COSTS[curve.measure]}",
             "loader": curve.loader,
-            "range": f"{place_told(first.x)}-{place_told(last.x)}",
-            "from": _told(curve, first),
-            "to": _told(curve, last),
+            "range": f"{format_place(first.x)}-{format_place(last.x)}",
+            "from": _format_cost(curve, first),
+            "to": _format_cost(curve, last),
             "times": "-" if factor is None else f"{factor:,.2f}" if factor < 100 else f"{factor:,.0f}",
             "slope": "-"
             if slope is None
@@ -69,36 +69,36 @@ def _table(scale: Scale, left_out: Collection[str]) -> Table:
     return table
 
 
-def place_told(x: int) -> str:
-    """Return a place of an axis: `256`, `10^6`."""
+def format_place(x: int) -> str:
+    """Format a value of an axis: `256`, `10^6`."""
     power = len(str(x)) - 1
     return f"10^{power}" if x == 10**power and power >= 3 else f"{x:,}"
 
 
 def scale_remarks(scale: Scale) -> list[str]:
-    """Return what has to be said beside the table, a sentence each."""
-    found = ["slope: 0 is flat, 1 is proportional; taken from the upper half of each curve"]
-    told: set[tuple[str, str]] = set()
+    """Return the notes on the table, one sentence each."""
+    found = ["slope: 0 is flat, 1 is proportional; fitted to the upper half of each curve"]
+    mentioned: set[tuple[str, str]] = set()
     for curve in scale.curves:
         left_out = [point for point in curve.points if point.skipped]
-        if left_out and (curve.axis, curve.loader) not in told:
-            told.add((curve.axis, curve.loader))
-            places = " and ".join(place_told(point.x) for point in left_out)
-            found.append(f"left out: {curve.loader} with {places} {curve.axis}, which {left_out[0].skipped}")
+        if left_out and (curve.axis, curve.loader) not in mentioned:
+            mentioned.add((curve.axis, curve.loader))
+            places = " and ".join(format_place(point.x) for point in left_out)
+            found.append(f"skipped: {curve.loader} with {places} {curve.axis}, which {left_out[0].skipped}")
     if scale.shares:
         most = max(scale.shares, key=lambda shares: shares.num_ranks)
         if all(shares.are_equal for shares in scale.shares):
             found.append(
-                f"every one of up to {most.num_ranks:,} ranks gets {most.num_samples} samples at every step, and as "
-                "many steps as every other; no sample is in two shares"
+                f"every one of up to {most.num_ranks:,} ranks gets {most.num_samples} samples at every step, and "
+                "the same number of steps; no sample goes to two ranks"
             )
         else:
             odd = ", ".join(str(shares.num_ranks) for shares in scale.shares if not shares.are_equal)
-            found.append(f"shares are not equal with {odd} ranks")
+            found.append(f"ranks get unequal shares with {odd} ranks")
     return found
 
 
-def _told(curve: Curve, point: Point) -> str:
+def _format_cost(curve: Curve, point: Point) -> str:
     if curve.measure != MEMORY:
         return format_duration(point.median)
     return format_bytes(point.median) if point.median >= RESOLUTION[MEMORY] else "< 1 MB"

@@ -1,4 +1,4 @@
-"""A contact sheet: pictures in a grid, with a label and a position below each."""
+"""Draw a contact sheet: images in a grid, with a label and a position below each."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from stoker.errors import ArgumentError
-from stoker.view.paper import FAINT, INK, LINE, MARGIN, PAPER, font, line_height, shortened
+from stoker.view.paper import FAINT, INK, LINE, MARGIN, PAPER, font, line_height, shorten
 
 WIDTH = 1600
-"""What a sheet of many pictures is wide at most, in pixels: what a screen shows."""
+"""Maximum width of a sheet in pixels: about a screen."""
 
 SMALLEST, LARGEST = 96, 320
-"""The longer side of a picture on the sheet, unless somebody asks for another: below this a face is no face."""
+"""Default longer side of an image on the sheet: smaller faces are unrecognizable."""
 
 GUTTER = 8
-"""White between pictures, in pixels."""
+"""White gap between images, in pixels."""
 
 
-def drawn(
+def draw_sheet(
     pictures: Sequence[NDArray[np.uint8]],
     *,
     labels: Sequence[str | None],
@@ -32,15 +32,15 @@ def drawn(
     columns: int | None = None,
     side: int | None = None,
 ) -> Image.Image:
-    """Return the sheet. `labels` stand below the pictures in ink, `remarks` below those, fainter."""
+    """Draw the sheet, with `labels` below the images in ink and fainter `remarks` below those."""
     if not pictures:
-        raise ArgumentError("there are no pictures to show: the batch is empty", hint="check where it comes from")
+        raise ArgumentError("no images to show: the batch is empty", hint="check the dataset or the batch size")
     columns = min(columns, len(pictures)) if columns is not None else _columns(len(pictures))
     longest = max(max(picture.shape[:2]) for picture in pictures)
     side = side or _side(longest, columns)
-    images = [_resized(picture, side, longest) for picture in pictures]
+    images = [_resize(picture, side, longest) for picture in pictures]
     width, height = max(image.width for image in images), max(image.height for image in images)
-    cell = max(width, 48)  # a label needs some room
+    cell = max(width, 48)  # room for a label
     letters = font(max(12, min(17, round(cell / 12))))
     small = font(max(11, letters.size - 2) if hasattr(letters, "size") else 11)
     has_labels, has_remarks = any(labels), any(remarks)
@@ -54,7 +54,7 @@ def drawn(
     sheet = Image.new("RGB", (inner + 2 * MARGIN, top + rows * pitch - GUTTER + bottom), PAPER)
     draw = ImageDraw.Draw(sheet)
     if title:
-        draw.text((MARGIN, MARGIN - 2), shortened(title, heading, inner), font=heading, fill=INK)
+        draw.text((MARGIN, MARGIN - 2), shorten(title, heading, inner), font=heading, fill=INK)
     for number, image in enumerate(images):
         left = MARGIN + number % columns * (cell + GUTTER)
         upper = top + number // columns * pitch
@@ -63,43 +63,43 @@ def drawn(
         _frame(draw, x, y, image)
         y = upper + height + 4
         if has_labels:
-            draw.text((left, y), shortened(labels[number] or "", letters, cell), font=letters, fill=INK)
+            draw.text((left, y), shorten(labels[number] or "", letters, cell), font=letters, fill=INK)
             y += line_height(letters)
         if has_remarks:
-            draw.text((left, y), shortened(remarks[number] or "", small, cell), font=small, fill=FAINT)
+            draw.text((left, y), shorten(remarks[number] or "", small, cell), font=small, fill=FAINT)
     if foot:
         y = sheet.height - MARGIN - line_height(note) + 4
-        draw.text((MARGIN, y), shortened(foot, note, inner), font=note, fill=FAINT)
+        draw.text((MARGIN, y), shorten(foot, note, inner), font=note, fill=FAINT)
     return sheet
 
 
 def _columns(number: int) -> int:
-    """Return how many pictures stand side by side: wider than high, with as few places empty as possible."""
+    """Return the number of images per row: wider than high, with as few empty cells as possible."""
     root = math.sqrt(number)
     choices = range(max(1, math.ceil(root)), max(1, math.ceil(1.5 * root)) + 1)
     return min(choices, key=lambda columns: (-number % columns, abs(columns - 1.3 * root)))
 
 
 def _side(longest: int, columns: int) -> int:
-    """Return the size of pictures on the sheet: no larger than they are, or a whole multiple if they are small."""
+    """Return the size of images on the sheet: at most their own, or a whole multiple if they are small."""
     room = max(SMALLEST, (WIDTH - 2 * MARGIN) // columns - GUTTER)
     if longest < SMALLEST:
         return longest * min(-(-SMALLEST // longest), max(1, room // longest))
     return min(longest, room, LARGEST)
 
 
-def _resized(picture: NDArray[np.uint8], side: int, longest: int) -> Image.Image:
+def _resize(picture: NDArray[np.uint8], side: int, longest: int) -> Image.Image:
     image = Image.fromarray(picture)
     if side == longest:
         return image
     size = (max(1, round(image.width * side / longest)), max(1, round(image.height * side / longest)))
-    # Small ones keep their pixels visible; large ones lose detail evenly.
+    # Nearest keeps the pixels of small images visible; large images are smoothed.
     way = Image.Resampling.NEAREST if side > longest else Image.Resampling.LANCZOS
     return image.resize(size, way)
 
 
 def _frame(draw: ImageDraw.ImageDraw, x: int, y: int, image: Image.Image) -> None:
-    """Draw a hair line around a picture whose border is nearly white: it would flow into the page."""
+    """Draw a hairline around an image whose border is nearly white, to separate it from the page."""
     edges = np.asarray(image)
     border = np.concatenate((edges[0], edges[-1], edges[:, 0], edges[:, -1]))
     if (border.min(-1) > 240).mean() > 0.1:

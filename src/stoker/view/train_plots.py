@@ -1,4 +1,4 @@
-"""A training step timed three ways, drawn: where its time goes, and how steady it is."""
+"""Plot a training step timed three ways: where its time goes, and how much it varies."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {COMPUTE: "#3b6fa0", COPY: "#9a6fb0", PREPARATION: "#e8833a", FETCH: "#c8391b", DATA: "#d1632b"}
+COLORS = {COMPUTE: "#3b6fa0", COPY: "#9a6fb0", PREPARATION: "#e8833a", FETCH: "#c8391b", DATA: "#d1632b"}
 NAMES = {COMPUTE: "compute", COPY: "copy", PREPARATION: "preparation", FETCH: "fetch", DATA: "data"}
 WAYS = {RESIDENT: "on the\ndevice", CACHED: "cached,\nloader", REAL: "real\nloader"}
-INSIDE = {RESIDENT: (COMPUTE,), CACHED: (COMPUTE, COPY), REAL: tuple(COLOURS)}
-"""The parts that are in the time of each way."""
+INSIDE = {RESIDENT: (COMPUTE,), CACHED: (COMPUTE, COPY), REAL: tuple(COLORS)}
+"""The parts included in the time of each way."""
 
 LEAST_SHARE = 0.045
-"""A part smaller than this, of the highest bar, has no room for its number."""
+"""Parts smaller than this fraction of the highest bar are not labeled."""
 
 LABEL_SHARE = 0.05
-"""How far apart numbers beside marks are kept, as a share of the panel's height."""
+"""Minimum distance of the labels beside marks, as a fraction of the panel height."""
 
 
 def train_figure(bench: TrainBench) -> Figure:
-    """Return the bars of the three ways, made up of their parts, beside the quantiles of their steps."""
+    """Plot the three ways as stacked bars, next to the quantiles of their steps."""
     figure = new_figure(10, 4.7)
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
     _draw_parts(left, bench)
     _draw_quantiles(right, bench)
     gpus = "one GPU" if bench.num_gpus == 1 else f"{bench.num_gpus:,} GPUs"
-    lost = f"{bench.lost_gpu_hours_per_day:.1f} GPU-hours a day lost on {gpus}" if bench.stall_share else "no stalls"
+    lost = f"{bench.lost_gpu_hours_per_day:.1f} GPU-hours per day lost on {gpus}" if bench.stall_share else "no stalls"
     name = bench.target.rpartition("/")[2]
     heading(
         figure,
         f"{name}: {lost}" if name else lost,
-        f"On {bench.machine.get('gpu', bench.device)}; {len(bench.ways[0].step_seconds)} interleaved rounds; whiskers "
-        "are standard deviations over rounds.",
+        f"On {bench.machine.get('gpu', bench.device)}; {len(bench.ways[0].step_seconds)} interleaved rounds; error "
+        "bars are standard deviations over rounds.",
     )
     return figure
 
@@ -52,26 +52,26 @@ def _draw_parts(axes: Axes, bench: TrainBench) -> None:
             part = parts.get(name)
             if part is None:
                 continue
-            axes.bar(place, 1e3 * part.seconds, bottom=1e3 * bottom, width=0.55, color=COLOURS[name])
+            axes.bar(place, 1e3 * part.seconds, bottom=1e3 * bottom, width=0.55, color=COLORS[name])
             if part.seconds > LEAST_SHARE * highest:
                 _label(axes, place, bottom, part)
             bottom += part.seconds
-        # above the parts, which noise may have made less than the way's own mean: see `TrainBench.parts`
+        # on top of the parts, whose sum noise may keep below the mean of the way: see `TrainBench.parts`
         axes.errorbar(place, 1e3 * bottom, yerr=1e3 * way.deviation, color=INK, capsize=4, linewidth=1.2)
     for part in parts.values():
-        told = f"{NAMES[part.name]} {1e3 * part.seconds:.1f} ms, {part.share:.0%}"
-        axes.bar(0, 0, color=COLOURS[part.name], label=told)
+        label = f"{NAMES[part.name]} {1e3 * part.seconds:.1f} ms, {part.share:.0%}"
+        axes.bar(0, 0, color=COLORS[part.name], label=label)
     axes.set_xticks(range(len(bench.ways)), [WAYS[way.name] for way in bench.ways])
     axes.set_xlim(-0.5, len(bench.ways) - 0.5)
     axes.set_ylim(0, 1e3 * _top([way.mean + way.deviation for way in bench.ways]))
-    axes.set_title("a step, in ms", loc="left", fontsize=10, color=INK)
+    axes.set_title("time per step, in ms", loc="left", fontsize=10, color=INK)
     axes.legend(loc="upper left", fontsize=9, frameon=False, reverse=True, labelcolor=INK)
     plain(axes)
     axes.grid(visible=False, axis="x")
 
 
 def _top(heights: Sequence[float]) -> float:
-    """Return how high a panel is, with room for the legend above all but the last of what stands in it."""
+    """Return the height of a panel, with room for the legend above all bars but the last."""
     return max(1.14 * max(heights), *(1.5 * height for height in heights[:-1]))
 
 
@@ -83,10 +83,10 @@ def _label(axes: Axes, place: int, bottom: float, part: Part) -> None:
 def _draw_quantiles(axes: Axes, bench: TrainBench) -> None:
     top = 1e3 * _top([way.quantiles.p99 for way in bench.ways])
     for place, way in enumerate(bench.ways):
-        told = way.quantiles
-        axes.plot([place, place], [1e3 * told.p50, 1e3 * told.p99], color=FAINT, linewidth=1.2, zorder=1)
-        heights = kept_apart([1e3 * value for value in (told.p50, told.p90, told.p99)], LABEL_SHARE * top)
-        marks = ((told.p50, "o", "p50"), (told.p90, "D", "p90"), (told.p99, "^", "p99"))
+        times = way.quantiles
+        axes.plot([place, place], [1e3 * times.p50, 1e3 * times.p99], color=FAINT, linewidth=1.2, zorder=1)
+        heights = spread_labels([1e3 * value for value in (times.p50, times.p90, times.p99)], LABEL_SHARE * top)
+        marks = ((times.p50, "o", "p50"), (times.p90, "D", "p90"), (times.p99, "^", "p99"))
         for (value, mark, name), height in zip(marks, heights):
             axes.plot(
                 [place],
@@ -110,16 +110,16 @@ def _draw_quantiles(axes: Axes, bench: TrainBench) -> None:
     axes.set_xticks(range(len(bench.ways)), [WAYS[way.name] for way in bench.ways])
     axes.set_xlim(-0.5, len(bench.ways) - 0.3)
     axes.set_ylim(0, top)
-    axes.set_title("quantiles of steps, in ms", loc="left", fontsize=10, color=INK)
+    axes.set_title("quantiles of step time, in ms", loc="left", fontsize=10, color=INK)
     axes.legend(loc="upper left", fontsize=9, frameon=False, labelcolor=INK)
     plain(axes)
     axes.grid(visible=False, axis="x")
 
 
-def kept_apart(heights: Sequence[float], least: float) -> list[float]:
-    """Return where to write numbers that belong at these heights, lowest first, so that none covers another.
+def spread_labels(heights: Sequence[float], least: float) -> list[float]:
+    """Return label positions near these heights, lowest first, so that labels do not overlap.
 
-    Those that are too close stand one above the other, around the middle of where they belong, and none below 0.
+    Labels that are too close are stacked around their mean height, and none is below 0.
     """
     groups: list[list[float]] = []
     for height in heights:
@@ -130,7 +130,7 @@ def kept_apart(heights: Sequence[float], least: float) -> list[float]:
 
 
 def _span(group: Sequence[float], least: float) -> tuple[float, float]:
-    """Return where the lowest and the highest of numbers are written that stand one above the other."""
+    """Return the positions of the lowest and the highest label of a stack."""
     half = least * (len(group) - 1) / 2
     middle = max(sum(group) / len(group), half + least / 2)
     return middle - half, middle + half

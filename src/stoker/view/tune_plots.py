@@ -1,4 +1,4 @@
-"""What `stoker tune` has tried, as a plot. Whiskers are standard deviations over rounds."""
+"""Plot the trials of `stoker tune`. Error bars are standard deviations over rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tune_figures(tuning: Tuning) -> dict[str, Figure]:
-    """Return the plot of the time of a step against workers, by the name of its file; the setting to take is ringed."""
+    """Plot step time against num_workers, with the best setting circled. Return the figure by file name."""
     sweep = tuning.sweep
     results = [result for result in sweep.results() if result.config]
     unit, size = time_unit(tuning.seconds.mean)
@@ -51,10 +51,10 @@ def tune_figures(tuning: Tuning) -> dict[str, Figure]:
         [spots[best.label]], [tuning.seconds.mean / size], "o", ms=17, mfc="none", mec=BAD, mew=1.8, label=tuning.code
     )
     if tuning.before is not None:
-        axes.axhline(tuning.before.mean / size, color=FAINT, lw=1.2, ls="--", label="as it is")
+        axes.axhline(tuning.before.mean / size, color=FAINT, lw=1.2, ls="--", label="current settings")
     if tuning.step_seconds is not None:
-        axes.axhline(tuning.step_seconds / size, color=SERIES[2], lw=1.2, ls=":", label="the step by itself")
-    what = "step, with the wait for its batch" if sweep.step is not None else "batch"
+        axes.axhline(tuning.step_seconds / size, color=SERIES[2], lw=1.2, ls=":", label="step without loading")
+    what = "step, including the wait for its batch" if sweep.step is not None else "batch"
     axes.set_ylabel(f"time per {what} ({unit})", color=INK)
     axes.set_ylim(0, 1.32 * axes.get_ylim()[1])
     add_legend(axes, columns=2)

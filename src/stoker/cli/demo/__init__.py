@@ -1,4 +1,4 @@
-"""`stoker demo`: load, train, stop, resume, prepare: the main jobs end to end, on data it makes itself."""
+"""`stoker demo`: load, train, stop, resume and prepare, end to end, on generated data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Scale(NamedTuple):
-    """How much the demo does."""
+    """Sizes of the demo."""
 
     num_pictures: int
     num_lines: int
@@ -38,15 +38,15 @@ QUICK = Scale(num_pictures=400, num_lines=5_000, num_steps=16, num_documents=2_0
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The folder for data, state and plot.")] = Path("out/demo"),
-    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the data, in some ten seconds.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for data, state and plot.")] = Path("out/demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="Use a tenth of the data; takes about ten seconds.")] = False,
 ) -> None:
-    """Load, train, stop, resume and prepare, end to end, on data it makes itself, in about a minute.
+    """Load, train, stop, resume and prepare, end to end, on generated data, in about a minute.
 
-    Writes pictures and text, trains a small model with loading inline and overlapped, resumes in mid-epoch, compares
-    one rank with two, decodes crops of the pictures in workers, turns text into a store of tokens and loads it beside a
-    memory map, writes a report of what held the training back, and says of each claim whether it held. The exit code is
-    1 if one did not.
+    Generate images and text, train a small model with inline and overlapped loading, resume in mid-epoch, compare one
+    rank with two, decode crops of the images in workers, tokenize text into a store, compare it with a memory map,
+    write a report of what slowed down the training, and print whether each claim held. The exit code is 1 if one did
+    not.
 
     Example: [bold cyan]stoker demo --out out/demo --quick[/]
     """
@@ -55,12 +55,12 @@ def demo(
     _require_extras()
     console = Console(highlight=False)
     scale = QUICK if quick else FULL
-    pictures, corpus = _written(out, scale, console)
-    inline, overlapped = _trained(pictures, scale, console)
-    claims = _checked(inline, overlapped, pictures, corpus, out, console)
+    pictures, corpus = _write_data(out, scale, console)
+    inline, overlapped = _train_twice(pictures, scale, console)
+    claims = _check_claims(inline, overlapped, pictures, corpus, out, console)
     done, paces, token_claims = _tokens(out, scale, console)
-    plot = _drawn(out, inline, overlapped, pictures, done, paces)
-    report = _reported(out, inline, overlapped)
+    plot = _draw_plot(out, inline, overlapped, pictures, done, paces)
+    report = _write_report(out, inline, overlapped)
     console.print(_runs_table(inline, overlapped))
     console.print(_paces_table(paces))
     console.print(_claims_table(claims + token_claims))
@@ -88,15 +88,13 @@ def _require_extras() -> None:
             raise MissingExtra(library, extra="demo", need="the demo")
 
 
-def _written(out: Path, scale: Scale, console: Console) -> tuple[Shapes, Lines]:
-    from stoker.cli.demo.data import Shapes, write_corpus, write_pictures
+def _write_data(out: Path, scale: Scale, console: Console) -> tuple[Shapes, Lines]:
+    from stoker.cli.demo.data import Shapes, write_corpus, write_images
     from stoker.source import Lines
 
     with _progress(console) as progress:
-        task = progress.add_task("writing pictures (JPEG)", total=scale.num_pictures)
-        paths = write_pictures(
-            out / "pictures", num_pictures=scale.num_pictures, advance=lambda: progress.advance(task)
-        )
+        task = progress.add_task("writing images (JPEG)", total=scale.num_pictures)
+        paths = write_images(out / "pictures", num_pictures=scale.num_pictures, advance=lambda: progress.advance(task))
         corpus_task = progress.add_task("writing a corpus (JSONL)", total=scale.num_lines)
         corpus = write_corpus(
             out / "corpus.jsonl", num_lines=scale.num_lines, advance=lambda: progress.advance(corpus_task)
@@ -104,9 +102,9 @@ def _written(out: Path, scale: Scale, console: Console) -> tuple[Shapes, Lines]:
     return Shapes(paths), Lines(corpus, index_dir=out / "index")
 
 
-def _trained(pictures: Shapes, scale: Scale, console: Console) -> tuple[Run, Run]:
-    """Train twice from the same seed: once with the loading in between, once with it in a thread."""
-    from stoker.cli.demo.training import one_compute_thread, trained, warm_up
+def _train_twice(pictures: Shapes, scale: Scale, console: Console) -> tuple[Run, Run]:
+    """Train twice from the same seed: with loading inline, and in a background thread."""
+    from stoker.cli.demo.training import one_compute_thread, train, warm_up
 
     runs = []
     with one_compute_thread():
@@ -114,7 +112,7 @@ def _trained(pictures: Shapes, scale: Scale, console: Console) -> tuple[Run, Run
         for name, num_threads in (("inline", 0), ("overlapped", 1)):
             with _progress(console) as progress:
                 task = progress.add_task(f"training, loading {name}", total=scale.num_steps)
-                run = trained(
+                run = train(
                     pictures,
                     name=name,
                     num_threads=num_threads,
@@ -126,7 +124,9 @@ def _trained(pictures: Shapes, scale: Scale, console: Console) -> tuple[Run, Run
     return inline, overlapped
 
 
-def _checked(inline: Run, overlapped: Run, pictures: Shapes, corpus: Lines, out: Path, console: Console) -> list[Claim]:
+def _check_claims(
+    inline: Run, overlapped: Run, pictures: Shapes, corpus: Lines, out: Path, console: Console
+) -> list[Claim]:
     from stoker.cli.demo.checks import rank_claims, resume_claims, stream_claim, training_claims
     from stoker.cli.demo.images import image_claims
 
@@ -135,19 +135,19 @@ def _checked(inline: Run, overlapped: Run, pictures: Shapes, corpus: Lines, out:
         claims += resume_claims(pictures, state_path=out / "state.json")
     with console.status("reading the corpus on one rank and on two"):
         claims += rank_claims(corpus)
-    # no spinner here: its thread would run while worker processes are forked
+    # no spinner here: its thread would be running while worker processes are forked
     claims.append(stream_claim(corpus))
     return claims + image_claims(pictures.paths, out=out)
 
 
 def _tokens(out: Path, scale: Scale, console: Console) -> tuple[Prepared, list[Pace], list[Claim]]:
-    """Turn text into a store of tokens, and load it beside a memory map."""
+    """Tokenize text into a store, and compare loading it with a memory map."""
     from stoker.cli.demo.data import write_texts
-    from stoker.cli.demo.tokens import NUM_WORKERS, measured, prepared, token_claims
+    from stoker.cli.demo.tokens import NUM_WORKERS, measure, prepare_twice, token_claims
     from stoker.cli.demo.training import one_compute_thread
 
     names = {"training": "training a tokenizer", "hashing": "hashing the texts", "tokenizing": "tokenizing the texts"}
-    # bars without threads from here on: worker processes are forked
+    # progress bars without threads from here on: worker processes are forked
     with _progress(console, has_thread=False) as progress:
         task = progress.add_task("writing texts (JSONL)", total=scale.num_documents)
         texts = write_texts(
@@ -159,7 +159,7 @@ def _tokens(out: Path, scale: Scale, console: Console) -> tuple[Prepared, list[P
             done, total = (how_far.num_read >> 10, how_far.num_bytes >> 10)
             progress.update(tasks[how_far.stage], completed=done, total=total, visible=True, refresh=True)
 
-        done = prepared(texts, out=out / "store", watch=watch)
+        done = prepare_twice(texts, out=out / "store", watch=watch)
         progress.refresh()
     with _progress(console, has_thread=False) as progress, one_compute_thread():
         task = progress.add_task(f"loading, 0 and {NUM_WORKERS} workers", total=4 * scale.num_rounds)
@@ -167,13 +167,13 @@ def _tokens(out: Path, scale: Scale, console: Console) -> tuple[Prepared, list[P
         def advance() -> None:
             progress.update(task, advance=1, refresh=True)
 
-        paces, others_cores = measured(
+        paces, others_cores = measure(
             done, num_rounds=scale.num_rounds, round_seconds=scale.round_seconds, advance=advance
         )
     return done, paces, token_claims(done, paces, others_cores, is_quick=scale is QUICK)
 
 
-def _drawn(out: Path, inline: Run, overlapped: Run, pictures: Shapes, done: Prepared, paces: list[Pace]) -> Path:
+def _draw_plot(out: Path, inline: Run, overlapped: Run, pictures: Shapes, done: Prepared, paces: list[Pace]) -> Path:
     from stoker.cli.demo.data import CLASSES
     from stoker.cli.demo.drawing import draw
     from stoker.loader import DataLoader
@@ -187,8 +187,8 @@ def _drawn(out: Path, inline: Run, overlapped: Run, pictures: Shapes, done: Prep
     return plot
 
 
-def _reported(out: Path, inline: Run, overlapped: Run) -> Path:
-    """Write the page about the two trainings, side by side."""
+def _write_report(out: Path, inline: Run, overlapped: Run) -> Path:
+    """Write the page comparing the two training runs."""
     from stoker.view import report
 
     return report(overlapped.record, against=inline.record).save(out / "report.html")
@@ -208,7 +208,7 @@ def _runs_table(inline: Run, overlapped: Run) -> Table:
     table = Table(title="training, torch on one core", title_justify="left", title_style="bold", box=box.SIMPLE)
     for column in ("", inline.name, overlapped.name):
         table.add_column(column, justify="right" if column else "left")
-    for (name, first), (_, second) in zip(_told(inline), _told(overlapped)):
+    for (name, first), (_, second) in zip(_format_run(inline), _format_run(overlapped)):
         table.add_row(name, first, second)
     return table
 
@@ -232,14 +232,14 @@ def _paces_table(paces: list[Pace]) -> Table:
 def _print_sample(done: Prepared, console: Console) -> None:
     from rich.markup import escape
 
-    from stoker.cli.samples import shortened
+    from stoker.cli.samples import shorten
 
     position = len(done.store) // 2
     text = done.tokenizer.decode(done.store[position]["tokens"])
-    console.print(f"[bold]document {position:,} of the store, decoded[/]\n  {escape(shortened(text))}\n")
+    console.print(f"[bold]document {position:,} of the store, decoded[/]\n  {escape(shorten(text))}\n")
 
 
-def _told(run: Run) -> list[tuple[str, str]]:
+def _format_run(run: Run) -> list[tuple[str, str]]:
     import numpy as np
 
     from stoker.bench.verdict import diagnose
@@ -248,14 +248,14 @@ def _told(run: Run) -> list[tuple[str, str]]:
     steps = np.quantile(run.step_seconds, (0.5, 0.9, 0.99)).tolist()
     return [
         ("step, p50 / p90 / p99", " / ".join(f"{1000 * seconds:.0f}" for seconds in steps) + " ms"),
-        ("of it waiting, p50", f"{1000 * float(np.median(run.wait_seconds)):.1f} ms"),
-        ("of it computing, p50", f"{1000 * float(np.median(run.compute_seconds)):.1f} ms"),
-        ("waiting, of all time", f"{run.wait_share:.1%}"),
+        ("waiting per step, p50", f"{1000 * float(np.median(run.wait_seconds)):.1f} ms"),
+        ("computing per step, p50", f"{1000 * float(np.median(run.compute_seconds)):.1f} ms"),
+        ("share of time waiting", f"{run.wait_share:.1%}"),
         ("images/s", f"{run.images_per_second:,.0f}"),
         ("loss, first to last", f"{run.losses[:few].mean():.2f} to {run.losses[-few:].mean():.2f}"),
         ("accuracy, last steps", f"{run.accuracies[-few:].mean():.0%}"),
-        ("the doctor's verdict", diagnose(run.record).verdict),
-        ("cores used by others", "unknown" if run.others_cores is None else f"{run.others_cores:.2f}"),
+        ("verdict of the doctor", diagnose(run.record).verdict),
+        ("cores used by other programs", "unknown" if run.others_cores is None else f"{run.others_cores:.2f}"),
     ]
 
 
@@ -266,7 +266,7 @@ def _claims_table(claims: list[Claim]) -> Table:
     table = Table(title="claims", title_justify="left", title_style="bold", box=box.SIMPLE)
     table.add_column()
     table.add_column("claim", style="bold")
-    table.add_column("what was seen", overflow="fold")
+    table.add_column("evidence", overflow="fold")
     marks = {True: "[bold green]✓[/]", False: "[bold red]✗[/]", None: "[bold yellow]-[/]"}
     for claim in claims:
         table.add_row(marks[claim.holds], claim.text, claim.evidence)

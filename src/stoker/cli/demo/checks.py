@@ -1,4 +1,4 @@
-"""What the demo claims, each with its evidence."""
+"""The claims of the demo, with their evidence."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from stoker.plan import Window, added
 from stoker.source import Lines
 
 MIN_STEPS = 50
-"""Steps below which a speed says nothing: the first ones fill the loader."""
+"""Minimum steps to judge a speed: the first ones fill the loader."""
 
 WINDOW = Window(size=2048, block=128)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something the demo says, and whether it was seen to hold."""
+    """A statement, its evidence, and whether it held."""
 
     text: str
     evidence: str
     holds: bool | None
-    """None: not judged, and the evidence says why."""
+    """None: not judged, for the reason given in the evidence."""
 
 
 def training_claims(inline: Run, overlapped: Run) -> list[Claim]:
-    """Return what the two training runs show."""
+    """Return the claims about the two training runs."""
     few = max(1, len(inline.losses) // 10)
     first, last = inline.losses[:few].mean(), inline.losses[-few:].mean()
     return [
         _speed_claim(inline, overlapped),
         Claim(
-            "threads change no batch",
-            f"{len(inline.losses)} losses, bit for bit the same inline and overlapped",
+            "threads do not change batches",
+            f"{len(inline.losses)} losses, bit-identical inline and overlapped",
             inline.losses.tolist() == overlapped.losses.tolist(),
         ),
         Claim("the model learns", f"loss {first:.2f} to {last:.2f}", bool(last < first)),
@@ -53,7 +53,7 @@ def training_claims(inline: Run, overlapped: Run) -> list[Claim]:
 
 
 def _speed_claim(inline: Run, overlapped: Run) -> Claim:
-    """Compare the two speeds. Whether that is judged is decided by the circumstances, never by the outcome."""
+    """Compare the two speeds. Conditions decide whether the claim is judged, never the outcome."""
     ratio = overlapped.images_per_second / inline.images_per_second
     seen = (
         f"{inline.images_per_second:,.0f} to {overlapped.images_per_second:,.0f} images/s ({ratio:.2f}x), "
@@ -72,7 +72,7 @@ def _speed_claim(inline: Run, overlapped: Run) -> Claim:
 
 
 def resume_claims(dataset: Shapes, *, state_path: Path) -> list[Claim]:
-    """Stop in mid-epoch, go on with another batch size and other threads, and compare with a whole epoch."""
+    """Stop in mid-epoch, resume with another batch size and number of threads, and compare with a whole epoch."""
     whole = _pictures(dataset, batch_size=64, num_threads=2)
     expected = _pixels(whole)
 
@@ -89,13 +89,13 @@ def resume_claims(dataset: Shapes, *, state_path: Path) -> list[Claim]:
     return [
         Claim(
             "resume in mid-epoch is exact",
-            f"stopped at step {num_steps}, went on with batches of 48 instead of 64; "
-            f"digest {_compared(_digest(after), _digest(whole))}",
+            f"stopped at step {num_steps}, resumed with batches of 48 instead of 64; "
+            f"digest {_compare(_digest(after), _digest(whole))}",
             _digest(after) == _digest(whole),
         ),
         Claim(
-            "down to the pixels",
-            f"{len(dataset):,} images decoded and augmented, checksum {_compared(f'{seen:016x}', f'{expected:016x}')}",
+            "resume is exact to the pixel",
+            f"{len(dataset):,} images decoded and augmented, checksum {_compare(f'{seen:016x}', f'{expected:016x}')}",
             seen == expected,
         ),
     ]
@@ -110,19 +110,19 @@ def rank_claims(corpus: Lines) -> list[Claim]:
     seconds = perf_counter() - begin
     pair = [_sentences(corpus, batch_size=128, rank=rank, num_ranks=2) for rank in range(2)]
     shares = [[_ids(batch) for batch in loader] for loader in pair]
-    num_steps = [len(share) for share in shares]  # counted, not foretold
+    num_steps = [len(share) for share in shares]  # counted, not computed
     together = f"{added(*(int(_digest(loader), 16) for loader in pair)):016x}"
     near = {number // WINDOW.block for number in ids[: WINDOW.size // 2]}
     num_blocks = -(-len(corpus) // WINDOW.block)
     return [
         Claim(
-            "window order: all once, reads near by",
+            "window order: each once, reads are local",
             f"{len(ids):,} lines once each, the first {WINDOW.size // 2:,} from {len(near)} of {num_blocks} blocks; "
             f"{len(ids) / seconds:,.0f} lines/s",
             sorted(ids) == list(range(len(corpus))) and ids != sorted(ids) and len(near) <= WINDOW.size // WINDOW.block,
         ),
         Claim(
-            "2 ranks serve the stream of 1",
+            "2 ranks yield the same samples as 1",
             f"digests {' + '.join(_digest(loader) for loader in pair)} = {together}, one rank's {_digest(alone)}",
             together == _digest(alone)
             and sorted(number for share in shares for batch in share for number in batch) == sorted(ids),
@@ -136,14 +136,14 @@ def rank_claims(corpus: Lines) -> list[Claim]:
 
 
 def stream_claim(corpus: Lines) -> Claim:
-    """Read the corpus as a stream that two worker processes share."""
+    """Read the corpus as a stream sharded across two worker processes."""
     begin = perf_counter()
     loader = DataLoader(corpus.stream(), batch_size=256, num_workers=2, shard="auto")
     ids = [number for batch in loader for number in _ids(batch)]
     seconds = perf_counter() - begin
     return Claim(
-        "workers share a stream",
-        f"2 processes, {len(ids):,} lines once each; {len(ids) / seconds:,.0f} lines/s, start of the workers included",
+        "a stream is sharded across workers",
+        f"2 processes, {len(ids):,} lines once each; {len(ids) / seconds:,.0f} lines/s, including worker start-up",
         sorted(ids) == list(range(len(corpus))),
     )
 
@@ -156,8 +156,8 @@ def _sentences(corpus: Lines, *, batch_size: int, rank: int, num_ranks: int) -> 
     return DataLoader(corpus, batch_size=batch_size, order=WINDOW, seed=3, rank=rank, num_ranks=num_ranks)
 
 
-def _compared(seen: str, expected: str) -> str:
-    return f"{seen}, as without a stop" if seen == expected else f"{seen}, without a stop {expected}"
+def _compare(seen: str, expected: str) -> str:
+    return f"{seen}, same as uninterrupted" if seen == expected else f"{seen}, uninterrupted {expected}"
 
 
 def _digest(loader: DataLoader[Any]) -> str:
@@ -166,7 +166,7 @@ def _digest(loader: DataLoader[Any]) -> str:
 
 
 def _pixels(batches: Iterable[list[torch.Tensor]]) -> int:
-    """Return a checksum of all images, in whatever batches they come."""
+    """Return a checksum of all images, independent of batching."""
     total = 0
     for images, _ in batches:
         for image in images.numpy():

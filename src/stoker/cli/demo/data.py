@@ -1,4 +1,4 @@
-"""What the demo loads: pictures of shapes as JPEG files, sentences and documents as JSON lines. All made here."""
+"""Generate the data of the demo: images of shapes as JPEG files, sentences and documents as JSON lines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from PIL import Image, ImageDraw
 from stoker.foundation.randomness import rng
 
 Advance = Callable[[], None]
-"""Called after each thing written, to move a progress bar."""
+"""Called after each item, to advance a progress bar."""
 
 CLASSES = ("circle", "square", "triangle", "cross", "ring", "star")
 STORED_SIDE = 256
-"""Pixels of a stored picture's side: more than the model sees, as is usual, so that decoding costs something."""
+"""Side of a stored image in pixels: more than the model sees, as usual, so that decoding has a cost."""
 SERVED_SIDE = 48
-"""Pixels of a side after cropping: what the model sees."""
+"""Side of an image in pixels after cropping, as the model sees it."""
 
 _SUBJECTS = ("the stoker", "a sailor", "the engineer", "an old captain", "the cook", "a passenger", "the pilot")
 _VERBS = ("feeds", "watches", "repairs", "forgets", "polishes", "paints", "listens to", "sings about")
@@ -32,7 +32,7 @@ _TIMES = ("at dawn", "every evening", "before the storm", "while others sleep", 
 class Shapes:
     """A folder of JPEG files as a map-style dataset: decoded, cropped and flipped at random.
 
-    Random numbers come from `stoker.rng()`, so a picture is cropped alike in every thread, process and rank.
+    Random numbers come from `stoker.rng()`, so an image is cropped the same way in every thread, process and rank.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -56,21 +56,21 @@ class Shapes:
         return scaled, CLASSES.index(path.name.split("-")[0])
 
     def describe(self, position: int) -> str:
-        """Return the file of a sample, for messages."""
+        """Return the file of a sample, for error messages."""
         return str(self.paths[position])
 
 
-def write_pictures(folder: Path, *, num_pictures: int, advance: Advance) -> list[Path]:
-    """Write JPEG files, the classes in turn, and return their paths."""
+def write_images(folder: Path, *, num_pictures: int, advance: Advance) -> list[Path]:
+    """Write JPEG files, cycling through the classes, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(7)
-    # One field of noise from which each picture takes a piece: a new one each time costs more than the JPEG.
+    # Each image takes a piece of one noise field: new noise each time would cost more than the JPEG.
     noise = random.normal(0, 18, size=(2 * STORED_SIDE, 2 * STORED_SIDE, 3)).astype(np.float32)
     paths = []
     for number in range(num_pictures):
         name = CLASSES[number % len(CLASSES)]
         path = folder / f"{name}-{number:05}.jpg"
-        _picture(name, noise, random).save(path, quality=85)
+        _make_image(name, noise, random).save(path, quality=85)
         paths.append(path)
         advance()
     return paths
@@ -91,7 +91,7 @@ def write_corpus(path: Path, *, num_lines: int, advance: Advance) -> Path:
 
 
 def write_texts(folder: Path, *, num_documents: int, num_files: int, advance: Advance) -> Path:
-    """Write documents of many sentences as JSON lines; their lengths are log-normal, as those of real ones."""
+    """Write documents of many sentences as JSON lines, with realistic (log-normal) lengths."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(13)
     parts = (_SUBJECTS, _VERBS, _OBJECTS, _TIMES)
@@ -108,15 +108,15 @@ def write_texts(folder: Path, *, num_documents: int, num_files: int, advance: Ad
     return folder
 
 
-def _picture(name: str, noise: NDArray[np.float32], random: Generator) -> Image.Image:
-    """Return one shape, anywhere, at any size, angle and colour, on a noisy ground."""
-    ground, colour = random.integers(20, 236, size=(2, 3))
-    while np.abs(ground - colour).sum() < 140:  # or it could not be seen
-        ground, colour = random.integers(20, 236, size=(2, 3))
+def _make_image(name: str, noise: NDArray[np.float32], random: Generator) -> Image.Image:
+    """Return an image of a shape with random place, size, angle and color, on a noisy background."""
+    ground, color = random.integers(20, 236, size=(2, 3))
+    while np.abs(ground - color).sum() < 140:  # ensure contrast
+        ground, color = random.integers(20, 236, size=(2, 3))
     picture = Image.new("RGB", (STORED_SIDE, STORED_SIDE), _rgb(ground))
     radius = random.uniform(0.22, 0.34) * STORED_SIDE
-    centre = random.uniform(radius + 8, STORED_SIDE - radius - 8, size=2)
-    _draw(ImageDraw.Draw(picture), name, centre, radius, random.uniform(0, math.tau), _rgb(colour))
+    center = random.uniform(radius + 8, STORED_SIDE - radius - 8, size=2)
+    _draw(ImageDraw.Draw(picture), name, center, radius, random.uniform(0, math.tau), _rgb(color))
     x, y = random.integers(0, STORED_SIDE, size=2)
     noisy = np.asarray(picture) + noise[y : y + STORED_SIDE, x : x + STORED_SIDE]
     return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
@@ -125,27 +125,27 @@ def _picture(name: str, noise: NDArray[np.float32], random: Generator) -> Image.
 def _draw(
     draw: ImageDraw.ImageDraw,
     name: str,
-    centre: NDArray[np.float64],
+    center: NDArray[np.float64],
     radius: float,
     angle: float,
-    colour: tuple[int, int, int],
+    color: tuple[int, int, int],
 ) -> None:
     if name in ("circle", "ring"):
-        box = (*(centre - radius), *(centre + radius))
+        box = (*(center - radius), *(center + radius))
         if name == "circle":
-            draw.ellipse(box, fill=colour)
+            draw.ellipse(box, fill=color)
         else:
-            draw.ellipse(box, outline=colour, width=int(radius / 3))
+            draw.ellipse(box, outline=color, width=int(radius / 3))
         return
     corners = [
-        (centre[0] + radius * far * math.cos(angle + turn), centre[1] + radius * far * math.sin(angle + turn))
+        (center[0] + radius * far * math.cos(angle + turn), center[1] + radius * far * math.sin(angle + turn))
         for turn, far in _outline(name)
     ]
-    draw.polygon(corners, fill=colour)
+    draw.polygon(corners, fill=color)
 
 
 def _outline(name: str) -> list[tuple[float, float]]:
-    """Return the corners of a shape as (angle, distance), with the farthest at distance 1."""
+    """Return the corners of a shape as (angle, distance), the farthest at distance 1."""
     if name in ("triangle", "square"):
         count = 3 if name == "triangle" else 4
         return [(math.tau * corner / count, 1.0) for corner in range(count)]
@@ -157,6 +157,6 @@ def _outline(name: str) -> list[tuple[float, float]]:
     return [(turn + math.atan2(y, x), math.hypot(x, y) / math.hypot(arm, width)) for turn, x, y in corners]
 
 
-def _rgb(colour: NDArray[np.int64]) -> tuple[int, int, int]:
-    red, green, blue = colour.tolist()
+def _rgb(color: NDArray[np.int64]) -> tuple[int, int, int]:
+    red, green, blue = color.tolist()
     return red, green, blue

@@ -1,4 +1,4 @@
-"""The pictures of the demo as `stoker.images`: a batch to look at, and what holds of it."""
+"""Load the images of the demo with `stoker.images`: draw a batch, and check claims."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ NUM_STEPS = 6
 
 
 def image_claims(paths: list[Path], *, out: Path) -> list[Claim]:
-    """Return what crops of the pictures show, one of which is cut short for it; leave a sheet of them to look at."""
+    """Return the claims about image crops, after truncating one file; save a contact sheet."""
     broken = out / "broken.jpg"
     broken.write_bytes(paths[1].read_bytes()[:-2000])
     numbers = [number % len(CLASSES) for number in range(len(paths))]
     dataset = _crops([*paths[:1], broken, *paths[2:]], numbers)
     view.batch(_loader(_crops(paths, numbers))).save(out / "sheet.png")
-    (inline, _), (workers, skipped) = (_served(dataset, num_workers) for num_workers in (0, 2))
+    (inline, _), (workers, skipped) = (_load(dataset, num_workers) for num_workers in (0, 2))
     return [
         Claim(
-            "crops are the same in workers",
-            f"{NUM_STEPS} batches, bit for bit; of each file only its crop is decoded",
+            "workers produce the same crops",
+            f"{NUM_STEPS} batches, bit-identical; only the crop of each file is decoded",
             all(bool((ours[0] == theirs[0]).all()) for ours, theirs in zip(inline, workers, strict=True)),
         ),
         Claim(
-            "a file cut short is named",
-            f"skipped and replaced: {', '.join(skipped)}" if skipped else "nobody has noticed",
+            "a truncated file is reported",
+            f"skipped and replaced: {', '.join(skipped)}" if skipped else "not detected",
             skipped == [broken.name],
         ),
     ]
@@ -49,8 +49,8 @@ def _loader(dataset: Images, num_workers: int = 0) -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=24, seed=1, num_workers=num_workers, on_error="skip")
 
 
-def _served(dataset: Images, num_workers: int) -> tuple[list[list[Tensor]], list[str]]:
-    """Return the first batches, and the names of the files that were bad."""
+def _load(dataset: Images, num_workers: int) -> tuple[list[list[Tensor]], list[str]]:
+    """Return the first batches, and the names of the bad files."""
     loader = _loader(dataset, num_workers)
     batches = [[part.clone() for part in batch] for batch in islice(loader, NUM_STEPS)]
     return batches, sorted({Path(entry.where or "").name for entry in loader.ledger})

@@ -1,4 +1,4 @@
-"""Whether this machine was free enough for a time to mean something."""
+"""Measure the load by other programs, which would distort timings."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from time import perf_counter, process_time
 from stoker.foundation.machine import usable_cores
 
 MAX_OTHERS = 0.2
-"""Cores that other programs may use while speed is judged. Overlap needs a second core, and they would take it."""
+"""Maximum cores used by other programs to judge speed: overlap needs a second core."""
 
 
 class Others:
-    """Measures how much of our cores other programs use, from its making on."""
+    """Measures how many of our cores other programs have used since this object was created."""
 
     def __init__(self) -> None:
         self._begin = perf_counter(), process_time(), _busy_seconds()
 
     def num_cores(self) -> float | None:
-        """Return how many cores others kept busy since the beginning; None where the system does not tell."""
+        """Return the mean number of cores used by other programs; None if the system does not report it."""
         begin, ours, busy = self._begin
         now = _busy_seconds()
         if busy is None or now is None:
@@ -28,7 +28,7 @@ class Others:
 
 
 def _busy_seconds() -> float | None:
-    """Return the time that our cores have been busy since the start of the machine, with whatever."""
+    """Return the total busy time of our cores since boot."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
     except OSError:

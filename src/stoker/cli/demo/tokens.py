@@ -1,4 +1,4 @@
-"""Text into tokens, and tokens into batches: prepared, checked, and loaded beside a memory map."""
+"""Tokenize text, check the store, and compare loading it with a memory map."""
 
 from __future__ import annotations
 
@@ -34,42 +34,42 @@ if TYPE_CHECKING:
 BATCH_SIZE, LENGTH, STRIDE = 32, 1024, 16
 VOCAB_SIZE = 512
 
-TORCH, STOKER = "torch over a memory map", "stoker over the store"
+TORCH, STOKER = "torch with a memory map", "Stoker with the store"
 NUM_WORKERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A store of tokens, and how it came about."""
+    """A store of tokens, and the reports of its preparation."""
 
     store: Store
     tokenizer: Tokenizer
     first: Report
     again: Report
-    """Of the same command, run a second time."""
+    """Report of the same command, run a second time."""
     changed: Report
-    """Of the same command, after one of the files had changed."""
+    """Report of the same command, after one file changed."""
     texts: list[str]
-    """The first documents, as they were written."""
+    """The original text of the first documents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How quick a loader was, in rounds that took turns with those of the other."""
+    """Speed of a loader, measured in rounds interleaved with the other's."""
 
     name: str
     num_workers: int
     rounds: NDArray[np.float64]
-    """Batches per second of each."""
+    """Batches per second of each round."""
 
     @property
     def batches_per_second(self) -> float:
-        """The median of the rounds."""
+        """Median over the rounds."""
         return float(np.median(self.rounds))
 
 
 class Crops(Dataset[dict[str, torch.Tensor]]):
-    """Rows out of a memory map of token ids, as one would write it for torch's loader."""
+    """Rows from a memory map of token ids, as commonly written for torch's loader."""
 
     def __init__(self, path: Path) -> None:
         self.tokens: NDArray[np.uint16] = np.memmap(path, np.uint16, mode="r")
@@ -82,9 +82,9 @@ class Crops(Dataset[dict[str, torch.Tensor]]):
         return {"tokens": row[:-1], "labels": row[1:]}
 
 
-def prepared(folder: Path, *, out: Path, watch: Watch) -> Prepared:
-    """Train a tokenizer on the texts in `folder`, make a store of them, and make it again."""
-    shutil.rmtree(out, ignore_errors=True)  # or there would be nothing to see
+def prepare_twice(folder: Path, *, out: Path, watch: Watch) -> Prepared:
+    """Train a tokenizer on the texts in `folder`, build a store, and build it again."""
+    shutil.rmtree(out, ignore_errors=True)  # otherwise nothing would be rebuilt
     file = out.with_name("tokenizer.json")
     prepare.tokenizer(folder, vocab_size=VOCAB_SIZE, out=file, watch=watch)
     paths = sorted(folder.iterdir())
@@ -105,10 +105,10 @@ def prepared(folder: Path, *, out: Path, watch: Watch) -> Prepared:
     )
 
 
-def measured(
+def measure(
     done: Prepared, *, num_rounds: int, round_seconds: float, advance: Callable[[], None]
 ) -> tuple[list[Pace], float | None]:
-    """Return how quick both loaders are, inline and with workers; and how many cores others used meanwhile."""
+    """Return the speed of both loaders, inline and with workers, and the cores used by other programs."""
     crops = Crops(_memory_map(done.store))
     rows = done.store.tokens(length=LENGTH, stride=STRIDE)
     paces: list[Pace] = []
@@ -124,7 +124,7 @@ def measured(
             for name in (TORCH, STOKER) if number % 2 else (STOKER, TORCH):
                 rounds[name].append(_batches_per_second(loaders[name], round_seconds))
                 advance()
-        if not num_workers:  # what workers use is not told from what others use
+        if not num_workers:  # workers cannot be separated from other programs
             others_cores = others.num_cores()
         paces += [Pace(name=name, num_workers=num_workers, rounds=np.array(rounds[name])) for name in rounds]
     return paces, others_cores
@@ -141,7 +141,7 @@ def _memory_map(store: Store) -> Path:
 
 
 def _batches_per_second(loader: Any, seconds: float) -> float:
-    """Return the speed of a loader once it runs: its start is left out."""
+    """Return the speed of a loader, without its start-up."""
     batches = _endless(loader)
     with closing(batches):
         for _ in islice(batches, 8):
@@ -161,11 +161,11 @@ def _endless(loader: Any) -> Generator[Any, None, None]:
         finally:
             if hasattr(batches, "close"):
                 batches.close()
-            del batches  # torch's workers end with their iterator
+            del batches  # ends torch's workers
 
 
 def token_claims(done: Prepared, paces: list[Pace], others_cores: float | None, *, is_quick: bool) -> list[Claim]:
-    """Return what preparing and loading tokens has shown."""
+    """Return the claims about preparing and loading tokens."""
     return [
         _text_claim(done),
         _again_claim(done),
@@ -184,7 +184,7 @@ def _text_claim(done: Prepared) -> Claim:
     holds = all(int(ids[-1]) == end for ids in found)
     holds = holds and [done.tokenizer.decode(ids[:-1]) for ids in found] == done.texts
     return Claim(
-        "prepared tokens are the text",
+        "prepared tokens decode to the text",
         f"{report.documents:,} documents, {report.tokens:,} tokens in {format_duration(report.seconds)} "
         f"({speed:.0f} MB/s, by {report.backend}); {len(found)} decoded and compared",
         holds,
@@ -194,15 +194,15 @@ def _text_claim(done: Prepared) -> Claim:
 def _again_claim(done: Prepared) -> Claim:
     again, changed = done.again, done.changed
     return Claim(
-        "a second run makes what changed",
+        "a second run rebuilds only changes",
         f"nothing to do: {format_duration(again.seconds)}; a line added to one file: {changed.num_made} of "
-        f"{changed.num_pieces} pieces made, {format_duration(changed.seconds)}",
+        f"{changed.num_pieces} pieces rebuilt, {format_duration(changed.seconds)}",
         again.is_up_to_date and changed.num_made == 1 and changed.documents == done.first.documents + 1,
     )
 
 
 def _damage_claim(store: Store) -> Claim:
-    """Change one bit in a copy, and see whether it is found."""
+    """Flip one bit in a copy, and check that it is found."""
     sound = verify(store.path)
     copy = store.path.with_name("damaged")
     shutil.rmtree(copy, ignore_errors=True)
@@ -217,8 +217,8 @@ def _damage_claim(store: Store) -> Claim:
     shutil.rmtree(copy)
     named = ", ".join(f"block {damage.block}" for damage in damages) or "nothing"
     return Claim(
-        "a single bit is noticed",
-        f"{sound.num_blocks} blocks of 64 KiB are sound; of a copy with one bit changed, {named} is damaged",
+        "a flipped bit is detected",
+        f"{sound.num_blocks} blocks of 64 KiB are intact; in a copy with one bit flipped, {named} is damaged",
         sound.is_sound and [damage.file for damage in damages] == [shard.file],
     )
 
@@ -237,7 +237,7 @@ def _rows_claim(store: Store) -> Claim:
 
 
 def _packed_claim(store: Store) -> Claim:
-    """Pack the documents into rows, and look for every token of them."""
+    """Pack the documents into rows, and check that no token is lost."""
     begin = perf_counter()
     packed = stoker.pack(store, length=LENGTH)
     seconds = perf_counter() - begin
@@ -246,18 +246,18 @@ def _packed_claim(store: Store) -> Claim:
         counts += np.bincount(batch["tokens"][batch["document_ids"] >= 0].numpy(), minlength=VOCAB_SIZE)
     values, lengths = store.read_ragged("tokens", range(len(store)))
     report = packed.report()
-    # one document to a row: a long one makes several
+    # one document per row; a long one fills several
     alone = len(values) / (LENGTH * int((-(-lengths // LENGTH)).sum()))
     return Claim(
         "documents packed, nothing lost",
         f"{len(store):,} documents planned in {format_duration(seconds)}; {len(packed):,} rows of {LENGTH:,} are "
-        f"{report.fill:.2%} full (a document to a row: {alone:.1%}), and every token is in them once",
+        f"{report.fill:.2%} full (one document per row: {alone:.1%}), each token exactly once",
         np.array_equal(counts, np.bincount(values, minlength=VOCAB_SIZE)) and report.fill > alone,
     )
 
 
 def _mixture_claim(store: Store) -> Claim:
-    """Mix packed and cropped rows at shares, stop, and go on as two ranks with another batch size."""
+    """Mix packed and cropped rows, stop, and resume on two ranks with another batch size."""
 
     def loader(batch_size: int, rank: int = 0, num_ranks: int = 1) -> DataLoader[Any]:
         web, code = stoker.pack(store, length=LENGTH), stoker.pack(store, length=LENGTH, seed=1)
@@ -280,21 +280,21 @@ def _mixture_claim(store: Store) -> Claim:
             shares.append(torch.cat([batch["tokens"] for batch in islice(batches, 8)]))
     resumed = torch.stack(shares, dim=1).flatten(0, 1)
     return Claim(
-        "shares exact, resumed on two ranks",
+        "mixture exact, resumed on two ranks",
         f"after each of 20 steps, 0.3 of the rows came from the second source to within {worst:.1f} rows; stopped "
-        f"there and resumed as 2 ranks with batches of 5 instead of 16: the same rows",
+        f"there and resumed on 2 ranks with batches of 5 instead of 16: the same rows",
         worst <= 1 and torch.equal(resumed, expected),
     )
 
 
 def _speed_claim(paces: list[Pace], others_cores: float | None, *, is_quick: bool) -> Claim:
     """Compare the two loaders. Whether that is judged is decided by the circumstances, never by the outcome."""
-    told, ratios = [], []
+    speeds, ratios = [], []
     for num_workers in (0, NUM_WORKERS):
         theirs, ours = (pace.batches_per_second for pace in paces if pace.num_workers == num_workers)
         ratios.append(ours / theirs)
         where = f"{num_workers} workers" if num_workers else "inline"
-        told.append(f"{where} {theirs:,.0f} to {ours:,.0f} batches/s ({ratios[-1]:.1f}x)")
+        speeds.append(f"{where} {theirs:,.0f} to {ours:,.0f} batches/s ({ratios[-1]:.1f}x)")
     doubt = None
     if len(usable_cores()) < 2:
         doubt = "there is only one core"
@@ -302,9 +302,9 @@ def _speed_claim(paces: list[Pace], others_cores: float | None, *, is_quick: boo
         doubt = "the rounds are too short"
     elif (others_cores or 0.0) > MAX_OTHERS:
         doubt = f"other programs kept {others_cores:.1f} cores busy"
-    seen = "; ".join(told)
+    seen = "; ".join(speeds)
     return Claim(
-        "batches faster than over a memory map",
+        "faster than a memory map",
         f"{seen}; not judged: {doubt}" if doubt else seen,
         None if doubt else min(ratios) > 1,
     )

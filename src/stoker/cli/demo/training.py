@@ -1,4 +1,4 @@
-"""A small model trained from a loader, with the time of each step split into waiting and computing."""
+"""Train a small model from a loader, with the time of each step split into waiting and computing."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What was measured while training, one entry per step."""
+    """Measurements of a training run, one entry per step."""
 
     name: str
     wait_seconds: NDArray[np.float64]
-    """From asking the loader for a batch to having it."""
+    """Time from requesting a batch to receiving it."""
     compute_seconds: NDArray[np.float64]
-    """Forward, backward and optimizer step. On a CPU they are over when they return."""
+    """Forward, backward and optimizer step, which are synchronous on a CPU."""
     losses: NDArray[np.float64]
     accuracies: NDArray[np.float64]
     others_cores: float | None
-    """How many cores other programs kept busy meanwhile; None where that is not known."""
+    """Mean cores used by other programs during the run; None if unknown."""
     record: Record
-    """What whoever watched it saw, for the doctor and the report."""
+    """The recorded run, for the doctor and the report."""
 
     @property
     def step_seconds(self) -> NDArray[np.float64]:
-        """The whole of each step."""
+        """Total time of each step."""
         return self.wait_seconds + self.compute_seconds
 
     @property
     def wait_share(self) -> float:
-        """The part of the time that was spent waiting for data."""
+        """Fraction of the time spent waiting for data."""
         return float(self.wait_seconds.sum() / self.step_seconds.sum())
 
     @property
     def images_per_second(self) -> float:
-        """All images over the whole time."""
+        """Number of images divided by the total time."""
         return float(len(self.losses) * BATCH_SIZE / self.step_seconds.sum())
 
 
-def trained(dataset: Shapes, *, name: str, num_threads: int, num_steps: int, advance: Callable[[], None]) -> Run:
-    """Train a new model for `num_steps` and return the measurements. Equal in all but time for any `num_threads`."""
+def train(dataset: Shapes, *, name: str, num_threads: int, num_steps: int, advance: Callable[[], None]) -> Run:
+    """Train a new model for `num_steps` and return the measurements. Only times depend on `num_threads`."""
     model, optimizer = _model()
     loader = DataLoader(dataset, batch_size=BATCH_SIZE, shuffle=True, drop_last=True, seed=1, num_threads=num_threads)
     measured = np.empty((num_steps, 4))
@@ -75,7 +75,7 @@ def trained(dataset: Shapes, *, name: str, num_threads: int, num_steps: int, adv
             accuracy = (logits.argmax(1) == labels).float().mean().item()
             measured[step] = ready - begin, perf_counter() - ready, loss.item(), accuracy
             advance()
-        others_cores = others.num_cores()  # before the loader's threads are waited for
+        others_cores = others.num_cores()  # before joining the loader's threads
         record = replace(watched.run(), title=f"demo, loading {name}")
     finally:
         batches.close()
@@ -94,7 +94,7 @@ def trained(dataset: Shapes, *, name: str, num_threads: int, num_steps: int, adv
 
 @contextmanager
 def one_compute_thread() -> Iterator[None]:
-    """Let torch compute on one core, so that on a small machine there is one left to load with."""
+    """Restrict torch to one core, which leaves one for loading on a small machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -104,7 +104,7 @@ def one_compute_thread() -> Iterator[None]:
 
 
 def warm_up() -> None:
-    """Run a few steps on noise, so that the first run does not pay for what torch sets up once."""
+    """Run a few steps on noise, so that one-time set-up of torch is not part of the first run."""
     model, optimizer = _model()
     for _ in range(3):
         optimizer.zero_grad()
@@ -113,7 +113,7 @@ def warm_up() -> None:
 
 
 def _endless(loader: Watch[Any]) -> Generator[list[torch.Tensor], None, None]:
-    """Yield epoch after epoch. A generator, so that leaving it ends the loader's threads."""
+    """Yield batches of epoch after epoch. Closing the generator ends the loader's threads."""
     while True:
         batches: Any = iter(loader)
         try:

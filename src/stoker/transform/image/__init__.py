@@ -1,1 +1,1 @@
-"""Pictures: decoded no further than needed, cut, resized, changed in colour; the same for every engine."""
+"""Decode, crop, resize and recolor images; results are the same in every engine."""

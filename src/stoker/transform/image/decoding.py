@@ -1,6 +1,6 @@
-"""Encoded pictures into pixels: only the part that is wanted, at the size that is wanted, where it is wanted.
+"""Decode images: only the needed region, at the needed size, into the target memory.
 
-The size is read from the header, the view is drawn from the size, and then no more is decoded than the view needs.
+The size is read from the header, the view is drawn from the size, and only what the view needs is decoded.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from stoker.transform.image.view import View, whole
 
 
 class Mode(NamedTuple):
-    """What the pixels of a picture are."""
+    """Pixel format of an image."""
 
     num_channels: int
     dtype: np.dtype[Any]
 
     @property
     def is_deep(self) -> bool:
-        """Whether there are more than 8 bits: then numbers are those of the file, and nothing is scaled."""
+        """Whether pixels have more than 8 bits: then values are those of the file, unscaled."""
         return self.dtype != np.uint8
 
 
@@ -41,25 +41,25 @@ MODES = {
     "I": Mode(1, np.dtype(np.int32)),
     "F": Mode(1, np.dtype(np.float32)),
 }
-"""What pictures become, by Pillow's names."""
+"""Supported pixel formats, by Pillow's mode names."""
 
 MAX_PIXELS = 178_956_970
-"""The largest picture that is decoded, as in Pillow."""
+"""Maximum number of pixels of an image, as in Pillow."""
 
 SHRINK = 1.5
-"""JPEG is decoded at 1/2, 1/4 or 1/8 if so many times the pixels of the result are left in both directions.
+"""Decode JPEG at 1/2, 1/4 or 1/8 if this many times the pixels of the result remain in both directions.
 
-Against full decoding, photographs made four to eight times smaller so come within 51 dB (mean) and 40 dB (worst), and
-take 28 % less time; at 1.0 within 43 and 33 dB, and 34 % less.
+Compared with full decoding, photographs downscaled four to eight times have a PSNR of 51 dB (mean) and 40 dB (worst),
+and take 28% less time; at 1.0 it is 43 and 33 dB, and 34% less time.
 """
 
 Data = bytes | memoryview | NDArray[np.uint8]
-"""An encoded picture: all of its file."""
+"""An encoded image: the complete file."""
 
 Pixels = NDArray[Any]
 
 Target = Pixels | Callable[[View], Pixels | None] | None
-"""Where pixels are to be written, or what returns that when the view is known; None is memory of its own."""
+"""Target array, or a function that returns it once the view is known; None allocates a new array."""
 
 
 def decode(
@@ -69,30 +69,30 @@ def decode(
     mode: str = "RGB",
     exact: bool = False,
     out: Target = None,
-    name: str | Callable[[], str] = "the picture",
+    name: str | Callable[[], str] = "the image",
     max_pixels: int = MAX_PIXELS,
     shrink: float = SHRINK,
     apply_exif_orientation: bool = True,
     on_narrowed: Callable[[str], None] | None = None,
 ) -> Pixels:
-    """Return what `view_of(width, height)` makes of an encoded picture, as an array [H, W, C].
+    """Decode the part of an image given by `view_of(width, height)`, as an array [H, W, C].
 
-    The picture is put upright first, if it says how it was taken (EXIF); width and height are those of the upright
-    one. With `apply_exif_orientation=False` it stays as it is stored. It is written to `out`, if there is one: [H, W,
-    C] of the view's size, with any strides. Whatever is wrong with the picture is a `BadImage` that says its name.
+    EXIF orientation is applied first: width and height are those of the upright image. With
+    `apply_exif_orientation=False` the image stays as stored. Pixels are written to `out`, if given: [H, W, C] of the
+    view's size, with any strides. An image that cannot be decoded raises `BadImage` with its name.
 
     Args:
-        data: the file's bytes. What it is, is told by them alone.
+        data: the file's bytes, which alone determine the format.
         view_of: called once, with width and height, before anything is decoded.
-        mode: "RGB" or "L" (grey), 8 bits each. Of pictures with one channel, "I;16" (uint16), "I" (int32) and "F"
-            (float32) give the numbers that are in the file, not scaled; what they cannot hold is refused.
-        exact: the pixels of Pillow, bit for bit: `Image.open`, `exif_transpose`, `convert`, `crop`, `resize`
-            (bilinear). Otherwise JPEG is decoded smaller where it is made smaller: quicker, and a little different.
-        name: of the file, for errors; or what returns it.
-        max_pixels: larger pictures are refused. For what Pillow opens, its own limit holds as well
-            (`PIL.Image.MAX_IMAGE_PIXELS`: it warns beyond that, and refuses twice as many).
+        mode: "RGB" or "L" (gray), 8 bits each. For images with one channel, "I;16" (uint16), "I" (int32) and "F"
+            (float32) return the unscaled values of the file; values out of range are an error.
+        exact: bit-identical to Pillow: `Image.open`, `exif_transpose`, `convert`, `crop`, `resize` (bilinear).
+            Otherwise JPEG is decoded at reduced size if it is downscaled, which is faster and slightly different.
+        name: name of the file for errors, or a function that returns it.
+        max_pixels: larger images are an error. For images decoded by Pillow, its own limit applies as well
+            (`PIL.Image.MAX_IMAGE_PIXELS`: a warning above it, an error above twice that).
         shrink: see `SHRINK`; 0 always decodes at full size.
-        on_narrowed: called with the bits that the file has, if the mode keeps only 8 of them.
+        on_narrowed: called with the bit depth of the file if the mode keeps only 8 bits.
     """
     try:
         kind = MODES[mode]
@@ -156,7 +156,7 @@ def _fitting(out: Target, view: View, kind: Mode) -> Pixels:
         return np.empty(shape, kind.dtype)
     if out.shape != shape or out.dtype != kind.dtype:
         raise ArgumentError(
-            f"out is {out.dtype} of the shape {out.shape}, and the picture {kind.dtype} of {shape}",
-            hint="give an array [H, W, C] of the view's size, 3 channels for RGB and 1 for the others",
+            f"out must be {kind.dtype} of shape {shape}, got {out.dtype} of shape {out.shape}",
+            hint="pass an array [H, W, C] of the view's size, with 3 channels for RGB, otherwise 1",
         )
     return out

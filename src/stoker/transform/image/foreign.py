@@ -1,8 +1,8 @@
-"""Transforms of others: torchvision's, albumentations', any function. They run unchanged, on what they expect.
+"""Run transforms of other libraries (torchvision, albumentations, any function) on the inputs they expect.
 
-They draw from the process's own generators (`random`, `numpy.random`, `torch`), so these are seeded from the sample
-around each call: the outcome is the same in every engine. Threads share these generators. In a worker process they
-take turns; in the trainer's, where the main thread may be drawing at any time, only the main thread's are seeded.
+They draw from process-wide generators (`random`, `numpy.random`, `torch`), so these are seeded from the sample around
+each call, and results are the same in every engine. Threads share these generators. In a worker process threads take
+turns; in the training process, where the main thread may draw at any time, seeding happens only in the main thread.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 FORMS = ("image", "array", "tensor")
 
 _turn = threading.RLock()
-"""One foreign call at a time, in a process whose generators it draws from."""
+"""Lock: one foreign call at a time, because it uses process-wide generators."""
 
 
 def _free_turn() -> None:
-    # A fork may happen while another thread has its turn; that thread is not in the child, and its turn never ends.
+    # A fork may happen while another thread holds the lock; the child has no such thread to release it.
     global _turn
     _turn = threading.RLock()
 
@@ -42,23 +42,23 @@ os.register_at_fork(after_in_child=_free_turn)
 
 
 class Apply:
-    """A function of your own, on the form of picture that it takes.
+    """Calls your own function with images in the form it expects.
 
-    A function that is passed by itself gets a PIL image, as in torchvision's datasets. This one gets `form`: "image"
-    (PIL), "array" (uint8 [H, W, C]) or "tensor" (uint8 [C, H, W]).
+    A plain function gets a PIL image, as in torchvision's datasets. With `Apply` it gets `form`: "image" (PIL), "array"
+    (uint8 [H, W, C]) or "tensor" (uint8 [C, H, W]).
     """
 
     def __init__(self, function: Callable[[Any], Any], form: str = "array") -> None:
         if form not in FORMS:
-            raise ArgumentError(f"form={form!r} is not known", hint=f"choose one of {', '.join(FORMS)}")
+            raise ArgumentError(f"unknown form={form!r}", hint=f"choose one of {', '.join(FORMS)}")
         self.function, self.form = function, form
 
     def __call__(self, picture: Any) -> Any:
-        """Return what the function makes of a picture."""
+        """Return the result of the function for an image."""
         image = as_image(picture)
         if self.form == "image":
             return self.function(image)
-        array = np.array(as_array(image))  # its own: it may be changed in place
+        array = np.array(as_array(image))  # a copy: the function may change it in place
         return self.function(array if self.form == "array" else torch.from_numpy(array).permute(2, 0, 1).contiguous())
 
     def __repr__(self) -> str:
@@ -66,17 +66,17 @@ class Apply:
 
 
 class Albumented:
-    """A transform of albumentations, which takes and returns arrays by name."""
+    """Wrapper of an albumentations transform, which takes and returns arrays by name."""
 
     def __init__(self, transform: Any) -> None:
         self.transform = transform
 
     def __call__(self, picture: Any) -> Any:
-        """Return what it makes of a picture."""
+        """Return the transformed image."""
         return self.transform(image=np.array(as_array(as_image(picture))))["image"]
 
     def seed(self, key: int) -> None:
-        """Seed the generators of its own, which it has from version 2 on."""
+        """Seed the transform's own generators (albumentations 2 and later)."""
         if hasattr(self.transform, "set_random_seed"):
             self.transform.set_random_seed(key & 0x7FFFFFFF)
 
@@ -85,14 +85,14 @@ class Albumented:
 
 
 class Foreign:
-    """Some transforms of others, one after the other: the first gets a PIL image, each next what the last returned."""
+    """A chain of foreign transforms: the first gets a PIL image, each next one the previous result."""
 
     def __init__(self, functions: Sequence[Callable[[Any], Any]]) -> None:
         self.functions = [Albumented(function) if _is_albumentations(function) else function for function in functions]
 
     def run(self, image: Image, uniform: Uniform) -> Any:
-        """Return what they make of `image`, with all generators seeded from the sample that is being read."""
-        if not in_sample():  # nobody asked for a certain outcome: as it comes
+        """Return the transformed `image`, with all generators seeded from the current sample."""
+        if not in_sample():  # outside of a sample: no seeding
             return self._run(image)
         key = key_from(uniform)
         if get_worker_info() is not None:
@@ -111,7 +111,9 @@ class Foreign:
         for function in self.functions:
             picture = function(picture)
             if picture is None:
-                raise ValueError(f"the transform {function!r} returned nothing\nhint: does it end with a `return`?")
+                raise ValueError(
+                    f"the transform {function!r} returned None\nhint: did it forget to `return` the image?"
+                )
         return picture
 
     def _seed(self, key: int, *, process_wide: bool = True) -> None:
@@ -126,7 +128,7 @@ class Foreign:
 
 @contextmanager
 def _as_they_were() -> Iterator[None]:
-    """Put the process's generators back at the end."""
+    """Restore the process-wide generators at the end."""
     python, numpy, tensors = random.getstate(), np.random.get_state(legacy=False), torch.default_generator.get_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""The forms a picture comes in: PIL image, array [H, W, C], tensor [C, H, W]."""
+"""Forms of an image: PIL image, array [H, W, C], tensor [C, H, W]."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ if TYPE_CHECKING:
 
 
 CHANNELS = (1, 3, 4)
-"""How many a picture may have."""
+"""Supported numbers of channels."""
 
 
 def pillow() -> Any:
-    """Return `PIL.Image`."""
+    """Import and return `PIL.Image`; raise `MissingExtra` without Pillow."""
     try:
         import PIL.Image
     except ImportError as error:
         raise MissingExtra(
-            "Pillow", extra="images", need="pictures other than plain JPEG, and changing them"
+            "Pillow", extra="images", need="decoding images other than plain JPEG, and transforming images"
         ) from error
     return PIL.Image
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether this is a tensor, without importing torch for it."""
+    """Return whether a value is a tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_image(value: Any) -> bool:
-    """Return whether this is a PIL image, without importing Pillow for it."""
+    """Return whether a value is a PIL image, without importing Pillow."""
     module = sys.modules.get("PIL.Image")
     return module is not None and isinstance(value, module.Image)
 
 
 def is_picture(value: Any) -> bool:
-    """Return whether this is an array [H, W, C] of 1, 3 or 4 channels, or [H, W]."""
+    """Return whether a value is an array [H, W, C] with 1, 3 or 4 channels, or [H, W]."""
     return isinstance(value, np.ndarray) and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in CHANNELS))
 
 
 def as_image(value: Any, dtype: Any = np.uint8) -> Image:
-    """Return a picture in any of the forms as a PIL image. Arrays and tensors have to be of the dtype."""
+    """Convert an image in any form to a PIL image. Arrays and tensors must have the dtype."""
     if is_image(value):
         return value  # type: ignore[no-any-return]
     if is_tensor(value):
@@ -56,9 +56,9 @@ def as_image(value: Any, dtype: Any = np.uint8) -> Image:
     array = np.asarray(value)
     if array.dtype != dtype or not is_picture(array):
         raise ArgumentError(
-            f"{type(value).__name__} of {array.dtype} and shape {array.shape} is no picture that can be changed",
-            hint=f"{np.dtype(dtype)} arrays [H, W, C] and tensors [C, H, W] are, of 1, 3 or 4 channels; put what makes "
-            "other numbers of them (ToTensor, Normalize) last",
+            f"cannot transform {type(value).__name__} of {array.dtype} and shape {array.shape} as an image",
+            hint=f"use {np.dtype(dtype)} arrays [H, W, C] or tensors [C, H, W] with 1, 3 or 4 channels; put transforms "
+            "that change the dtype (ToTensor, Normalize) last",
         )
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
@@ -66,13 +66,13 @@ def as_image(value: Any, dtype: Any = np.uint8) -> Image:
 
 
 def as_array(image: Image) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return a PIL image as an array [H, W, C]."""
+    """Convert a PIL image to an array [H, W, C]."""
     array = np.asarray(image)
     return array if array.ndim == 3 else array[:, :, None]
 
 
 def like(original: Any, image: Image) -> Any:
-    """Return a PIL image in the form that `original` has."""
+    """Convert a PIL image to the form of `original`."""
     if is_image(original):
         return image
     array = np.array(image)  # a copy: the image's own memory is read-only

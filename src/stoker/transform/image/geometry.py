@@ -1,7 +1,7 @@
-"""Which part of a picture, at which size: torchvision's transforms, drawn before anything is decoded.
+"""Geometric transforms: which part of an image, at which size, drawn before decoding.
 
-Names, arguments, defaults, rounding and distributions are torchvision's; the random numbers are those of the sample
-(`stoker.rng()`). Several in a row become one `View` where that gives the same pixels.
+Names, arguments, defaults, rounding and distributions are torchvision's; random numbers come from the sample's
+generator (`stoker.rng()`). Adjacent transforms are fused into one `View` where that gives the same pixels.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_TRIES = 10
-"""Crops tried by `RandomResizedCrop` before it takes the middle, as in torchvision."""
+"""Crops tried by `RandomResizedCrop` before it falls back to the center, as in torchvision."""
 
 
 class Transform:
-    """What changes a picture. Called by itself, it takes and returns a PIL image, an array or a tensor."""
+    """Base class of transforms. A direct call takes and returns a PIL image, an array or a tensor."""
 
     def __call__(self, picture: Any) -> Any:
-        """Return the picture changed, in the form it came in, with the random numbers of the sample being read."""
+        """Return the transformed image in its original form, with random numbers of the current sample."""
         return like(picture, self.apply(as_image(picture), uniforms(sample_generator())))
 
     def apply(self, image: Image, uniform: Uniform) -> Image:
-        """Return `image` changed."""
+        """Return the transformed `image`."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -43,25 +43,25 @@ class Transform:
 
 
 class Geometric(Transform):
-    """A transform that can be told from the size of a picture alone."""
+    """A transform that depends only on the size of an image."""
 
     def refine(self, view: View, uniform: Uniform, /) -> View | None:
-        """Return what becomes of a view.
+        """Return the view after this transform.
 
-        None, before any number is drawn, if it cannot be told as one view: it has to be done to the pixels of `view`.
+        Return None, before drawing any number, if that is not a single view: apply it to the pixels of `view` instead.
         """
         raise NotImplementedError
 
     def resulting_size(self, size: tuple[int, int] | None, /) -> tuple[int, int] | None:
-        """Return height and width of what comes of a picture of this size; None if they depend on the picture."""
+        """Return height and width of the result for an image of this size; None if they depend on the image."""
         return size
 
     def draw(self, width: int, height: int, rng: Generator) -> View | None:
-        """Return what becomes of a picture of this size; None where something has to be added around it."""
+        """Return the view for an image of this size; None if it needs padding."""
         return self.refine(whole(width, height), uniforms(rng))
 
     def apply(self, image: Image, uniform: Uniform) -> Image:
-        """Return `image` cut, resized or mirrored, by Pillow."""
+        """Return `image` cropped, resized or flipped by Pillow."""
         view = self.refine(whole(image.width, image.height), uniform)
         assert view is not None
         return seen(image, view)
@@ -83,12 +83,12 @@ class Resize(Geometric):
         self.max_size = None if max_size is None else pair("max_size", max_size)[0]
         if self.max_size is not None and (not isinstance(self.size, int) or self.max_size <= self.size):
             raise ArgumentError(
-                f"max_size={max_size} beside size={size}",
-                hint="max_size bounds the longer side where size is the shorter one, and is larger",
+                f"max_size={max_size} is invalid with size={size}",
+                hint="max_size limits the longer side if size is one int, and must be larger than size",
             )
 
     def refine(self, view: View, _: Uniform, /) -> View | None:
-        """Return the view at another size, or None if it was resized already."""
+        """Return the view at another size; None if it was already resized."""
         size = self._size_of(*view.size)
         if size == view.size:
             return view
@@ -97,7 +97,7 @@ class Resize(Geometric):
         return view._replace(size=size)
 
     def resulting_size(self, size: tuple[int, int] | None, /) -> tuple[int, int] | None:
-        """Return height and width, if they are given, or those of what comes in are known."""
+        """Return height and width, if given or if the input size is known."""
         if isinstance(self.size, tuple):
             return self.size
         return None if size is None else self._size_of(*size)
@@ -113,13 +113,13 @@ class Resize(Geometric):
 
 
 class CenterCrop(Geometric):
-    """Cuts out the middle; a picture that is smaller gets black edges."""
+    """Crops the center; smaller images are padded with black."""
 
     def __init__(self, size: int | Sequence[int]) -> None:
         self.size = pair("size", size)
 
     def refine(self, view: View, _: Uniform, /) -> View | None:
-        """Return the middle of the view."""
+        """Return the center of the view."""
         (height, width), (rows, columns) = self.size, view.size
         if width > columns or height > rows:
             return None
@@ -130,7 +130,7 @@ class CenterCrop(Geometric):
         return self.size
 
     def apply(self, image: Image, uniform: Uniform) -> Image:
-        """Return the middle of `image`."""
+        """Return the center of `image`."""
         height, width = self.size
         if width > image.width or height > image.height:
             left, top = (max(0, want - have) // 2 for want, have in ((width, image.width), (height, image.height)))
@@ -139,7 +139,7 @@ class CenterCrop(Geometric):
 
 
 class RandomCrop(Geometric):
-    """Cuts out a part anywhere, of a picture with `padding` around it (one number, (across, down), or four)."""
+    """Crops at a random place, after adding `padding` (one number, (horizontal, vertical), or four)."""
 
     def __init__(
         self,
@@ -155,18 +155,18 @@ class RandomCrop(Geometric):
         self.fill = filling(fill)
         if padding_mode != "constant":
             raise ArgumentError(
-                f"padding_mode={padding_mode!r} is not done here",
-                hint="pass torchvision's own RandomCrop instead: transforms of others run unchanged",
+                f"padding_mode={padding_mode!r} is not supported",
+                hint="use torchvision's own RandomCrop instead, which runs unchanged",
             )
 
     def refine(self, view: View, uniform: Uniform, /) -> View | None:
-        """Return a part of the view; None where there is padding."""
+        """Return a part of the view; None if there is padding."""
         (height, width), (rows, columns) = self.size, view.size
         if self.padding is not None or (self.pad_if_needed and (width > columns or height > rows)):
             return None
         if width > columns or height > rows:
             raise ValueError(
-                f"a crop of {height} x {width} is larger than the picture, {rows} x {columns}\n"
+                f"a crop of {height} x {width} is larger than the image, {rows} x {columns}\n"
                 "hint: Resize first, or pass pad_if_needed=True"
             )
         top = whole_number(uniform, rows - height + 1)
@@ -177,7 +177,7 @@ class RandomCrop(Geometric):
         return self.size
 
     def apply(self, image: Image, uniform: Uniform) -> Image:
-        """Return a part of `image` with padding around."""
+        """Return a part of the padded `image`."""
         if self.padding is not None:
             image = _padded(image, self.padding, self.fill)
         if self.pad_if_needed:
@@ -192,7 +192,7 @@ class RandomCrop(Geometric):
 
 
 class RandomResizedCrop(Geometric):
-    """Cuts out a part of random size (`scale`, of the picture's area) and shape (`ratio`), and resizes it."""
+    """Crops a random area (`scale`, relative to the image) and aspect ratio (`ratio`), and resizes it."""
 
     def __init__(
         self,
@@ -206,11 +206,11 @@ class RandomResizedCrop(Geometric):
         self.size = pair("size", size)
         self.scale, self.ratio = numbers("scale", scale, above=0), numbers("ratio", ratio, above=0)
         if not self.ratio[0]:
-            raise ArgumentError(f"ratio={ratio!r} begins at 0", hint="give the narrowest shape, as width / height")
+            raise ArgumentError(f"ratio must be above 0, got {ratio!r}", hint="pass (low, high) as width / height")
         self._logs = math.log(self.ratio[0]), math.log(self.ratio[1])
 
     def refine(self, view: View, uniform: Uniform, /) -> View | None:
-        """Return a part of the view, or None if it was resized already."""
+        """Return a part of the view; None if it was already resized."""
         if not is_plain(view):
             return None
         rows, columns = view.size
@@ -242,20 +242,20 @@ class RandomResizedCrop(Geometric):
 
 
 class RandomHorizontalFlip(Geometric):
-    """Mirrors left to right, with probability `p`."""
+    """Flips left to right with probability `p`."""
 
     def __init__(self, p: float = 0.5) -> None:
         self.p = probability(p)
 
     def refine(self, view: View, uniform: Uniform, /) -> View | None:
-        """Return the view, mirrored or not."""
+        """Return the view, flipped or not."""
         if uniform() >= self.p:
             return view
         return view._replace(flip=not view.flip)
 
 
 def seen(image: Image, view: View) -> Image:
-    """Return what comes of a PIL image, with Pillow's pixels."""
+    """Apply a view to a PIL image, with Pillow's pixels."""
     image_module = pillow()
     if view.region != (0, 0, image.width, image.height):
         image = image.crop(view.region)
@@ -270,16 +270,16 @@ def seen(image: Image, view: View) -> Image:
     return image.transpose(image_module.Transpose.FLIP_LEFT_RIGHT) if view.flip else image
 
 
-def colour(image: Image, fill: int | tuple[int, ...] | None) -> Any:
-    """Return what Pillow is to be told to fill with: it takes one number for red alone, and means black by None."""
+def pillow_fill(image: Image, fill: int | tuple[int, ...] | None) -> Any:
+    """Return the fill argument for Pillow, which takes one number as red only, and None as black."""
     return (fill,) * len(image.getbands()) if isinstance(fill, int) else fill
 
 
 def _padded(image: Image, sides: tuple[int, int, int, int], fill: int | tuple[int, ...]) -> Image:
     left, top, right, bottom = sides
-    if fill == 0:  # what lies outside is black
+    if fill == 0:  # Pillow fills with black
         return image.crop((-left, -top, image.width + right, image.height + bottom))
     size = image.width + left + right, image.height + top + bottom
-    padded: Image = pillow().new(image.mode, size, colour(image, fill))
+    padded: Image = pillow().new(image.mode, size, pillow_fill(image, fill))
     padded.paste(image, (left, top))
     return padded

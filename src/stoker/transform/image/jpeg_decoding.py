@@ -1,7 +1,6 @@
-"""JPEG files decoded no further than a view needs: its region alone, and at 1/2, 1/4 or 1/8 where it is made smaller.
+"""Decode only the region of a JPEG file that a view needs, at 1/2, 1/4 or 1/8 scale if it is downscaled.
 
-By our own library where it was built, else by simplejpeg (whole pictures), else by Pillow. All of them let other
-threads run meanwhile.
+Uses the native library if it was built, else simplejpeg (complete images), else Pillow. All of them release the GIL.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from stoker.transform.image.undecodable import Undecodable
 from stoker.transform.image.view import Box, Region, View, inside
 
 SCALES = (8, 4, 2)
-"""What JPEG can be decoded at: one in so many pixels, in both directions."""
+"""Scale denominators at which JPEG can be decoded."""
 
 
 NUM_ZEROS = 64
-"""So many zero bytes at the end were reserved and never written."""
+"""This many zero bytes at the end mean space that was reserved and never written."""
 
 
 def is_plain_jpeg(header: native.JpegHeader) -> bool:
-    """Return whether any decoder gives RGB for it, or grey. CMYK, 12 bits and arithmetic codes are Pillow's."""
+    """Return whether every decoder can read the file as RGB or gray; CMYK, 12-bit and arithmetic coding need Pillow."""
     return (
         header.num_components in (1, 3)
         and header.precision == 8
@@ -42,14 +41,14 @@ def is_plain_jpeg(header: native.JpegHeader) -> bool:
 def decode_jpeg(
     data: Any, header: native.JpegHeader, region: Region, box: Box, out: NDArray[np.uint8], *, shrink: float
 ) -> None:
-    """Write a box of a JPEG file, resized, to `out` [h, w, 3 or 1] of any strides; all as it is stored.
+    """Decode a box of a JPEG file, resized, into `out` [h, w, 3 or 1] of any strides, in stored orientation.
 
-    Nothing outside `region` is looked at. It is decoded at 1/2, 1/4 or 1/8 if the box still has `shrink` times the
-    pixels of `out` in both directions; never, if that is 0.
+    Only pixels inside `region` are used. Decoding is at 1/2, 1/4 or 1/8 scale if the box still has `shrink` times the
+    pixels of `out` in both directions; always at full scale if `shrink` is 0.
     """
     region = _needed(region, box, out)
     if not header.has_end:
-        # It may be cut short, also below the region: then what is there must not pass for a whole.
+        # The file may be truncated, even below the region, and must not pass as complete.
         pixels = _whole(completed(data, header), header, 1, out.shape[2])
         write(pixels, region, box, out)
     elif native.has_jpeg():
@@ -66,22 +65,22 @@ def decode_jpeg(
 
 
 def completed(data: Any, header: native.JpegHeader) -> Any:
-    """Return a JPEG file with a mark of its end: then decoders can tell whether that alone was missing, or more.
+    """Return a JPEG file with an end marker, so that decoders can detect whether more than the marker was missing.
 
-    Of progressive files they cannot, for each pass over the picture is complete by itself; so these are refused.
+    For progressive files they cannot, as each scan is complete by itself; so these raise `Undecodable`.
     """
     if header.has_end:
         return data
     if header.is_progressive:
-        raise Undecodable("it is cut short: there is no mark of its end")
-    if len(data) > NUM_ZEROS and not any(bytes(data[-NUM_ZEROS:])):  # to decoders, a grey that goes on and on
-        raise Undecodable("it ends in zero bytes and without a mark of its end: was it written completely?")
+        raise Undecodable("it is truncated: the end marker is missing")
+    if len(data) > NUM_ZEROS and not any(bytes(data[-NUM_ZEROS:])):  # decoders read zeros as endless gray
+        raise Undecodable("it ends in zero bytes without an end marker: was it written completely?")
     is_strict = native.has_jpeg() or _simplejpeg() is not None
     return bytes(data) + b"\xff\xd9" if is_strict else data
 
 
 def check_jpeg(data: Any, header: native.JpegHeader) -> None:
-    """Raise `Undecodable` if anything in a JPEG file is damaged or missing: Pillow alone makes that grey, silently."""
+    """Raise `Undecodable` if any part of a JPEG file is damaged or missing; Pillow would silently make it gray."""
     if is_plain_jpeg(header) and native.has_jpeg():
         small = np.empty((max(1, header.height // SCALES[0]), max(1, header.width // SCALES[0]), 1), np.uint8)
         _decoded(data, (0, 0, header.width, header.height), small, 1.0)
@@ -90,7 +89,7 @@ def check_jpeg(data: Any, header: native.JpegHeader) -> None:
 
 
 def write(pixels: NDArray[np.uint8], region: Region, box: Box, out: NDArray[np.uint8]) -> None:
-    """Write a box of `pixels` [H, W, C], resized, to `out` [h, w, C]; nothing outside `region` is looked at."""
+    """Write a box of `pixels` [H, W, C], resized, to `out` [h, w, C], using only pixels inside `region`."""
     left, top, right, bottom = region
     part = pixels[top:bottom, left:right]
     inner = inside(region, box)
@@ -103,7 +102,7 @@ def write(pixels: NDArray[np.uint8], region: Region, box: Box, out: NDArray[np.u
 
 
 def _needed(region: Region, box: Box, out: NDArray[np.uint8]) -> Region:
-    """Return the part of a region that comes into a box resized: the filter reaches one pixel of the result around."""
+    """Return the part of a region that affects a resized box: the filter reaches one result pixel beyond it."""
     left, top, right, bottom = region
     first, upper, last, lower = box
     if (first, upper, last, lower) == (left, top, right, bottom):
@@ -135,7 +134,7 @@ def _decoded(data: Any, region: Region, out: NDArray[np.uint8], shrink: float, b
 
 
 def _whole(data: Any, header: native.JpegHeader, scale: int, num_channels: int) -> NDArray[np.uint8]:
-    """Return all of a picture at 1/scale, or raise if any of it is damaged."""
+    """Decode a complete image at 1/scale; raise if any part is damaged."""
     if scale == 1 and native.has_jpeg():
         pixels = np.empty((header.height, header.width, num_channels), np.uint8)
         _decoded(data, (0, 0, header.width, header.height), pixels, 0)
@@ -145,16 +144,16 @@ def _whole(data: Any, header: native.JpegHeader, scale: int, num_channels: int) 
     return _by_pillow(data, header, scale, "L" if num_channels == 1 else "RGB")
 
 
-def _by_simplejpeg(data: Any, header: native.JpegHeader, scale: int, colours: str) -> NDArray[np.uint8]:
+def _by_simplejpeg(data: Any, header: native.JpegHeader, scale: int, colors: str) -> NDArray[np.uint8]:
     decode = _simplejpeg()
     least = {"min_height": -(-header.height // scale), "min_width": -(-header.width // scale)} if scale > 1 else {}
     try:
         try:
-            return decode(data, colours, strict=True, **least)  # type: ignore[no-any-return]
+            return decode(data, colors, strict=True, **least)  # type: ignore[no-any-return]
         except ValueError as error:
             if "xtraneous" not in str(error):
                 raise
-            return decode(data, colours, strict=False, **least)  # type: ignore[no-any-return]  # they harm nobody
+            return decode(data, colors, strict=False, **least)  # type: ignore[no-any-return]  # they harm nobody
     except ValueError as error:
         raise Undecodable(str(error)) from error
 

@@ -1,12 +1,12 @@
-"""What a file looks like, from its first bytes: names are not to be trusted."""
+"""Describe what a file looks like from its first bytes; names are unreliable."""
 
 from __future__ import annotations
 
 _OTHERS = (
-    (b"<!doctype html", "a web page (HTML), perhaps an error that a download was answered with"),
-    (b"<html", "a web page (HTML), perhaps an error that a download was answered with"),
+    (b"<!doctype html", "a web page (HTML), perhaps an error response to a download"),
+    (b"<html", "a web page (HTML), perhaps an error response to a download"),
     (b"<svg", "a drawing (SVG), which has no pixels"),
-    (b"<?xml", "XML, perhaps an error that a download was answered with"),
+    (b"<?xml", "XML, perhaps an error response to a download"),
     (b"version https://git-lfs", "a Git LFS pointer; `git lfs pull` fetches the file itself"),
     (b"%pdf", "a PDF document"),
     (b"%!ps", "PostScript"),
@@ -30,21 +30,21 @@ _HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs",
 
 
 def appearance(data: bytes | memoryview) -> str:
-    """Return what bytes that are no picture look like, in words."""
+    """Describe what bytes that are not an image look like."""
     head = bytes(data[:512])
     for start, kind in _PICTURES:
         if head.startswith(start):
-            return f"it begins as {kind} does, but its header cannot be read"
+            return f"it starts like {kind}, but its header cannot be read"
     if head[4:8] == b"ftyp" and any(brand in head[8:64] for brand in _AVIF):
         return "it is AVIF, which this Pillow cannot read; version 11.3 can (pip install -U pillow)"
     if head[4:8] == b"ftyp" and head[8:12] in _HEIC:
-        return "it is HEIC, which Pillow reads with pillow-heif alone (pip install pillow-heif)"
+        return "it is HEIC, which Pillow reads only with pillow-heif (pip install pillow-heif)"
     if not head.strip(b"\0"):
-        return "it begins with zero bytes: was it written completely?"
+        return "it starts with zero bytes: was it written completely?"
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for start, kind in _OTHERS:
         if text.startswith(start):
             return f"it looks like {kind}"
     if head.isascii() and min(head) >= 9:
         return "it looks like text"
-    return f"it is no picture of a known kind; it begins with {head[:8].hex(' ')}"
+    return f"it is not a known image format; it starts with {head[:8].hex(' ')}"

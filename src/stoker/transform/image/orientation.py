@@ -1,7 +1,7 @@
-"""How a camera was held: pictures are stored lying on a side, or mirrored, with a note of how to put them upright.
+"""EXIF orientation: images may be stored rotated or mirrored.
 
-The numbers are those of EXIF: 1 is upright already, 2 mirrored, 3 upside down, 4 both; 5 to 8 also have rows and
-columns exchanged. Everything else here is told in upright pixels.
+EXIF values: 1 is upright, 2 mirrored, 3 upside down, 4 both; 5 to 8 also swap rows and columns. Everything else uses
+upright coordinates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def is_turned(orientation: int) -> bool:
 
 
 def stored_box(orientation: int, box: tuple[N, N, N, N], width: int, height: int) -> tuple[N, N, N, N]:
-    """Return where a part of the upright picture lies in the stored one, whose width and height these are."""
+    """Map a box of the upright image to the stored image, whose width and height are given."""
     left, top, right, bottom = box
     if is_turned(orientation):
         left, top, right, bottom = top, left, bottom, right
@@ -33,7 +33,7 @@ def stored_box(orientation: int, box: tuple[N, N, N, N], width: int, height: int
 
 
 def stored_array(orientation: int, upright: NDArray[Any]) -> NDArray[Any]:
-    """Return a view of an upright array [H, W, C], such that filling it as the file is stored fills it upright."""
+    """Return a view of an upright array [H, W, C] in stored orientation, to be filled with stored pixels."""
     stored = upright.transpose(1, 0, 2) if is_turned(orientation) else upright
     if orientation in (2, 3, 7, 8):
         stored = stored[:, ::-1]

@@ -1,4 +1,4 @@
-"""Pictures by Pillow: every kind but ordinary JPEG, and those whose pixels have to be Pillow's."""
+"""Decode with Pillow: all formats except ordinary JPEG, and whenever Pillow's exact pixels are required."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS = (
     "PCX",
     "SGI",
 )
-"""What is opened. Pillow knows more: some of it starts other programs (PostScript), some has no pixels."""
+"""Formats to open. Pillow supports more: some start other programs (PostScript), some have no pixels."""
 
 _ORIENTATION = 0x0112
 _BITS_PER_SAMPLE = 0x0102
@@ -55,9 +55,9 @@ def decode_by_pillow(
     apply_exif_orientation: bool = True,
     on_narrowed: Callable[[str], None] | None = None,
 ) -> tuple[Image, View]:
-    """Return the part of a picture that its view looks at, upright and in the mode, and the view in that part.
+    """Return the region of an image that its view needs, upright and in the mode, and the view relative to it.
 
-    Of 16 bits, it is in the mode "I".
+    16-bit images are returned in mode "I".
     """
     image = _opened(data, max_pixels)
     try:
@@ -65,7 +65,7 @@ def decode_by_pillow(
         image.load()
         orientation = _orientation(image)
         if not apply_exif_orientation:
-            if orientation != told:  # Pillow itself has turned it (TIFF)
+            if orientation != told:  # Pillow has already rotated it (TIFF)
                 image = _upright(image, _TURNED_BACK.get(told, told))
             orientation = UPRIGHT
         bits = None if on_narrowed is None or mode not in ("RGB", "L") else _more_bits(image, data)
@@ -87,10 +87,10 @@ def decode_by_pillow(
 
 
 def converted(image: Image, mode: str, region: tuple[int, int, int, int] | None = None) -> Image:
-    """Return an image, or a part of it, as RGB or L.
+    """Convert an image, or a part of it, to RGB or L.
 
-    Transparency is left out, as in `convert("RGB")`: the colours below it show. Sixteen bits are scaled to eight, where
-    Pillow would turn everything from 256 on to white.
+    Alpha is dropped, as in `convert("RGB")`. Sixteen bits are scaled to eight, where Pillow would clip everything above
+    255 to white.
     """
     kind, found = image.mode, image.format
     if region is not None and region != (0, 0, *image.size):
@@ -102,20 +102,20 @@ def converted(image: Image, mode: str, region: tuple[int, int, int, int] | None 
         image = pillow().fromarray(((values + 128) // 257).astype(np.uint8))
     elif kind in _UNSPECIFIC:
         raise Undecodable(
-            f"its numbers (mode {kind}) have no range that is known; mode={kind!r} keeps them, or convert it to 8 or "
-            "16 bits"
+            f"the range of its values (mode {kind}) is unknown; use mode={kind!r} to keep them, or convert the file "
+            "to 8 or 16 bits"
         )
     elif kind == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # straight to RGB, Pillow warns
+        image = image.convert("RGBA")  # direct conversion to RGB would warn
     return image if image.mode == mode else image.convert(mode)
 
 
 def numbers(image: Image, mode: str, region: tuple[int, int, int, int]) -> Image:
-    """Return a part of an image of one channel, with the numbers that are stored: as I for "I;16" and "I", or as F."""
+    """Return a part of a single-channel image with the stored values: mode I for "I;16" and "I", or mode F."""
     kind = image.mode
     if kind not in _ONE_CHANNEL and not kind.startswith("I;16"):
         raise Undecodable(
-            f"it is of mode {kind}, and mode={mode!r} is for one channel of numbers; 'RGB' and 'L' are for all"
+            f"it has mode {kind}, but mode={mode!r} needs a single-channel image; 'RGB' and 'L' accept all"
         )
     if region != (0, 0, *image.size):
         image = image.crop(region)
@@ -123,27 +123,29 @@ def numbers(image: Image, mode: str, region: tuple[int, int, int, int]) -> Image
     if mode == "F":
         return pillow().fromarray(values.astype(np.float32))  # type: ignore[no-any-return]
     if kind == "F":
-        raise Undecodable(f"its numbers are floats, and mode={mode!r} is for whole ones; mode='F' keeps them")
+        raise Undecodable(f"its values are floats, but mode={mode!r} needs integers; mode='F' keeps them")
     if mode == "I;16" and kind == "I" and not 0 <= values.min() <= values.max() <= 0xFFFF:
-        raise Undecodable(f"its numbers go from {values.min()} to {values.max()}, beyond 16 bits; mode='I' keeps them")
+        raise Undecodable(
+            f"its values range from {values.min()} to {values.max()}, beyond 16 bits; mode='I' keeps them"
+        )
     return pillow().fromarray(values.astype(np.int32))  # type: ignore[no-any-return]
 
 
 def _more_bits(image: Image, data: Any) -> str | None:
-    """Return how many bits an image has in its file, if Pillow has more than 8, or has made 8 of more."""
+    """Return the bit depth of an image's file if it is above 8, including where Pillow reduced it to 8; else None."""
     kind, found = image.mode, image.format
     if kind.startswith("I;16") or (kind == "I" and found in ("PNG", "PPM")):
         return "16 bits"
-    # of colours, Pillow keeps 8 bits and says nothing of it
+    # for color images, Pillow silently keeps 8 bits
     if found == "PNG":
         depth = png_depth(data)
-        return f"{depth} bits for each colour" if depth > 8 else None
+        return f"{depth} bits per channel" if depth > 8 else None
     bits = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (8,)) if found == "TIFF" else (8,)
-    return f"{max(bits)} bits for each colour" if max(bits) > 8 and len(bits) > 1 else None
+    return f"{max(bits)} bits per channel" if max(bits) > 8 and len(bits) > 1 else None
 
 
 def png_depth(data: Any) -> int:
-    """Return the bits of a number in a PNG file: after signature, length and name of the first chunk, and the size."""
+    """Return the bit depth of a PNG file, from its header chunk."""
     return int(data[24]) if len(data) > 24 else 0
 
 
@@ -172,16 +174,16 @@ def _kinds() -> tuple[str, ...]:
 
 @cache
 def _register_heif() -> None:
-    with suppress(ImportError):  # here and not by the user alone: workers begin without it
+    with suppress(ImportError):  # registered here: the user's registration does not reach spawned workers
         import pillow_heif  # type: ignore[import-not-found]
 
         pillow_heif.register_heif_opener()
 
 
 def size_of(image: Image, *, apply_exif_orientation: bool) -> tuple[int, int]:
-    """Return the width and height that an image will have, before it is loaded."""
+    """Return the upright width and height of an image before it is loaded."""
     width, height = image.size
-    is_applied = image.format == "TIFF"  # Pillow turns these itself, and tells the size that they will have
+    is_applied = image.format == "TIFF"  # Pillow rotates TIFF itself, and reports the rotated size
     if is_turned(_orientation(image)) and apply_exif_orientation != is_applied:
         width, height = height, width
     return width, height
@@ -190,7 +192,7 @@ def size_of(image: Image, *, apply_exif_orientation: bool) -> tuple[int, int]:
 def _orientation(image: Image) -> int:
     try:
         orientation = image.getexif().get(_ORIENTATION, UPRIGHT)
-    except Exception:  # notes that cannot be read are none
+    except Exception:  # unreadable EXIF counts as missing
         return UPRIGHT
     return orientation if orientation in range(1, 9) else UPRIGHT
 
@@ -213,7 +215,7 @@ def _upright(image: Image, orientation: int) -> Image:
 
 
 def _moved(view: View) -> View:
-    """Return a view as it is in its own region."""
+    """Return a view relative to its own region."""
     left, top, right, bottom = view.region
     return view._replace(region=(0, 0, right - left, bottom - top), box=inside(view.region, view.box))
 

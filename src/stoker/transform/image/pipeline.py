@@ -1,4 +1,4 @@
-"""Transforms in a row: what can be told before decoding is, the rest is done to the pixels."""
+"""A sequence of transforms: geometric ones are drawn before decoding, the rest apply to pixels."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from stoker.transform.image.view import View, is_plain, whole
 
 
 class Pipeline:
-    """What is done to every picture: at first what decides which part of it is decoded, then the rest.
+    """The transforms of every image: first those that choose the region to decode, then the rest.
 
-    Ours are `Geometric` or other `Transform`s; everything else that can be called is somebody else's.
+    Stoker's transforms are `Geometric` or other `Transform`s; any other callable counts as foreign.
     """
 
     def __init__(self, transform: Any = None) -> None:
@@ -26,13 +26,13 @@ class Pipeline:
         while head < len(self.transforms) and isinstance(self.transforms[head], Geometric):
             head += 1
         self.head: tuple[Geometric, ...] = self.transforms[:head]
-        """Drawn before decoding."""
+        """Transforms drawn before decoding."""
         self.tail: tuple[Any, ...] = _grouped(self.transforms[head:])
-        """Done to the pixels."""
+        """Transforms applied to pixels."""
         self.size: tuple[int, int] | None = None
-        """Height and width of what comes of every picture, if that is known."""
+        """Height and width of every result, if known."""
         self.is_ours = True
-        """What comes of it are pixels, and not whatever a transform of somebody else's returns."""
+        """Whether results are pixels, rather than values returned by a foreign transform."""
         for step in (*self.head, *self.tail):
             self.is_ours = isinstance(step, Transform)
             if isinstance(step, Geometric):
@@ -41,7 +41,7 @@ class Pipeline:
                 self.size = None
 
     def drawing(self, uniform: Uniform, *, exact: bool = False) -> Drawing:
-        """Return what draws the view of one picture."""
+        """Return an object that draws the view of one image."""
         return Drawing(self, uniform, exact=exact)
 
     def picture(
@@ -50,14 +50,14 @@ class Pipeline:
         drawing: Drawing,
         *,
         out: Pixels | None = None,
-        name: str | Callable[[], str] = "the picture",
+        name: str | Callable[[], str] = "the image",
         mode: str = "RGB",
         **decoding: Any,
     ) -> Any:
-        """Return what comes of an encoded picture: pixels [H, W, C], or what a transform of somebody else's returned.
+        """Decode and transform an image. Return pixels [H, W, C], or the value of a foreign transform.
 
-        Pixels are in the mode, whatever it was in between, and are written to `out`, if there is one. `decoding` are
-        more options of `decode`.
+        Pixels are converted to the mode at the end, and are written to `out`, if given. `decoding` has more options of
+        `decode`.
         """
         pixels = decode(
             data, drawing.view, out=lambda _: None if drawing.left else out, name=name, mode=mode, **decoding
@@ -83,11 +83,11 @@ class Pipeline:
 
 
 class Drawing:
-    """The view of one picture, and what is left to be done to its pixels.
+    """The view of one image, and the remaining transforms of its pixels.
 
-    With `exact`, a view is not refined further once it was resized or mirrored, save by mirroring: Pillow rounds boxes
-    to 24 bits, so that a part of a picture resized may differ by a level or two from the resized picture's part. The
-    random numbers are drawn in the same order, for the same things.
+    With `exact`, a view that was resized or flipped is not refined further, except by flipping: Pillow rounds boxes to
+    24 bits, so resizing a part may differ by a level or two from cropping the resized image. Random numbers are drawn
+    in the same order, for the same purposes.
     """
 
     __slots__ = ("_exact", "_pipeline", "_view", "left", "uniform")
@@ -96,10 +96,10 @@ class Drawing:
         self._pipeline, self.uniform, self._exact = pipeline, uniform, exact
         self._view: View | None = None
         self.left: Sequence[Any] = pipeline.tail
-        """What is to be done to the pixels of the view, once that is drawn."""
+        """Transforms of the pixels of the view, available once the view is drawn."""
 
     def view(self, width: int, height: int) -> View:
-        """Return the view of a picture of this size: always the same one, once it is drawn."""
+        """Return the view for an image of this size: always the same one, once drawn."""
         if self._view is not None:
             return self._view
         view, uniform = whole(width, height), self.uniform
@@ -123,7 +123,7 @@ def _listed(transform: Any) -> tuple[Any, ...]:
     for step in listed:
         if not callable(step):
             raise ArgumentError(
-                f"{step!r} is no transform", hint="give a transform, a function, or a list of them, in their order"
+                f"expected a transform, got {step!r}", hint="pass a transform, a function, or a list of them, in order"
             )
         if isinstance(step, type):
             raise ArgumentError(f"{step.__name__} is a class", hint=f"call it: {step.__name__}(...)")
@@ -131,7 +131,7 @@ def _listed(transform: Any) -> tuple[Any, ...]:
 
 
 def _taken_apart(step: Any) -> Iterable[Any]:
-    """Return the steps of a `Compose` that has some of ours among them, which then can be drawn before decoding."""
+    """Return the steps of a `Compose` that contains Stoker transforms, which can then be drawn before decoding."""
     parts = getattr(step, "transforms", None)
     if type(step).__name__ == "Compose" and isinstance(parts, list | tuple):
         inner = [part for one in parts for part in _taken_apart(one)]
@@ -141,7 +141,7 @@ def _taken_apart(step: Any) -> Iterable[Any]:
 
 
 def _grouped(transforms: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the transforms with those of others, where several follow each other, as one."""
+    """Return the transforms, with adjacent foreign ones merged into one."""
     steps: list[Any] = []
     for is_ours, group in groupby(transforms, key=lambda step: isinstance(step, Transform)):
         if is_ours:

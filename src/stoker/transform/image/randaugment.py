@@ -1,6 +1,6 @@
-"""RandAugment: a few changes of shape or colour, picked at random, all of the same strength (Cubuk et al., 2019).
+"""RandAugment: a few random geometric or color operations of the same magnitude (Cubuk et al., 2019).
 
-The changes, their strengths and the chances are torchvision's, and the pixels those it gives on PIL images.
+Operations, magnitudes and probabilities are torchvision's, with the pixels it gives on PIL images.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import ArgumentError
 from stoker.transform.image.arguments import filling
-from stoker.transform.image.colour import blended, brightened, contrasted, saturated
+from stoker.transform.image.color import blended, brightened, contrasted, saturated
 from stoker.transform.image.forms import pillow
-from stoker.transform.image.geometry import Transform, colour
+from stoker.transform.image.geometry import Transform, pillow_fill
 from stoker.transform.image.uniforms import Uniform, whole_number
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RandAugment(Transform):
-    """Does `num_ops` changes one after the other, each any of fourteen, of strength `magnitude` out of
+    """Applies `num_ops` random operations in sequence, each one of fourteen, with strength `magnitude` out of
     `num_magnitude_bins`.
     """
 
@@ -34,20 +34,20 @@ class RandAugment(Transform):
     ) -> None:
         if getattr(interpolation, "value", interpolation) not in ("nearest", 0):
             raise ArgumentError(
-                f"interpolation={interpolation!r} is not done here",
-                hint="pass torchvision's own RandAugment instead: transforms of others run unchanged",
+                f"interpolation={interpolation!r} is not supported",
+                hint="use torchvision's own RandAugment instead, which runs unchanged",
             )
         counts = num_ops, magnitude, num_magnitude_bins
         if not all(isinstance(count, int) for count in counts) or num_ops < 0 or not 0 <= magnitude < counts[2]:
             raise ArgumentError(
                 f"num_ops={num_ops}, magnitude={magnitude} of num_magnitude_bins={num_magnitude_bins}",
-                hint="magnitude is one of the bins, counted from 0",
+                hint="magnitude must be a bin index, from 0 to num_magnitude_bins - 1",
             )
         self.num_ops, self.magnitude, self.num_magnitude_bins = num_ops, magnitude, num_magnitude_bins
         self.fill = None if fill is None else filling(fill)
 
     def apply(self, image: Image, uniform: Uniform) -> Image:
-        """Return `image` with some changes."""
+        """Return `image` after random operations."""
         strength = self.magnitude / max(1, self.num_magnitude_bins - 1)
         for _ in range(self.num_ops):
             name, is_signed = CHANGES[whole_number(uniform, len(CHANGES))]
@@ -72,11 +72,11 @@ CHANGES = (
     ("AutoContrast", False),
     ("Equalize", False),
 )
-"""What can be done, and whether it may go either way."""
+"""The operations, and whether their sign is random."""
 
 
 def changed(image: Image, name: str, strength: float, fill: int | tuple[int, ...] | None = None) -> Image:
-    """Return a PIL image with one of `CHANGES`, as strong as can be at 1, and the other way at -1."""
+    """Apply one of `CHANGES` to a PIL image, with maximum strength at 1, and the opposite direction at -1."""
     from PIL import ImageFilter, ImageOps
 
     match name:
@@ -89,7 +89,7 @@ def changed(image: Image, name: str, strength: float, fill: int | tuple[int, ...
         case "TranslateY":
             return _moved(image, (1, 0, 0, 0, 1, -int(150.0 / 331.0 * image.height * strength)), fill)
         case "Rotate":
-            return image.rotate(30.0 * strength, pillow().Resampling.NEAREST, fillcolor=colour(image, fill))
+            return image.rotate(30.0 * strength, pillow().Resampling.NEAREST, fillcolor=pillow_fill(image, fill))
         case "Brightness":
             return brightened(image, 1.0 + 0.9 * strength)
         case "Color":
@@ -101,7 +101,7 @@ def changed(image: Image, name: str, strength: float, fill: int | tuple[int, ...
         case "Posterize":
             return ImageOps.posterize(image, 8 - round(4 * strength))
         case "Solarize":
-            return ImageOps.solarize(image, 255.0 * (1.0 - strength))  # type: ignore[arg-type]  # it compares
+            return ImageOps.solarize(image, 255.0 * (1.0 - strength))  # type: ignore[arg-type]  # compares floats at run time
         case "AutoContrast":
             return ImageOps.autocontrast(image)
         case "Equalize":
@@ -112,5 +112,5 @@ def changed(image: Image, name: str, strength: float, fill: int | tuple[int, ...
 def _moved(image: Image, matrix: tuple[float, ...], fill: Any) -> Image:
     module = pillow()
     return image.transform(
-        image.size, module.Transform.AFFINE, matrix, module.Resampling.NEAREST, fillcolor=colour(image, fill)
+        image.size, module.Transform.AFFINE, matrix, module.Resampling.NEAREST, fillcolor=pillow_fill(image, fill)
     )

@@ -1,4 +1,4 @@
-"""Random numbers of a sample as plain floats: few calls of its generator, for each costs a microsecond."""
+"""Random numbers of a sample as floats, drawn in bulk because each call of the generator costs a microsecond."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Uniform = Callable[[], float]
 """Returns the next random number of a sample, in [0, 1)."""
 
 BLOCK = 8
-"""Numbers taken at once: enough for a random crop and a flip."""
+"""Numbers drawn at once: enough for a random crop and a flip."""
 
 
 def uniforms(generator: Generator) -> Uniform:
-    """Return what gives the numbers of `generator` one by one."""
+    """Return a function that yields the random numbers of `generator` one by one."""
     block: list[float] = generator.random(BLOCK).tolist()
     taken = iter(block)
 
@@ -29,10 +29,10 @@ def uniforms(generator: Generator) -> Uniform:
 
 
 def whole_number(uniform: Uniform, count: int) -> int:
-    """Return one of 0, ..., count - 1, each as likely as the others."""
+    """Return a uniform random integer from 0 to count - 1."""
     return int(uniform() * count)
 
 
 def key_from(uniform: Uniform) -> int:
-    """Return a number of 53 bits to seed other generators with."""
+    """Return a random 53-bit integer to seed other generators."""
     return int(uniform() * (1 << 53))

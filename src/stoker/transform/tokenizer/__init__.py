@@ -1,7 +1,7 @@
-"""Text into ids, by what users already have: Hugging Face's `tokenizers`, tiktoken, SentencePiece, or plain bytes.
+"""Tokenize with existing libraries: Hugging Face `tokenizers`, tiktoken, SentencePiece, or plain bytes.
 
-`open_tokenizer` opens any of them. The library that belongs to the kind of file is the *reference*: its ids are right
-by definition. gigatoken, which is many times faster, stands in for it where its ids have been seen to be the same.
+`open_tokenizer` opens any of them. The original library of a file format is the *reference*: its ids are correct by
+definition. gigatoken, which is many times faster, replaces it where it produces identical ids.
 """
 
 from __future__ import annotations

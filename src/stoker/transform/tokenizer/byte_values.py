@@ -1,4 +1,4 @@
-"""The tokenizer without a file: the ids are the bytes of the text."""
+"""The byte tokenizer, which needs no file: ids are the bytes of the text."""
 
 from __future__ import annotations
 

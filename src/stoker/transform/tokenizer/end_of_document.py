@@ -1,13 +1,13 @@
-"""Which id goes between documents."""
+"""Find the end-of-document token of a tokenizer."""
 
 from __future__ import annotations
 
 from stoker.errors import ArgumentError
 from stoker.transform.tokenizer.protocols import Library
 
-# The names that those who train models give to it, the plainest first. `<|im_end|>`, `<|eot_id|>` and the like are not
-# among them: they end a turn of a conversation. A tokenizer for chat often names such a one as its `eos_token`, which
-# is why these names are looked for before that.
+# Common names of the end-of-document token, in order of preference. `<|im_end|>`, `<|eot_id|>` and the like are
+# excluded: they end a turn of a conversation. Chat tokenizers often set such a token as `eos_token`, so these names
+# take precedence.
 CONVENTIONAL = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -20,8 +20,8 @@ CONVENTIONAL = (
 
 
 def end_of_document(library: Library, chosen: str | int | None, *, where: str) -> int | None:
-    """Return the chosen id, or the one by convention: a special token so named, what the tokenizer's settings say, any
-    token so named. None if there is none.
+    """Return the chosen id, or the conventional one: a special token with a known name, the tokenizer's own setting, or
+    any token with a known name. None if there is none.
     """
     if isinstance(chosen, str):
         return _by_text(library, chosen, where=where)
@@ -42,7 +42,7 @@ def _by_text(library: Library, text: str, *, where: str) -> int:
         listed = ", ".join(list(library.specials)[:8])
         raise ArgumentError(
             f"end_of_document={text!r} is not a token of {where}",
-            hint=f"its special tokens are {listed}" if listed else "it has no special tokens; give an id instead",
+            hint=f"its special tokens are {listed}" if listed else "it has no special tokens; pass an id instead",
         )
     return token
 
@@ -50,7 +50,8 @@ def _by_text(library: Library, text: str, *, where: str) -> int:
 def _by_id(library: Library, token: int, *, where: str) -> int:
     if isinstance(token, bool) or not isinstance(token, int):
         raise ArgumentError(
-            f"end_of_document={token!r} is neither a text nor an id", hint="pass for instance '<|endoftext|>' or 50256"
+            f"end_of_document must be a token or an id, got {token!r}",
+            hint="pass for instance '<|endoftext|>' or 50256",
         )
     if not 0 <= token < library.vocab_size:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""gigatoken, which makes the ids of other libraries' tokenizers some fifty times as fast, where it makes the same."""
+"""gigatoken, which produces the ids of other tokenizer libraries about fifty times faster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.transform.tokenizer.tiktoken import KNOWN, Tiktoken
 from stoker.transform.tokenizer.tokenizer_file import TokenizerFile
 
 # gigatoken 0.10 has the letters and digits of Unicode 17; tokenizers 0.23 and tiktoken 0.14 have those of Unicode 16,
-# and split text differently beside a character that only one side knows. Texts with one go to the reference.
+# and split text differently around a character that only one side knows. Such texts go to the reference.
 _NEWCOMERS = (
     "\u088f\u0c5c\u0cdc\u1acf-\u1add\u1ae0-\u1aeb\ua7ce\ua7cf\ua7d2\ua7d4\ua7f1\U00010940-\U00010959"
     "\U00010ec5-\U00010ec7\U00010efa\U00010efb\U00011b60-\U00011b67\U00011db0-\U00011ddb\U00011de0-\U00011de9"
@@ -24,8 +24,8 @@ _NEWCOMERS = (
     "\U0002cea2-\U0002cead\U000323b0-\U00033479"
 )
 _NEWCOMER = re.compile(f"[{_NEWCOMERS}]")
-# How they begin in UTF-8. Bytes are found many times faster than the expression above works, a single one fastest:
-# most text has none of these first bytes, and emoji, which begin with f0 too, go on with 9f.
+# Their first bytes in UTF-8. Searching bytes is many times faster than the expression above, and single bytes are
+# fastest: most text has none of these first bytes, and emoji, which start with f0 too, continue with 9f.
 _BEGINNINGS = (
     (b"\xe0", (b"\xe0\xa2\x8f", b"\xe0\xb1\x9c", b"\xe0\xb3\x9c")),
     (b"\xe1", (b"\xe1\xab",)),
@@ -33,10 +33,10 @@ _BEGINNINGS = (
 )
 _BEGINNING_OF_FOUR = re.compile(rb"\xf0[\x90\x91\x96\x98\x9e\xab\xac\xb2\xb3]")
 
-# What gigatoken may keep. It remembers every word it has met, 90 bytes each and without end; a fresh one starts anew.
+# Memory limit of gigatoken's cache. It caches every word, 90 bytes each, without a limit; a new instance starts empty.
 _MAX_GROWTH_BYTES = 256 << 20
 
-# The name gigatoken has for how text is split, by tiktoken's pattern.
+# gigatoken's names of split patterns, by tiktoken's pattern.
 _SCHEMES = {
     KNOWN["r50k_base"].pattern: "gpt2",
     KNOWN["cl100k_base"].pattern: "gpt4",
@@ -46,7 +46,7 @@ _SCHEMES = {
 
 @final
 class Gigatoken:
-    """The tokenizer that `reference` has loaded, in gigatoken. Raises whatever gigatoken raises."""
+    """The tokenizer of `reference`, loaded in gigatoken. Errors of gigatoken pass through."""
 
     library = "gigatoken"
 
@@ -74,13 +74,13 @@ class Gigatoken:
                 arrays.append(self._reference.encode([text])[0])
             else:
                 arrays.append(encode(data))
-        # The ids are counted as new memory. Where they are in old memory the sum would sink call by call, hence the 0.
+        # Ids count as new memory. If they reuse old memory, the sum would decrease with each call, hence the 0.
         self._growth_bytes += max(0, _resident_bytes() - before - sum(array.nbytes for array in arrays))
         return from_arrays(arrays)
 
 
 def has_newcomer(text: str, data: bytes) -> bool:
-    """Whether the text (`data` in UTF-8) has a character that the libraries know of different versions of Unicode."""
+    """Return whether the text (`data` in UTF-8) has a character on whose Unicode version the libraries differ."""
     if _BEGINNING_OF_FOUR.search(data) is None and not any(
         first in data and any(beginning in data for beginning in beginnings) for first, beginnings in _BEGINNINGS
     ):
@@ -99,10 +99,10 @@ def _loader(file: TokenizerFile, reference: Library) -> Callable[[], Any]:
         assert isinstance(reference, Tiktoken)
         scheme = _SCHEMES.get(reference.pattern)
         if scheme is None:
-            raise ValueError("it does not know this pattern")
+            raise ValueError("it does not support this pattern")
 
         def load() -> Any:
-            # It reads the file itself, perhaps hours after we did.
+            # gigatoken reads the file itself, perhaps hours later.
             if file.path.read_bytes() != file.data:
                 raise StaleSource(file.path, what="its content has changed")
             return gigatoken_rs.BPETokenizer.from_tiktoken(str(file.path), scheme, None)
@@ -122,5 +122,5 @@ def _resident_bytes() -> int:
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):  # no such file on this system: its cache has no bound there
+    except (OSError, ValueError, IndexError):  # no such file on this system: the cache is unlimited there
         return 0

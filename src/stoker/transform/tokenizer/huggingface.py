@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizer.json, by the library `tokenizers`."""
+"""Tokenize with a Hugging Face tokenizer.json and the library `tokenizers`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @final
 class HuggingFace:
-    """A tokenizer.json, without what its file may ask for beyond turning text into ids.
+    """A tokenizer.json, reduced to turning text into ids.
 
-    Truncation, padding and BPE dropout are switched off, and a post-processor adds nothing. The text of a special token
-    is text like any other; that of an added token that is *not* marked as special is a word of the vocabulary, and
-    becomes its id wherever it stands.
+    Truncation, padding and BPE dropout are disabled, and the post-processor adds nothing. The text of a special token
+    is treated as ordinary text; an added token *not* marked as special is a word of the vocabulary, and becomes its id
+    wherever it occurs.
     """
 
     library = "tokenizers"
@@ -37,7 +37,7 @@ class HuggingFace:
             tokenizer: tokenizers.Tokenizer = library.Tokenizer.from_buffer(file.data)
             tokenizer.no_truncation()
             tokenizer.no_padding()
-            tokenizer.encode_special_tokens = True  # as text, that is: they are not looked for
+            tokenizer.encode_special_tokens = True  # as ordinary text
             if getattr(tokenizer.model, "dropout", None):
                 tokenizer.model.dropout = None
             vocabulary = tokenizer.get_vocab(with_added_tokens=True)
@@ -50,11 +50,11 @@ class HuggingFace:
         self._path, self._tokenizer, self._num_threads = file.path, tokenizer, num_threads
 
     def find(self, token: str) -> int | None:
-        """Return the id of the token with this very text, or None."""
+        """Return the id of the token with exactly this text, or None."""
         return self._tokenizer.token_to_id(token)
 
     def usual_end(self) -> int | None:
-        """Return the id of the `eos_token` in the files that usually lie beside a tokenizer.json."""
+        """Return the id of the `eos_token` from the usual files next to a tokenizer.json."""
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             token = _eos_token(self._path.with_name(name))
             if token is not None and (token_id := self.find(token)) is not None:
@@ -76,7 +76,7 @@ class HuggingFace:
 
 
 def ordinary_json(data: bytes) -> str:
-    """Return a tokenizer.json without special tokens, for a library that would always look for them in text."""
+    """Return a tokenizer.json without special tokens, for a library that always matches them in text."""
     content = json.loads(data)
     content["added_tokens"] = [token for token in content.get("added_tokens") or [] if not token.get("special")]
     content["truncation"] = content["padding"] = content["post_processor"] = None
@@ -98,15 +98,15 @@ def _eos_token(path: Path) -> str | None:
         token = json.loads(path.read_bytes())["eos_token"]
         token = token["content"] if isinstance(token, dict) else token
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # a file beside the tokenizer's that is not there, or not as expected, is no part of the tokenizer
+        return None  # ignore missing or malformed files next to the tokenizer
     return token if isinstance(token, str) else None
 
 
 class _PlainCalls:
-    """Keeps `tokenizers` from starting threads of its own while calls are under way.
+    """Prevents `tokenizers` from starting its own threads during calls.
 
-    Its pool has a thread for each core whatever we ask for, and a process that forks after the pool was used is warned
-    or hangs. The only switch is a variable of the environment, read at every call; it is as it was when no call runs.
+    Its pool always has one thread per core, and a process that forks after the pool was used gets a warning or hangs.
+    The only switch is an environment variable, read at every call; it is restored when no call is running.
     """
 
     _NAME = "TOKENIZERS_PARALLELISM"
@@ -139,7 +139,7 @@ _PLAIN_CALLS = _PlainCalls()
 
 
 def _forget_calls() -> None:
-    # A fork may happen while another thread is inside; that thread is not in the child, and its lock never opens.
+    # A fork may happen while another thread is inside; the child has no such thread to release the lock.
     global _PLAIN_CALLS
     _PLAIN_CALLS = _PlainCalls()
 

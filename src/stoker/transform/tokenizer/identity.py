@@ -1,4 +1,4 @@
-"""What makes two tokenizers the same."""
+"""Identity of a tokenizer, to compare tokenizers."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from stoker.errors import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Which tokenizer it is, as it is kept beside the ids it made.
+    """Identity of a tokenizer, as stored with the ids it produced.
 
-    Equal digests mean equal ids for every text. `name` is for people: the same file under another name has another
-    `name` and the same digest.
+    Equal digests mean equal ids for every text. `name` is only for display: the same file under another name has the
+    same digest.
     """
 
     kind: str
     """`huggingface`, `tiktoken`, `sentencepiece` or `bytes`."""
     name: str
     digest: str
-    """SHA-256 of the tokenizer's file, and of the options that change ids where some were given."""
+    """SHA-256 of the tokenizer's file, and of any options that change ids."""
     vocab_size: int
     """One more than the largest id."""
     end_of_document: int | None
-    """The id that goes between documents; None where the tokenizer has none by convention and none was chosen."""
+    """The id between documents; None if the tokenizer has none by convention and none was chosen."""
     file_digest: str = ""
-    """SHA-256 of the file alone."""
+    """SHA-256 of the file only."""
     specials: dict[str, int] = field(default_factory=dict, hash=False)
-    """Tokens that no text turns into, by their text."""
+    """Ids of special tokens, which no text encodes to, by their text."""
 
     @property
     def dtype(self) -> str:
@@ -39,7 +39,7 @@ class Identity:
         return "uint8" if self.vocab_size <= 1 << 8 else "uint16" if self.vocab_size <= 1 << 16 else "uint32"
 
     def to_meta(self) -> dict[str, Any]:
-        """Return the identity as plain JSON values; `from_meta` is the way back."""
+        """Return the identity as plain JSON values; the inverse of `from_meta`."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -52,7 +52,7 @@ class Identity:
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> Identity:
-        """Return the identity that `to_meta` wrote; fields it does not know are left alone."""
+        """Return the identity that `to_meta` wrote; unknown fields are ignored."""
         try:
             texts = [meta[name] for name in ("kind", "name", "digest")]
             size, end, specials = meta["vocab_size"], meta["end_of_document"], meta["specials"]
@@ -79,11 +79,11 @@ class Identity:
 
 
 def digest_of(data: bytes, options: Mapping[str, Any]) -> str:
-    """Return the digest of a tokenizer; without options it is what `sha256sum` prints for the file."""
+    """Return the digest of a tokenizer; without options it equals `sha256sum` of the file."""
     if not options:
         return hashlib.sha256(data).hexdigest()
-    told = json.dumps(options, sort_keys=True, ensure_ascii=True).encode()
-    return hashlib.sha256(hashlib.sha256(data).digest() + told).hexdigest()
+    encoded = json.dumps(options, sort_keys=True, ensure_ascii=True).encode()
+    return hashlib.sha256(hashlib.sha256(data).digest() + encoded).hexdigest()
 
 
 def _is_count(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""What foreign libraries raise, in words that say what to do."""
+"""Convert errors of tokenizer libraries into errors with a hint."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from stoker.errors import DamagedFile, StokerError
 
 _MAX_REASON_CHARS = 300
 
-# Ours, and what is no failure of a library. All else is caught, beyond `Exception` too: a panic in a library written in
-# Rust arrives as a BaseException.
+# Stoker's errors, and exceptions that are not library failures. All others are caught, even beyond `Exception`: a panic
+# in a Rust library arrives as a BaseException.
 NOT_THEIRS = (StokerError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error of a library says, on one line."""
+    """Return the message of a library error, on one line."""
     said = " ".join(str(error).split()) or type(error).__name__
     if len(said) > _MAX_REASON_CHARS:
         said = said[:_MAX_REASON_CHARS] + "..."
@@ -24,8 +24,8 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextmanager
-def loading(path: Path, *, library: str, hint: str = "copy or make the file again") -> Iterator[None]:
-    """Turn whatever a library raises while it loads `path` into a `DamagedFile` that says so."""
+def loading(path: Path, *, library: str, hint: str = "copy or create the file again") -> Iterator[None]:
+    """Convert any error that a library raises while loading `path` into a `DamagedFile`."""
     try:
         yield
     except NOT_THEIRS:

@@ -1,4 +1,4 @@
-"""A tokenizer from what the user has."""
+"""Open a tokenizer."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ def open_tokenizer(
     pattern: str | None = None,
     specials: Mapping[str, int] | None = None,
 ) -> Tokenizer:
-    """Return the tokenizer at `spec`, ready to encode.
+    """Open the tokenizer at `spec`.
 
     `spec` is the path of a Hugging Face tokenizer.json (or of a folder that holds one), of a tiktoken file, of a
     SentencePiece model, or the word `"bytes"`: then the ids are the bytes of the text, and 256 ends a document.
     Nothing is downloaded.
 
-    `end_of_document` names the token between documents by its text or id; by default it is the one that has a usual
-    name, or that the files beside the tokenizer name.
+    `end_of_document` is the token between documents, as text or id (default: a token with a conventional name, or the
+    one set in the files next to the tokenizer).
 
-    `backend` says who makes the ids: `"reference"` is the library of that kind of tokenizer. `"auto"` takes gigatoken
-    if it is there, can load the tokenizer, and makes the same ids for a built-in sample of tricky texts; otherwise
-    `fallback_reason` says why not. `"gigatoken"` makes an error of each such reason.
+    `backend` selects the library: `"reference"` is the original library of the format. `"auto"` uses gigatoken if it is
+    installed, can load the tokenizer, and produces identical ids on a built-in sample of tricky texts; otherwise
+    `fallback_reason` gives the reason. `"gigatoken"` raises an error instead of falling back.
 
-    `num_threads` threads share each call of `encode` (gigatoken uses the caller's alone).
+    `num_threads` threads share each call of `encode` (gigatoken only uses the calling thread).
 
     `pattern` and `specials` are for tiktoken files other than OpenAI's: the regular expression that splits text into
-    words (or the name of the OpenAI file with the same), and the ids of special tokens by their texts.
+    words (or the name of an OpenAI file with the same one), and the ids of special tokens by their text.
     """
     if backend not in ("auto", "reference", "gigatoken"):
-        raise ArgumentError(f"backend={backend!r} is unknown", hint="it is 'auto', 'reference' or 'gigatoken'")
+        raise ArgumentError(f"unknown backend={backend!r}", hint="choose 'auto', 'reference' or 'gigatoken'")
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or num_threads < 1:
-        raise ArgumentError(f"num_threads={num_threads!r} is not a number of threads", hint="it is 1 or more")
+        raise ArgumentError(f"num_threads must be a positive integer, got {num_threads!r}", hint="pass 1 or more")
     choices = _Choices(
         spec=os.fspath(spec),
         end_of_document=end_of_document,
@@ -71,7 +71,7 @@ def open_tokenizer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choices:
-    """How a tokenizer was opened, and can be again in another process."""
+    """The arguments to open a tokenizer again in another process."""
 
     spec: str
     end_of_document: str | int | None
@@ -85,7 +85,7 @@ def _opened(choices: _Choices) -> _Opened:
     if choices.spec == "bytes":
         _refuse_options(choices, what="the tokenizer 'bytes'")
         if choices.backend == "gigatoken":
-            raise ArgumentError("gigatoken has nothing to do for 'bytes'", hint="leave backend= out")
+            raise ArgumentError("backend='gigatoken' does not support 'bytes'", hint="omit backend=")
         library: Library = ByteValues()
         return _Opened(choices, library, _identity(library, choices, kind="bytes", name="bytes", digest=_BYTES), None)
     file = TokenizerFile.read(choices.spec)
@@ -96,7 +96,7 @@ def _opened(choices: _Choices) -> _Opened:
         )
         options = ranks.options
     else:
-        _refuse_options(choices, what=f"{file.path}, which is no tiktoken file,")
+        _refuse_options(choices, what=f"{file.path}, which is not a tiktoken file,")
         kind = HuggingFace if file.kind == "huggingface" else SentencePiece
         library = kind(file, num_threads=choices.num_threads)
     identity = _identity(
@@ -112,7 +112,7 @@ _BYTES = digest_of(b"bytes", {})
 def _refuse_options(choices: _Choices, *, what: str) -> None:
     for name in ("pattern", "specials"):
         if getattr(choices, name) is not None:
-            raise ArgumentError(f"{what} takes no {name}=", hint=f"{name}= is for tiktoken files; leave it out")
+            raise ArgumentError(f"{what} does not take {name}=", hint=f"{name}= is only for tiktoken files; omit it")
 
 
 def _identity(
@@ -141,7 +141,7 @@ def _reopened(choices: _Choices, identity: Identity, fallback_reason: str | None
 
 @final
 class _Opened:
-    """The one implementation of `Tokenizer`: a reference, and gigatoken in its place as long as they agree."""
+    """Implementation of `Tokenizer`: a reference library, replaced by gigatoken as long as their ids agree."""
 
     def __init__(self, choices: _Choices, reference: Library, identity: Identity, file: TokenizerFile | None) -> None:
         self.identity = identity
@@ -159,7 +159,7 @@ class _Opened:
     def _try_gigatoken(self, file: TokenizerFile) -> None:
         try:
             self._fast = Gigatoken(file, self._reference)
-        except ImportError as error:  # MissingExtra is one
+        except ImportError as error:  # includes MissingExtra
             if self._choices.backend == "gigatoken":
                 raise
             self._fall_back(f"gigatoken is not installed ({reason_of(error.__cause__ or error)})")
@@ -172,7 +172,7 @@ class _Opened:
     def _fall_back(self, reason: str, *, cause: BaseException | None = None) -> None:
         if self._choices.backend == "gigatoken":
             raise DataError(
-                f"{reason}\nhint: backend='auto' takes {self._reference.library} in such a case, which is slower"
+                f"{reason}\nhint: backend='auto' falls back to {self._reference.library}, which is slower"
             ) from cause
         self._fast = None
         self.fallback_reason = reason
@@ -186,7 +186,7 @@ class _Opened:
         except NOT_THEIRS:
             raise
         except BaseException as error:
-            encoded = self._encode_by_reference(texts)  # if that fails too, the text is to blame
+            encoded = self._encode_by_reference(texts)  # if that fails too, the text is the cause
             self._fall_back(f"gigatoken failed: {reason_of(error)}", cause=error)
             return encoded
 
@@ -203,12 +203,12 @@ class _Opened:
             reason = self._failure(text)
             if reason is not None:
                 return DataError(
-                    f"text {number} of {len(texts)} ({_excerpt(text)}) cannot be tokenised: {reason}\n"
-                    "hint: mend the text or leave it out"
+                    f"text {number} of {len(texts)} ({_excerpt(text)}) cannot be tokenized: {reason}\n"
+                    "hint: fix the text or leave it out"
                 )
         return DataError(
             f"{self._reference.library} failed on {len(texts)} texts: {reason_of(error)}\n"
-            "hint: each of them alone can be tokenised; pass fewer at a time"
+            "hint: each text can be tokenized alone; pass fewer at a time"
         )
 
     def _failure(self, text: str) -> str | None:
@@ -216,7 +216,9 @@ class _Opened:
             text.encode()
             self._reference.encode([text])
         except UnicodeEncodeError as error:
-            return f"character {error.start} is {text[error.start]!a}, half of a surrogate pair, which is no text"
+            return (
+                f"character {error.start} is {text[error.start]!a}, half of a surrogate pair, which is not valid text"
+            )
         except NOT_THEIRS:
             raise
         except BaseException as error:
@@ -229,14 +231,14 @@ class _Opened:
             return ""
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise ArgumentError(
-                f"ids of shape {array.shape} and type {array.dtype} cannot be decoded",
-                hint="pass one sequence of whole numbers",
+                f"cannot decode ids of shape {array.shape} and dtype {array.dtype}",
+                hint="pass one sequence of ints",
             )
         if (low := int(array.min())) < 0 or (high := int(array.max())) >= self.identity.vocab_size:
             wrong = low if low < 0 else high
             raise ArgumentError(
-                f"the id {wrong} is not in the vocabulary of {self.identity.name}",
-                hint=f"ids run from 0 to {self.identity.vocab_size - 1}; was it made by another tokenizer?",
+                f"id {wrong} is not in the vocabulary of {self.identity.name}",
+                hint=f"ids run from 0 to {self.identity.vocab_size - 1}; did another tokenizer produce it?",
             )
         try:
             return self._reference.decode(array.tolist())
@@ -245,7 +247,7 @@ class _Opened:
         except BaseException as error:
             raise ArgumentError(
                 f"{self._reference.library} cannot decode these ids: {reason_of(error)}",
-                hint="were they made by another tokenizer?",
+                hint="did another tokenizer produce them?",
             ) from error
 
     def check(self, texts: Iterable[str]) -> None:
@@ -260,7 +262,7 @@ class _Opened:
         except NOT_THEIRS:
             raise
         except BaseException:
-            return  # there is nothing to compare with
+            return  # nothing to compare with
         try:
             ours = fast.encode([text])[0]
         except NOT_THEIRS:
@@ -270,10 +272,10 @@ class _Opened:
         else:
             if not np.array_equal(ours, right):
                 who, unlike = self._reference.library, _unlike(ours, right)
-                self._fall_back(f"gigatoken makes other ids than {who} of {_excerpt(text)}: {unlike}")
+                self._fall_back(f"gigatoken and {who} give different ids for {_excerpt(text)}: {unlike}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The reference goes with what has been learnt about gigatoken, so that copies make ids as this one does.
+        # Keep the fallback state of gigatoken, so that copies use the same backend.
         choices = replace(self._choices, end_of_document=self.identity.end_of_document)
         if self.fallback_reason is not None:
             choices = replace(choices, backend="reference")
@@ -285,11 +287,11 @@ class _Opened:
 
 def _refuse_other_than_texts(texts: Sequence[str]) -> None:
     if isinstance(texts, str):
-        raise ArgumentError("encode takes several texts, and was given one", hint="pass [text]")
+        raise ArgumentError("encode expects a list of texts, got a single str", hint="pass [text]")
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise ArgumentError(
-                f"text {number} of {len(texts)} is of type {type(text).__name__}", hint="texts are of type str"
+                f"text {number} of {len(texts)} must be a str, got {type(text).__name__}", hint="pass a list of str"
             )
 
 

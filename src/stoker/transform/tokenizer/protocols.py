@@ -1,4 +1,4 @@
-"""The seam to whoever needs ids."""
+"""Interface between tokenizers and their callers."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from numpy.typing import NDArray
 from stoker.transform.tokenizer.identity import Identity
 
 Encoded: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.int64]]
-"""The ids of some texts one after the other, and how many belong to each text."""
+"""Concatenated ids of several texts, and the number of ids of each text."""
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. Picklable, as its path; used by one thread at a time."""
+    """Encodes text to ids and decodes ids. Pickles as its path; not thread-safe."""
 
     @property
     def identity(self) -> Identity:
-        """Which tokenizer this is."""
+        """Identity of this tokenizer."""
         ...
 
     @property
     def backend(self) -> str:
-        """Who makes the ids now: `tokenizers`, `tiktoken`, `sentencepiece`, `bytes` or `gigatoken`."""
+        """The library in use: `tokenizers`, `tiktoken`, `sentencepiece`, `bytes` or `gigatoken`."""
         ...
 
     @property
     def fallback_reason(self) -> str | None:
-        """Why gigatoken is not used although it was allowed; None where it is used, or was not allowed."""
+        """The reason why gigatoken is not used although allowed; None if it is used, or was not allowed."""
         ...
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Return the ids of all texts one after the other, and the number of ids of each.
+        """Return the concatenated ids of all texts, and the number of ids of each.
 
-        Nothing is added, padded or cut off, and the text of a special token is text like any other. The ids of a text
-        do not depend on the texts beside it. A text that cannot be encoded raises a `DataError` that says which.
+        No tokens are added, padded or truncated, and special tokens in the text are treated as ordinary text. The ids
+        of a text do not depend on the other texts. A text that cannot be encoded raises a `DataError` that names it.
         """
         ...
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
-        """Return the text of `ids`, special tokens included; a character that was cut becomes U+FFFD."""
+        """Return the text of `ids`, including special tokens; incomplete characters become U+FFFD."""
         ...
 
     def check(self, texts: Iterable[str]) -> None:
-        """Compare the ids that are made with the reference's on these texts, if another library makes them.
+        """Compare the ids with the reference library's on these texts, if another library is in use.
 
-        A difference turns to the reference from here on (see `fallback_reason`), or is a `DataError` where gigatoken
-        was asked for by name.
+        On a difference, fall back to the reference from now on (see `fallback_reason`), or raise a `DataError` if
+        gigatoken was requested explicitly.
         """
         ...
 
 
 class Library(Protocol):
-    """One library with one tokenizer loaded: what a kind of tokenizer has to offer to become a `Tokenizer`."""
+    """One library with one tokenizer loaded: the interface that `Tokenizer` is built on."""
 
     @property
     def library(self) -> str:
@@ -68,26 +68,26 @@ class Library(Protocol):
 
     @property
     def specials(self) -> dict[str, int]:
-        """Tokens that no text turns into."""
+        """Ids of special tokens, which no text encodes to."""
         ...
 
     @property
     def marks(self) -> list[str]:
-        """The texts that the library looks for, or takes care not to find, before it splits text into words."""
+        """Texts that the library matches, or deliberately skips, before it splits text into words."""
         ...
 
     def find(self, token: str) -> int | None:
-        """Return the id of the token with this very text, special or not, or None."""
+        """Return the id of the token with exactly this text, special or not, or None."""
         ...
 
     def usual_end(self) -> int | None:
-        """Return the id that the tokenizer's own settings name as the end of a document or sequence, if any does."""
+        """Return the end-of-document or end-of-sequence id from the tokenizer's own settings, if any."""
         ...
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """As `Tokenizer.encode`, except that it raises whatever the library raises."""
+        """Like `Tokenizer.encode`, but errors of the library pass through."""
         ...
 
     def decode(self, ids: list[int]) -> str:
-        """As `Tokenizer.decode`, except that it raises whatever the library raises."""
+        """Like `Tokenizer.decode`, but errors of the library pass through."""
         ...

@@ -30,12 +30,12 @@ TRICKY_TEXTS: tuple[str, ...] = (
     "w" + "o" * 3000 + "rd " + "=" * 500 + " " * 500 + "x" + "\n" * 300 + "ab" * 700,
     "base64 " + "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWZnaGlqa2xtbm9wcXJzdHV2d3h5ejAxMjM0NTY3ODkrLw" * 5,
 )
-"""Unicode of all sorts, white space, code, digits, long words, line ends, control characters, special tokens' texts."""
+"""Varied Unicode, whitespace, code, digits, long words, line ends, control characters, texts of special tokens."""
 
 _MAX_MARKS = 100
 
 
 def probes_of(marks: Iterable[str]) -> list[str]:
-    """Return texts to try a tokenizer on whose special and added tokens are `marks`."""
+    """Return test texts for a tokenizer whose special and added tokens are `marks`."""
     around = [f"a{mark}b {mark} c  {mark}\n{mark}{mark}" for mark in islice(marks, _MAX_MARKS)]
     return [*TRICKY_TEXTS, *around]

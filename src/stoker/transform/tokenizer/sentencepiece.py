@@ -1,4 +1,4 @@
-"""SentencePiece models, by the library of that name."""
+"""Tokenize with a SentencePiece model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from stoker.transform.tokenizer.tokenizer_file import TokenizerFile
 class SentencePiece:
     """A SentencePiece model.
 
-    Its pieces of type *control* (`<s>`, `</s>`) come from no text. User-defined symbols are words of the vocabulary,
-    and become their id wherever they stand. Most models normalise: what is decoded is not always what was encoded.
+    No text encodes to pieces of type *control* (`<s>`, `</s>`). User-defined symbols are words of the vocabulary, and
+    become their id wherever they occur. Most models normalize: decoding does not always return the original text.
     """
 
     library = "sentencepiece"
@@ -25,7 +25,7 @@ class SentencePiece:
     def __init__(self, file: TokenizerFile, *, num_threads: int) -> None:
         library = _library()
         if not file.data:
-            raise DamagedFile(file.path, what="is empty")  # the library takes that for a model without pieces
+            raise DamagedFile(file.path, what="is empty")  # the library would accept it as a model without pieces
         with loading(file.path, library=self.library):
             processor = library.SentencePieceProcessor(model_proto=file.data)
             self.vocab_size = int(processor.get_piece_size())
@@ -38,7 +38,7 @@ class SentencePiece:
         self._processor, self._num_threads = processor, num_threads
 
     def find(self, token: str) -> int | None:
-        """Return the id of the piece with this very text, or None."""
+        """Return the id of the piece with exactly this text, or None."""
         token_id = int(self._processor.piece_to_id(token))
         return token_id if self._processor.id_to_piece(token_id) == token else None
 
@@ -52,12 +52,12 @@ class SentencePiece:
         return encode_by_chunks(self._encode, texts, num_threads=self._num_threads)
 
     def _encode(self, texts: list[str]) -> Encoded:
-        # One by one: given a list, the library starts a pool of threads for it, which costs a fifth.
+        # One by one: for a list, the library starts a thread pool, which is a fifth slower.
         encode = self._processor.encode
         return from_lists([encode(text, out_type=int) for text in texts])
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of `ids`; special pieces, which the library leaves out, are put in as they are written."""
+        """Return the text of `ids`, including special pieces, which the library would omit."""
         special_ids = {token: text for text, token in self.specials.items()}
         texts: list[str] = []
         run: list[int] = []

@@ -1,7 +1,7 @@
 """tiktoken's rank files: a token in base64 and its rank on every line.
 
-Such a file holds neither the pattern that splits text into words nor the special tokens; both live in the code of those
-who made it. For OpenAI's files they are known here, for others they are given.
+Such a file contains neither the pattern that splits text into words nor the special tokens; both are in code. They are
+built in for OpenAI's files, and passed as arguments for others.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from stoker.transform.tokenizer.sample import TRICKY_TEXTS
 from stoker.transform.tokenizer.sharing import encode_by_chunks, from_arrays
 from stoker.transform.tokenizer.tokenizer_file import TokenizerFile
 
-_MAX_ID = (1 << 32) - 2  # so that the size of the vocabulary fits into 32 bits too
+_MAX_ID = (1 << 32) - 2  # so that the vocabulary size fits into 32 bits too
 
 
 @dataclass(frozen=True, slots=True)
 class KnownEncoding:
-    """What tiktoken's code says about one of OpenAI's files."""
+    """Constants of one of OpenAI's files, from tiktoken's code."""
 
     num_ranks: int
     digest: str
@@ -82,7 +82,7 @@ KNOWN: dict[str, KnownEncoding] = {
 
 @final
 class Tiktoken:
-    """A rank file with its pattern and special tokens. The text of a special token is text like any other."""
+    """A rank file with its pattern and special tokens. Special tokens in text are treated as ordinary text."""
 
     library = "tiktoken"
 
@@ -91,9 +91,9 @@ class Tiktoken:
     ) -> None:
         library = _library()
         ranks = _parsed(file)
-        known = _recognised(file, num_ranks=len(ranks), pattern=pattern)
+        known = _recognized(file, num_ranks=len(ranks), pattern=pattern)
         self.options: dict[str, Any] = {}
-        """What was given and changes ids, for the digest."""
+        """Arguments that change ids, for the digest."""
         if pattern is not None:
             self.pattern = KNOWN[pattern].pattern if pattern in KNOWN else pattern
             if known is None or self.pattern != known.pattern:
@@ -113,8 +113,8 @@ class Tiktoken:
         except DamagedFile as error:
             if "pattern" in self.options:
                 raise ArgumentError(
-                    f"tiktoken does not take the pattern {self.pattern!r}: {reason_of(error.__cause__ or error)}",
-                    hint="a pattern is a regular expression as in tiktoken's `pat_str`",
+                    f"tiktoken rejects the pattern {self.pattern!r}: {reason_of(error.__cause__ or error)}",
+                    hint="pass a regular expression as in tiktoken's `pat_str`",
                 ) from error
             raise
         self.vocab_size = max(max(ranks.values()), max(self.specials.values(), default=0)) + 1
@@ -133,12 +133,12 @@ class Tiktoken:
                 again = reason_of(error)
             if again != text:
                 raise ArgumentError(
-                    f"the pattern {self.pattern!r} does not match all text: {text[:40]!r} comes back as {again[:40]!r}",
-                    hint="what a pattern does not match is left out; its last parts usually take what is left, as \\s+",
+                    f"the pattern {self.pattern!r} does not match all text: {text[:40]!r} decodes to {again[:40]!r}",
+                    hint="unmatched text is dropped; patterns usually end with a catch-all such as \\s+",
                 )
 
     def find(self, token: str) -> int | None:
-        """Return the id of the token with this very text, or None."""
+        """Return the id of the token with exactly this text, or None."""
         if token in self.specials:
             return self.specials[token]
         try:
@@ -147,7 +147,7 @@ class Tiktoken:
             return None
 
     def usual_end(self) -> int | None:
-        """Return None: a rank file has no settings beside it."""
+        """Return None: a rank file has no settings."""
         return None
 
     def encode(self, texts: Sequence[str]) -> Encoded:
@@ -155,7 +155,7 @@ class Tiktoken:
         return encode_by_chunks(self._encode, texts, num_threads=self._num_threads)
 
     def _encode(self, texts: list[str]) -> Encoded:
-        # Not `encode_ordinary`, which makes lists (a tenth slower), and replaces what is no UTF-8 without a word.
+        # Not `encode_ordinary`, which makes lists (10% slower), and silently replaces invalid UTF-8.
         to_numpy = self._encoding.encode_to_numpy
         return from_arrays([to_numpy(text, disallowed_special=()) for text in texts])
 
@@ -204,7 +204,7 @@ def _parsed(file: TokenizerFile) -> dict[bytes, int]:
     return ranks
 
 
-def _recognised(file: TokenizerFile, *, num_ranks: int, pattern: str | None) -> KnownEncoding | None:
+def _recognized(file: TokenizerFile, *, num_ranks: int, pattern: str | None) -> KnownEncoding | None:
     digest = hashlib.sha256(file.data).hexdigest()
     for known in KNOWN.values():
         if known.digest == digest:
@@ -217,13 +217,13 @@ def _recognised(file: TokenizerFile, *, num_ranks: int, pattern: str | None) -> 
     if named is not None:
         raise DamagedFile(
             file.path,
-            what=f"has {num_ranks} ranks, and OpenAI's file of that name has {named.num_ranks}",
-            hint="copy it again if it should be that file; give it another name and a pattern if it is not",
+            what=f"has {num_ranks} ranks, but OpenAI's file of that name has {named.num_ranks}",
+            hint="copy it again if it should be that file, otherwise rename it and pass a pattern",
         )
     raise ArgumentError(
-        f"{file.path} has tokens and ranks only, and is none of the files whose pattern is known ({', '.join(KNOWN)})",
+        f"the split pattern of {file.path} is unknown; only those of {', '.join(KNOWN)} are built in",
         hint="pass pattern=, the regular expression that splits text into words (tiktoken's `pat_str`) or one of those "
-        "names, and specials={text: id} where it has special tokens; a wrong pattern gives wrong ids without an error",
+        "names, and specials={text: id} if it has special tokens; a wrong pattern silently gives wrong ids",
     )
 
 
@@ -232,11 +232,11 @@ def _checked_specials(specials: Mapping[str, int], ranks: Mapping[bytes, int]) -
     for text, token in specials.items():
         if not isinstance(text, str) or not text or not isinstance(token, int) or not 0 <= token <= _MAX_ID:
             raise ArgumentError(
-                f"specials has {text!r}: {token!r}", hint="it maps texts to ids, such as {'<|endoftext|>': 50256}"
+                f"specials has {text!r}: {token!r}", hint="pass a dict of text to id, such as {'<|endoftext|>': 50256}"
             )
         if token in taken:
             raise ArgumentError(
-                f"the special token {text!r} cannot have the id {token}, which another token has",
+                f"id {token} of the special token {text!r} is already in use",
                 hint=f"the ranks of the file end at {max(ranks.values())}",
             )
         taken.add(token)

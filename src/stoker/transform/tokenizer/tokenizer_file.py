@@ -1,4 +1,4 @@
-"""Finding and reading the file that a tokenizer is in."""
+"""Find and read the file of a tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal["huggingface", "tiktoken", "sentencepiece"]
 
 KINDS = "a Hugging Face tokenizer.json, a *.tiktoken file, a SentencePiece *.model, or the word 'bytes'"
 
-# The largest we know of has 35 MB. A file that is no tokenizer at all should not fill the memory first.
+# The largest known file has 35 MB. A file that is not a tokenizer should not fill the memory.
 _MAX_BYTES = 1 << 30
 
 _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\s")
@@ -23,7 +23,7 @@ _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\s")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """A tokenizer's file as it was when it was read."""
+    """The contents of a tokenizer file when it was read."""
 
     path: Path
     kind: Kind
@@ -31,7 +31,7 @@ class TokenizerFile:
 
     @classmethod
     def read(cls, spec: str | os.PathLike[str]) -> TokenizerFile:
-        """Read the file at `spec`, or the tokenizer.json in the folder at `spec`, and tell what kind it is."""
+        """Read the file at `spec`, or the tokenizer.json in the folder at `spec`, and detect its kind."""
         path = Path(os.path.abspath(spec))
         try:
             if path.is_dir():
@@ -43,24 +43,24 @@ class TokenizerFile:
                 if status.st_size > _MAX_BYTES:
                     raise DamagedFile(
                         path,
-                        what=f"has {status.st_size / 2**30:.1f} GiB, which no tokenizer has",
+                        what=f"has {status.st_size / 2**30:.1f} GiB, too large for a tokenizer",
                         hint=f"a tokenizer is {KINDS}",
                     )
                 data = file.read()
         except FileNotFoundError as error:
             raise ArgumentError(
-                f"there is no tokenizer at {path}",
-                hint=f"give the path of {KINDS}; names of models are not looked up, files are not downloaded",
+                f"tokenizer {path} does not exist",
+                hint=f"pass the path of {KINDS}; model names are not resolved, and nothing is downloaded",
             ) from error
         except OSError as error:
             raise ArgumentError(
-                f"the tokenizer {path} cannot be read: {error.strerror}", hint="check the path and who may read it"
+                f"cannot read the tokenizer {path}: {error.strerror}", hint="check the path and its permissions"
             ) from error
         return cls(path, _kind_of(path, data), data)
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would be waited for
+    return os.open(path, flags | os.O_NONBLOCK)  # do not block on a pipe without a writer
 
 
 def _inside(folder: Path) -> Path:
@@ -69,8 +69,8 @@ def _inside(folder: Path) -> Path:
         return path
     others = sorted(other.name for other in folder.iterdir() if other.suffix in (".tiktoken", ".model"))
     raise ArgumentError(
-        f"the folder {folder} holds no tokenizer.json" + (f", but {', '.join(others)}" if others else ""),
-        hint="give the path of the file itself" if others else f"a tokenizer is {KINDS}",
+        f"folder {folder} contains no tokenizer.json" + (f", but {', '.join(others)}" if others else ""),
+        hint="pass the path of the file itself" if others else f"a tokenizer is {KINDS}",
     )
 
 
@@ -80,6 +80,6 @@ def _kind_of(path: Path, data: bytes) -> Kind:
     if path.suffix == ".tiktoken":
         return "tiktoken"
     if path.suffix == ".model":
-        # Some models ship tiktoken's ranks under the name that SentencePiece files usually have.
+        # Some models ship tiktoken ranks under the usual name of SentencePiece files.
         return "tiktoken" if _RANK_LINE.match(data) else "sentencepiece"
-    raise ArgumentError(f"{path} does not say by its name what kind of tokenizer it is", hint=f"a tokenizer is {KINDS}")
+    raise ArgumentError(f"cannot tell the kind of tokenizer from the name {path}", hint=f"a tokenizer is {KINDS}")

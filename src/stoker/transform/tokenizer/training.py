@@ -1,4 +1,4 @@
-"""A tokenizer out of the texts it is for."""
+"""Train a tokenizer on texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.transform.tokenizer.identity import Identity
 from stoker.transform.tokenizer.mishap import NOT_THEIRS, reason_of
 from stoker.transform.tokenizer.opening import open_tokenizer
 
-# Of text handed over at once: each hand-over takes the GIL.
+# Characters of text per handover: each handover takes the GIL.
 _HAND_OVER_CHARS = 1 << 20
 
 
@@ -25,21 +25,23 @@ def train_bpe(
     specials: Sequence[str] = ("<|endoftext|>",),
     progress: Callable[[int], None] | None = None,
 ) -> Identity:
-    """Train a byte-level BPE as GPT-2's on the texts, write it to `out`, and return what it is.
+    """Train a byte-level BPE like GPT-2's on the texts, write it to `out`, and return its identity.
 
-    `out` is the path of a tokenizer.json, or a folder that it goes into; it appears when it is complete. The same texts
-    in any order give the same bytes, whatever the number of threads. Special tokens have the first ids, then come the
-    256 bytes, so that no text is outside the vocabulary, then the merges; there may be fewer of those than asked for.
+    `out` is the path of a tokenizer.json, or a folder for it; the file is written atomically. The same texts in any
+    order give the same file, for any number of threads. Special tokens have the first ids, then come the 256 bytes, so
+    that every text can be encoded, then the merges, which may be fewer than requested.
 
-    `progress` is called with the number of characters of each text as it is taken. The counts of all distinct words are
-    in memory, the texts are not.
+    `progress` is called with the number of characters of each text as it is read. Memory holds the counts of all
+    distinct words, but not the texts.
     """
     _refuse(vocab_size=vocab_size, specials=specials)
     path = Path(os.path.abspath(out))
     if path.is_dir():
         path /= "tokenizer.json"
     if path.suffix != ".json":
-        raise ArgumentError(f"out={os.fspath(out)!r} is not the name of a tokenizer.json", hint="end it with .json")
+        raise ArgumentError(
+            f"out must be a .json file or a folder, got {os.fspath(out)!r}", hint="end the name with .json"
+        )
     content = _trained(texts, vocab_size=vocab_size, specials=specials, progress=progress)
     _write(path, content.encode())
     return open_tokenizer(path, backend="reference").identity
@@ -47,14 +49,14 @@ def train_bpe(
 
 def _refuse(*, vocab_size: int, specials: Sequence[str]) -> None:
     if isinstance(specials, str) or not all(isinstance(text, str) and text for text in specials):
-        raise ArgumentError(f"specials={specials!r} is not a sequence of texts", hint="pass ('<|endoftext|>',)")
+        raise ArgumentError(f"specials must be a sequence of str, got {specials!r}", hint="pass ('<|endoftext|>',)")
     if len(set(specials)) != len(specials):
-        raise ArgumentError(f"specials={specials!r} has a text twice", hint="each gets an id of its own")
+        raise ArgumentError(f"specials={specials!r} has a duplicate", hint="each special token must be unique")
     least = 256 + len(specials)
     if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or not least <= vocab_size < 1 << 31:
         raise ArgumentError(
-            f"vocab_size={vocab_size!r} cannot be had",
-            hint=f"it is at least {least}: the 256 bytes and {len(specials)} special tokens",
+            f"vocab_size={vocab_size!r} is too small",
+            hint=f"pass at least {least}: the 256 bytes and {len(specials)} special tokens",
         )
 
 
@@ -85,17 +87,17 @@ def _trained(
             raise
         raise DataError(
             f"training failed after {feed.num_texts} texts: {reason_of(error)}\n"
-            "hint: a smaller vocab_size, or fewer texts, need less"
+            "hint: use a smaller vocab_size or fewer texts"
         ) from error
     if feed.failure is not None:
         raise feed.failure
     if not feed.num_texts:
-        raise ArgumentError("there are no texts to train on", hint="check the inputs; at least one text is needed")
+        raise ArgumentError("no texts to train on", hint="check the inputs; at least one text is required")
     return tokenizer.to_str(pretty=True)
 
 
 class _Feed:
-    """Hands texts to the trainer, and keeps what goes wrong: the library reports it as something of its own."""
+    """Passes texts to the trainer, and keeps their errors, which the library would replace with its own."""
 
     def __init__(self, texts: Iterable[str], progress: Callable[[int], None] | None) -> None:
         self.failure: BaseException | None = None
@@ -130,20 +132,20 @@ class _Feed:
     def _refuse_what_is_no_text(self, text: str) -> None:
         if not isinstance(text, str):
             raise ArgumentError(
-                f"text {self.num_texts} is of type {type(text).__name__}", hint="a tokenizer is trained on str"
+                f"text {self.num_texts} must be a str, got {type(text).__name__}", hint="pass texts as str"
             )
         try:
             if not text.isascii():
                 text.encode()
         except UnicodeEncodeError as error:
             raise DataError(
-                f"text {self.num_texts} is no text: character {error.start} is half of a surrogate pair\n"
-                "hint: mend the text or leave it out"
+                f"text {self.num_texts} is not valid: character {error.start} is half of a surrogate pair\n"
+                "hint: fix the text or leave it out"
             ) from error
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file so that it is there as a whole or not at all."""
+    """Write a file atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -166,13 +168,13 @@ def _write(path: Path, data: bytes) -> None:
 
 def _not_written(path: Path, error: OSError) -> StokerError:
     return ArgumentError(
-        f"the tokenizer cannot be written to {path}: {error.strerror}",
-        hint="check the folder and the space on its disk",
+        f"cannot write the tokenizer to {path}: {error.strerror}",
+        hint="check the folder and the free disk space",
     )
 
 
 def _umask() -> int:
-    # The process's own, without the moment of none that asking through os.umask means for other threads.
+    # Read the umask without os.umask, which would briefly reset it for other threads.
     with suppress(OSError, ValueError, IndexError), open("/proc/self/status") as status:
         return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
     return 0o022

@@ -1,4 +1,4 @@
-"""Loaders while they run, in the terminal: lines of stats that are being written, drawn as they come."""
+"""Show running loaders in the terminal, from stats files as they are written."""
 
 from stoker.view.live.letters import letters_of
 from stoker.view.live.tail import Tail, is_log

@@ -1,4 +1,4 @@
-"""Many loaders, or ranks, as a table with a line for each: as many columns as there is room for."""
+"""Table of many loaders or ranks, one per line, with as many columns as fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.view.live.panel import memory_of
 from stoker.view.live.track import Track
 
 BAR, CURVE = 12, 20
-"""Letters of a bar, and of a curve."""
+"""Widths of a bar and of a sparkline, in characters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +23,7 @@ class _Column:
     head: str
     cells: list[Text]
     worth: int
-    """Columns of less worth give way first."""
+    """Columns of lower value are dropped first."""
     is_number: bool = True
 
     @property
@@ -31,8 +31,8 @@ class _Column:
         return 2 + max(cell_len(self.head), *(cell.cell_len for cell in self.cells))
 
 
-def crowd(tracks: Sequence[Track], slowest: Track | None, letters: Letters, *, width: int) -> Table:
-    """Return a line for each loader, `width` letters long at the most."""
+def tracks_table(tracks: Sequence[Track], slowest: Track | None, letters: Letters, *, width: int) -> Table:
+    """Return a table with a row per loader, at most `width` characters wide."""
     columns = _columns(tracks, slowest, letters)
     kept: list[_Column] = []
     for one in sorted(columns, key=lambda column: -column.worth):

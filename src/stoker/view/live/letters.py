@@ -1,4 +1,4 @@
-"""What pictures in a terminal are drawn with: bars and curves of letters."""
+"""Characters for bars and sparklines in a terminal."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from rich.text import Text
 
 @dataclass(frozen=True, slots=True)
 class Letters:
-    """What bars and curves are drawn with."""
+    """Characters for bars and sparklines."""
 
     parts: str = "▏▎▍▌▋▊▉█"
-    """Parts of a letter, from the left; the last one is whole."""
+    """Partial blocks, from the left; the last one is full."""
     empty: str = "\N{LIGHT SHADE}"
     heights: str = "▁▂▃▄▅▆▇█"
 
     @staticmethod
     def plain() -> Letters:
-        """Return those that every terminal has."""
+        """Return ASCII characters, which every terminal has."""
         return Letters(parts="#", empty=".", heights="_.-=+*#@")
 
 
 def letters_of(console: Console) -> Letters:
-    """Return what a terminal can show."""
+    """Return the characters that a terminal can display."""
     return Letters.plain() if console.options.ascii_only else Letters()
 
 
 def bar(share: float, width: int, letters: Letters, style: str) -> Text:
-    """Return a bar that is full by a share."""
+    """Return a bar filled to a share."""
     pieces = len(letters.parts)
     whole, rest = divmod(round(min(1.0, max(0.0, share)) * width * pieces), pieces)
     drawn = letters.parts[-1] * whole + (letters.parts[rest - 1] if rest else "")
@@ -38,7 +38,7 @@ def bar(share: float, width: int, letters: Letters, style: str) -> Text:
 
 
 def spark(values: Iterable[float], width: int, letters: Letters) -> str:
-    """Return the latest values as a curve of letters, from nothing to the highest."""
+    """Return the latest values as a sparkline, scaled from 0 to the maximum."""
     shown = list(values)[-width:]
     top = max(shown, default=0.0)
     if top <= 0:
@@ -48,5 +48,5 @@ def spark(values: Iterable[float], width: int, letters: Letters) -> str:
 
 
 def warmth(share: float) -> str:
-    """Return the colour for a share of waiting: the more, the warmer."""
+    """Return the color for a share of waiting: green, yellow or red."""
     return "green" if share < 0.05 else "yellow" if share < 0.2 else "red"

@@ -1,4 +1,4 @@
-"""The records at the end of a file that somebody is writing."""
+"""Read new records from the end of a file that is being written."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 from stoker.bench.run import FORMAT, Run, Stats
 
 MOST_BYTES = 4 << 20
-"""So much of the end of a file is read at first: a thousand lines or more, which is hours of a run."""
+"""Bytes read from the end of a file at first: at least a thousand lines, hours of a run."""
 
 
 class Tail:
-    """The new records of a file, each time it is asked. The file may come later, grow, and begin anew."""
+    """Reads the new records of a file at each call. The file may appear later, grow, or be replaced."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.num_bad = 0
-        """Lines that are no record."""
+        """Lines that are not records."""
         self._at = 0
         self._identity: tuple[int, int] | None = None
         self._is_cut = False
 
     @property
     def changed(self) -> float | None:
-        """When the file was last written to, in seconds since 1970; None if it is not there."""
+        """Time of the last write, in seconds since 1970; None if the file does not exist."""
         try:
             return self.path.stat().st_mtime
         except OSError:
             return None
 
     def read(self) -> list[Stats]:
-        """Return the records that are new since the last time, in order.
+        """Return the records added since the last call, in order.
 
-        A line that is still being written is left for the next time, and a file that is not there holds nothing.
+        An incomplete last line is left for the next call, and a missing file has no records.
         """
         try:
             with self.path.open("rb") as file:
@@ -44,20 +44,20 @@ class Tail:
             return []
 
     def _new(self, file: Any) -> list[Stats]:
-        told = file.seek(0, 2)
+        size = file.seek(0, 2)
         identity = _identity(file)
-        if identity != self._identity or told < self._at:  # another file of that name, or the same one emptied
-            self._identity, self._at = identity, max(0, told - MOST_BYTES)
+        if identity != self._identity or size < self._at:  # the file was replaced or truncated
+            self._identity, self._at = identity, max(0, size - MOST_BYTES)
             self._is_cut = self._at > 0
         file.seek(self._at)
-        text = file.read(told - self._at)
+        text = file.read(size - self._at)
         whole, newline, rest = text.rpartition(b"\n")
-        if self._at == 0 and not newline and _is_run(rest):  # a record of a whole run, which is one line without an end
+        if self._at == 0 and not newline and _is_run(rest):  # a run record: one line without a newline
             whole, newline, rest = rest, b"", b""
         self._at += len(whole) + len(newline)
         lines = whole.split(b"\n")
         if self._is_cut and newline:
-            lines, self._is_cut = lines[1:], False  # its beginning was not read
+            lines, self._is_cut = lines[1:], False  # the first line is incomplete
         return [record for each in lines if each.strip() for record in self._records(each)]
 
     def _records(self, line: bytes) -> list[Stats]:
@@ -74,12 +74,12 @@ class Tail:
 
 
 def is_log(path: str | Path) -> bool:
-    """Whether a file holds counters line by line, as far as its first line tells."""
+    """Return whether a file is a log of counters, judging by its first line."""
     with Path(path).open("rb") as file:
         first = file.readline(MOST_BYTES)
     try:
         values = json.loads(first)
-    except ValueError:  # no record, or half of one
+    except ValueError:  # not a record, or an incomplete one
         return False
     return isinstance(values, dict) and "num_batches" in values
 
@@ -87,8 +87,8 @@ def is_log(path: str | Path) -> bool:
 def _identity(file: Any) -> tuple[int, int]:
     import os
 
-    told = os.fstat(file.fileno())
-    return told.st_dev, told.st_ino
+    status = os.fstat(file.fileno())
+    return status.st_dev, status.st_ino
 
 
 def _is_run(text: bytes) -> bool:

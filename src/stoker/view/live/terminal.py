@@ -1,4 +1,4 @@
-"""Loaders as a picture of letters: one panel for each, or a line for each where they are many."""
+"""Draw loaders in the terminal: one panel each, or one line each if there are many."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich.text import Text
 
 from stoker.bench.diagnosis import Diagnosis
 from stoker.foundation.text import UNKNOWN, format_bytes, format_duration, format_number, format_percent
-from stoker.view.live.crowd import crowd
+from stoker.view.live.crowd import tracks_table
 from stoker.view.live.letters import Letters
-from stoker.view.live.panel import ROWS, in_a_line, memory_of, panel
+from stoker.view.live.panel import ROWS, format_on_one_line, memory_of, panel
 from stoker.view.live.track import Track, Tracks
 
 MOST_PANELS = 3
-"""More loaders than these get a line each."""
+"""Above this number, loaders get one line each."""
 
 
 def frame(
@@ -28,19 +28,19 @@ def frame(
     letters: Letters | None = None,
     height: int | None = None,
 ) -> RenderableType:
-    """Return all loaders, as they are now, as wide as the terminal is.
+    """Return the current state of all loaders, as wide as the terminal.
 
     Args:
-        diagnosis: what is said about all of them together.
-        ages: how many seconds ago each place was last written to.
-        remarks: what else is to be told, below.
-        height: lines that there are; what tells least is left out if it takes more.
+        diagnosis: the diagnosis of all of them together.
+        ages: seconds since each source was last written to.
+        remarks: more lines to show below.
+        height: available lines; the least important rows are dropped to fit.
     """
     return _Frame(tracks, diagnosis, dict(ages or {}), list(remarks), letters or Letters(), height)
 
 
 def verdict(diagnosis: Diagnosis, *, is_short: bool = False) -> Text:
-    """Return what the doctor says, on a line or two; `is_short`: the verdict by its name alone."""
+    """Return the diagnosis on one or two lines; `is_short`: only the name of the verdict."""
     sign, style = ("\N{CHECK MARK}", "green") if diagnosis.is_healthy else ("!", "bold red")
     if diagnosis.verdict == "nothing-seen":
         sign, style = "?", "dim"
@@ -48,7 +48,7 @@ def verdict(diagnosis: Diagnosis, *, is_short: bool = False) -> Text:
 
 
 def line(track: Track) -> str:
-    """Return a loader on one line, for files and pipes."""
+    """Format a loader on one line, for files and pipes."""
     stats, now = track.latest, track.now
     parts = [
         f"{track.name} rank {stats.rank}" if stats.num_ranks > 1 else track.name,
@@ -64,7 +64,7 @@ def line(track: Track) -> str:
 
 @dataclass
 class _Frame:
-    """A picture that is drawn for the terminal it comes to."""
+    """A rich renderable that adapts to the size of the terminal."""
 
     tracks: Tracks
     diagnosis: Diagnosis | None
@@ -84,7 +84,7 @@ class _Frame:
         yield drawn
 
     def _pictures(self, width: int) -> Iterator[RenderableType]:
-        """Yield pictures with less and less in them."""
+        """Yield renderings with fewer and fewer rows."""
         if len(self._found) > MOST_PANELS:
             num = len(self._found)
             yield self._drawn(self._crowd(num, width))
@@ -95,10 +95,12 @@ class _Frame:
             for num_rows in range(len(ROWS), 1, -1):
                 panels = [self._panel(one, width, num_rows) for one in self._found]
                 yield self._drawn(panels, is_short=is_short)
-                if not is_short and ROWS[num_rows - 1] == "auto":  # next are those that tell more than a sentence does
+                if (
+                    not is_short and ROWS[num_rows - 1] == "auto"
+                ):  # the remaining rows are more useful than the sentence
                     is_short = True
                     yield self._drawn(panels, is_short=True)
-        lines = [in_a_line(one, age=self.ages.get(one.source), width=width) for one in self._found]
+        lines = [format_on_one_line(one, age=self.ages.get(one.source), width=width) for one in self._found]
         yield self._drawn(lines, is_short=True)
         for shown in range(len(lines), 0, -1):
             yield Group(*lines[:shown])
@@ -112,18 +114,18 @@ class _Frame:
         return panel(track, age=age, letters=self.letters, width=width, rows=ROWS[:num_rows])
 
     def _crowd(self, num: int, width: int) -> list[RenderableType]:
-        """Return a table of `num` loaders, the slowest among them, and how old it is."""
+        """Return a table of `num` loaders including the slowest, and its age."""
         slowest = self.tracks.slowest
         shown = self._found[:num]
         if slowest is not None and slowest not in shown:
             shown[-1] = slowest
-        drawn: list[RenderableType] = [crowd(shown, slowest, self.letters, width=width)]
-        told = [f"{len(self._found) - num:,} more"] if num < len(self._found) else []
+        drawn: list[RenderableType] = [tracks_table(shown, slowest, self.letters, width=width)]
+        notes = [f"{len(self._found) - num:,} more"] if num < len(self._found) else []
         known = [age for one in self._found if (age := self.ages.get(one.source)) is not None]
         if known:
             youngest, oldest = (format_duration(max(0.0, round(age))) for age in (min(known), max(known)))
-            told.append(f"{youngest} ago" if youngest == oldest else f"{youngest} to {oldest} ago")
-        return [*drawn, Text(", ".join(told), style="dim")] if told else drawn
+            notes.append(f"{youngest} ago" if youngest == oldest else f"{youngest} to {oldest} ago")
+        return [*drawn, Text(", ".join(notes), style="dim")] if notes else drawn
 
     def _slowest(self) -> list[Text]:
         slowest = self.tracks.slowest

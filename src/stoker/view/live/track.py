@@ -1,4 +1,4 @@
-"""What a loader did from one record to the next: records count from the beginning, and people ask about now."""
+"""Differences between successive records of a loader: records are cumulative, and `stoker top` shows the present."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from stoker.bench.run import Quantiles, Stats
 
 NUM_SPANS = 120
-"""The latest spans between two records, which are drawn."""
+"""Number of latest spans kept for sparklines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What happened between two records."""
+    """The difference between two records."""
 
     seconds: float
     samples_per_second: float
@@ -28,7 +28,7 @@ class Track:
 
     def __init__(self, stats: Stats, source: str) -> None:
         self.source = source
-        """Where its records come from."""
+        """Source of the records."""
         self.latest = stats
         self.spans: deque[Span] = deque(maxlen=NUM_SPANS)
         whole = _span(Stats(), stats)
@@ -36,7 +36,7 @@ class Track:
             self.spans.append(whole)
 
     def add(self, stats: Stats) -> None:
-        """Take the next record. One that counts less than the one before begins anew: a loader that was reset."""
+        """Add the next record. If its counts are lower than the previous ones, the loader was reset: start over."""
         if stats.num_batches < self.latest.num_batches or stats.seconds < self.latest.seconds:
             self.spans.clear()
             before = Stats()
@@ -49,26 +49,26 @@ class Track:
 
     @property
     def now(self) -> Span | None:
-        """The latest span; None if nothing has happened yet."""
+        """The latest span; None if there is none yet."""
         return self.spans[-1] if self.spans else None
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Display name."""
         kinds = {"stoker": "loader", "torch": "torch DataLoader"}
         return self.latest.name or kinds.get(self.latest.kind, self.latest.kind or "loader")
 
 
 class Tracks:
-    """All loaders that have told of themselves, in the order in which they first did."""
+    """All loaders with records, in the order of their first record."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], Track] = {}
 
     def add(self, records: Iterable[Stats], *, source: str = "") -> None:
-        """Take new records from one place."""
+        """Add new records from one source."""
         for stats in records:
-            # two loaders may share a file: what differs between them, and stays, is all that tells them apart
+            # two loaders may share a file: constant differences identify them
             key = (source, stats.kind, stats.name, stats.rank, stats.config.get("batch_size"))
             known = self._known.get(key)
             if known is None:
@@ -81,12 +81,12 @@ class Tracks:
 
     @property
     def all(self) -> list[Track]:
-        """All of them, by name and rank."""
+        """All loaders, by name and rank."""
         return sorted(self._known.values(), key=lambda track: (track.name, track.latest.rank))
 
     @property
     def slowest(self) -> Track | None:
-        """The rank that waits longest for data, of several that load the same; None if that is none or all."""
+        """The rank that waits longest for data, among several with the same loader; None if no rank or all ranks do."""
         names = {track.name for track in self._known.values()}
         ranks = [track for track in self._known.values() if track.latest.num_ranks > 1]
         if len(names) != 1 or len(ranks) < 2:
@@ -118,5 +118,5 @@ def _span(before: Stats, after: Stats) -> Span | None:
     )
 
 
-def _total(told: Quantiles) -> float:
-    return told.mean * told.num
+def _total(quantiles: Quantiles) -> float:
+    return quantiles.mean * quantiles.num

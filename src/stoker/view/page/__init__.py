@@ -1,4 +1,4 @@
-"""A run as a page: one HTML file with the verdict, the figures and charts, which opens from disk without a network."""
+"""Write a run as one self-contained HTML file: verdict, figures and charts; opens from disk without a network."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["Report", "report"]
 
 
 class Report:
-    """A page about a run. Notebooks show it by itself, `.save("report.html")` writes it, `str` is its HTML."""
+    """An HTML page about a run. Notebooks display it, `.save("report.html")` writes it, `str` returns the HTML."""
 
     def __init__(self, page: str, diagnoses: Sequence[Diagnosis]) -> None:
         self.html = page
         self.diagnoses = list(diagnoses)
-        """What is said about the run, and about the one it is compared with."""
+        """The diagnosis of the run, and of the run it is compared with."""
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to a file, whole or not at all, and return where it is."""
+        """Write the page to a file atomically, and return its path."""
         from stoker.bench.whole_file import whole_or_not
 
         path = Path(path)
@@ -37,8 +37,8 @@ class Report:
         return self.html
 
     def __repr__(self) -> str:
-        said = " beside ".join(one.verdict for one in self.diagnoses)
-        return f"<Report: {said}; .save(path) writes it>"
+        verdicts = " vs. ".join(one.verdict for one in self.diagnoses)
+        return f"<Report: {verdicts}; .save(path) writes it>"
 
     def _repr_html_(self) -> str:
         inside = html.escape(self.html)
@@ -46,15 +46,14 @@ class Report:
 
 
 def report(run: Any, *, against: Any = None, title: str | None = None) -> Report:
-    """Return a page about a run: verdict, figures, timeline, durations, stages, workers, ranks, memory, cores.
+    """Make a page about a run: verdict, figures, timeline, durations, stages, workers, ranks, memory, cores.
 
-    `run` is a `stoker.bench.run.Run`; or several of them, if each rank has recorded its own; or a loader, of which the
-    page then tells what it has counted so far: not memory and cores over time, which somebody has to look at
-    (`stoker doctor`, `stoker.watch`).
+    `run` is a `stoker.bench.run.Run`; a list of them, if each rank has recorded its own; or a loader. For a loader, the
+    page shows what it has counted so far. Memory and cores over time need sampling: `stoker doctor`, `stoker.watch`.
 
     Args:
         against: another run to compare it with, such as the one before a change.
-        title: what stands at the top; by default what was run.
+        title: title of the page (default: the command that was run).
     """
     from stoker.view.page.document import document
 
@@ -82,12 +81,12 @@ def _run_of(given: Any) -> Run:
         return given
     if isinstance(given, Stats):
         return Run(title=given.name, machine=described(), seconds=given.seconds, loaders=[given])
-    if callable(seen := getattr(given, "run", None)) and isinstance(run := seen(), Run):  # it is watched
+    if callable(seen := getattr(given, "run", None)) and isinstance(run := seen(), Run):  # a stoker.watch
         return run
     if callable(counted := getattr(given, "stats", None)) and isinstance(stats := counted(laps=True), Stats):
         title = f"{type(given).__name__} of {type(given.dataset).__name__}"
         return Run(title=title, machine=described(), seconds=stats.seconds, loaders=[stats])
     raise ArgumentError(
-        f"{type(given).__name__} tells nothing of a run",
-        hint="give a stoker.bench.run.Run, a loader of stoker's, or any other that stoker.watch watches",
+        f"expected a run or a loader, got {type(given).__name__}",
+        hint="pass a stoker.bench.run.Run, a Stoker loader, or a loader wrapped by stoker.watch",
     )

@@ -1,4 +1,4 @@
-"""Two runs side by side: each figure of both, how they differ, and which settings do."""
+"""Compare two runs: figures of both, their ratios, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from stoker.view.page.markup import Child, Markup, short, tag
 from stoker.view.page.subject import Subject
 
 ALIKE = 0.03
-"""Differences of less than this part are called none: they come from one run to the next, too."""
+"""Differences below this fraction count as none: repeated runs differ as much."""
 
 
-def answer(run: Subject, against: Subject) -> Markup | None:
-    """Return what the comparison comes to, in a line; None if there is nothing to compare."""
+def summarize(run: Subject, against: Subject) -> Markup | None:
+    """Return the result of the comparison in one line; None if there is nothing to compare."""
     ours, theirs = ({one.name: one for one in measures(each)} for each in (run, against))
     if "throughput" not in ours or "throughput" not in theirs:
         return None
     other_work = work_differences(run, against)
-    ratio, word = judged(ours["throughput"], theirs["throughput"], is_same_work=not other_work)
+    ratio, word = judge(ours["throughput"], theirs["throughput"], is_same_work=not other_work)
     if ratio is None:
         return None
-    told = f"{run.name.capitalize()} has {format_ratio(ratio)} the throughput of the {against.name}: {word}."
+    text = f"{run.name.capitalize()} has {format_ratio(ratio)} the throughput of the {against.name}: {word}."
     if word == "same":
-        told = "The throughput is about the same."
+        text = "The throughput is about the same."
     if other_work:
-        told = (
+        text = (
             f"The runs {other_work}, so neither is better: {run.name} has {format_ratio(ratio)} the throughput of the "
             f"{against.name}."
         )
     beside = [
-        f"{name}: {ours[name].told} ({against.name}: {theirs[name].told})"
+        f"{name}: {ours[name].text} ({against.name}: {theirs[name].text})"
         for name in ("throughput", WAITING, PEAK)
         if ours[name].value is not None and theirs[name].value is not None
     ]
-    return tag("p", tag("strong", told), f" {_capital('; '.join(beside))}.", class_=f"answer {word}")
+    return tag("p", tag("strong", text), f" {_capital('; '.join(beside))}.", class_=f"answer {word}")
 
 
 def _capital(text: str) -> str:
@@ -46,38 +46,38 @@ def _capital(text: str) -> str:
 
 
 def differences(run: Subject, against: Subject) -> Markup:
-    """Return every figure of both runs, with how many times as much it is and whether that is better."""
+    """Return every figure of both runs, with the ratio and whether it is better."""
     ours, theirs = ({one.name: one for one in (*measures(each), *more_measures(each))} for each in (run, against))
     pairs = [(ours[name], theirs[name]) for name in ours if name in theirs]
     if not pairs:
-        return figure("Differences", missing("One of the two runs has no loader, so there is nothing to compare."))
+        return figure("Differences", missing("One of the runs has no loader, so there is nothing to compare."))
     kinds = [mine.name.partition(",")[0] for mine, _ in pairs]
     pairs.sort(
         key=lambda pair: kinds.index(pair[0].name.partition(",")[0])
-    )  # mean, p50 and p99 of one beside each other
+    )  # mean, p50 and p99 of a quantity next to each other
     is_same_work = not work_differences(run, against)
     rows = [_row(mine, other, is_same_work=is_same_work) for mine, other in pairs]
     head = ("figure", run.name, against.name, "ratio", "difference", "")
     return figure(
         "Differences",
-        table(head, rows, caption=f"{run.name} beside {against.name}", class_="differences folds"),
+        table(head, rows, caption=f"{run.name} vs. {against.name}", class_="differences folds"),
         lead=("Bars to the right are better" if is_same_work else "The work may differ, so no figure is judged")
         + f"; differences under {format_percent(ALIKE)} count as none.",
     )
 
 
 def settings(run: Subject, against: Subject) -> Markup:
-    """Return what differs in the settings of the two runs' leading loaders, and in their machines."""
-    rows = _differing(run, against)
-    title = "What was set differently"
+    """Return the differences in settings of the two runs' main loaders, and in their machines."""
+    rows = _find_differences(run, against)
+    title = "Different settings"
     if not rows:
-        return figure(title, missing("The settings that were recorded are the same in both runs."))
+        return figure(title, missing("The recorded settings are the same in both runs."))
     head = ("setting", run.name, against.name)
     return figure(title, table(head, rows, caption="Settings that differ", class_="folds", num_words=3))
 
 
 SAME_BYTES, SAME_STEP = 1.25, 1.5
-"""Up to these factors, samples are of the same size, and training steps take equally long for each."""
+"""Up to these factors, sample sizes and step times per sample count as equal."""
 
 
 def work_differences(run: Subject, against: Subject) -> str:
@@ -90,7 +90,7 @@ def work_differences(run: Subject, against: Subject) -> str:
         return ""
     mine, other = run.lead.stats, against.lead.stats
     found = [
-        f"{name}: {setting_told(name, mine.facts[fact])} and {setting_told(name, other.facts[fact])}"
+        f"{name}: {format_setting(name, mine.facts[fact])} and {format_setting(name, other.facts[fact])}"
         for fact, name in (("dataset", "dataset"), ("num_samples", "samples"))
         if fact in mine.facts and fact in other.facts and mine.facts[fact] != other.facts[fact]
     ]
@@ -119,17 +119,17 @@ def _step_seconds(stats: Stats) -> float:
     return stats.step_seconds.mean * stats.num_batches
 
 
-def judged(mine: Measure, other: Measure, *, is_same_work: bool = True) -> tuple[float | None, str]:
-    """Return how many times as much a figure is as the other, and a word for it."""
+def judge(mine: Measure, other: Measure, *, is_same_work: bool = True) -> tuple[float | None, str]:
+    """Return the ratio of a figure to the other, and a verdict: better, worse, same, more or less."""
     if mine.value is None or other.value is None:
-        return None, "not known"
+        return None, "unknown"
     if mine.value == other.value:
         return 1.0, "same"
     if not other.value or not mine.value:
         return None, _word(mine.value > other.value, mine, is_same_work)
     ratio = mine.value / other.value
     if not isfinite(ratio) or ratio <= 0:
-        return None, "not known"
+        return None, "unknown"
     if abs(log2(ratio)) < log2(1 + ALIKE):
         return ratio, "same"
     return ratio, _word(ratio > 1, mine, is_same_work)
@@ -145,12 +145,12 @@ _SIGNS = {"better": "\N{BLACK UP-POINTING TRIANGLE}", "worse": "\N{BLACK DOWN-PO
 
 
 def _row(mine: Measure, other: Measure, *, is_same_work: bool) -> tuple[Child, ...]:
-    ratio, word = judged(mine, other, is_same_work=is_same_work)
+    ratio, word = judge(mine, other, is_same_work=is_same_work)
     sign = _SIGNS.get(word)
     return (
         mine.name,
-        mine.told,
-        other.told,
+        mine.text,
+        other.text,
         format_ratio(ratio),
         _diverging(ratio, word, mine),
         tag("span", tag("span", sign, aria_hidden="true") if sign else None, f" {word}", class_=f"judged {word}"),
@@ -158,8 +158,8 @@ def _row(mine: Measure, other: Measure, *, is_same_work: bool) -> tuple[Child, .
 
 
 def _diverging(ratio: float | None, word: str, mine: Measure) -> Child:
-    """Return a bar from the middle: to the right if better, to the left if worse; its whole half is eight times."""
-    if ratio is None or word == "not known":
+    """Return a bar from the middle: to the right if better, to the left if worse; a full half is a factor of 8."""
+    if ratio is None or word == "unknown":
         return None
     length = min(1.0, abs(log2(ratio)) / 3)
     kind = {"better": "load", "worse": "wait"}.get(word, "other")
@@ -183,7 +183,7 @@ OF_WATCHING = (
     "workers_before",
     "error",
 )
-"""What is noted beside facts about the dataset: how well it could be watched, and measurements. Nobody has set it."""
+"""Recorded facts that are not settings: how well the dataset could be watched, and measurements."""
 
 
 def _settings(subject: Subject) -> dict[str, Any]:
@@ -196,16 +196,16 @@ def _settings(subject: Subject) -> dict[str, Any]:
     return found | {f"machine: {name}": value for name, value in subject.run.machine.items()}
 
 
-def _differing(run: Subject, against: Subject) -> list[tuple[str, str, str]]:
-    """Return the settings that both runs tell of, and differently.
+def _find_differences(run: Subject, against: Subject) -> list[tuple[str, str, str]]:
+    """Return the settings that both runs record with different values.
 
-    What one of them does not tell is no difference, and of a loader of another kind None is not told: torch has a
-    start method where others leave it to their own choice. Two loaders of one kind mean the same by it.
+    A setting that only one run records does not count. Between loaders of different kinds, None counts as not recorded:
+    torch has a start method where other loaders choose their own. Between loaders of one kind, None is a value.
     """
     ours, theirs = _settings(run), _settings(against)
     are_alike = ours.get("loader") == theirs.get("loader")
     return [
-        (name, setting_told(name, ours[name]), setting_told(name, theirs[name]))
+        (name, format_setting(name, ours[name]), format_setting(name, theirs[name]))
         for name in ours
         if name in theirs
         and ours[name] != theirs[name]
@@ -213,14 +213,14 @@ def _differing(run: Subject, against: Subject) -> list[tuple[str, str, str]]:
     ]
 
 
-def setting_told(name: str, value: Any) -> str:
-    """Return a setting's value in words."""
+def format_setting(name: str, value: Any) -> str:
+    """Format the value of a setting."""
     if value is None:
         return "not set"
     if isinstance(value, dict):
-        return ", ".join(f"{key}: {setting_told(str(key), one)}" for key, one in value.items() if one is not None)
+        return ", ".join(f"{key}: {format_setting(str(key), one)}" for key, one in value.items() if one is not None)
     if isinstance(value, list | tuple):
-        return ", ".join(setting_told(name, one) for one in value)
+        return ", ".join(format_setting(name, one) for one in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name.endswith("_bytes") and isinstance(value, int | float):

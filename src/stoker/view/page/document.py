@@ -1,4 +1,4 @@
-"""The whole page: one file that holds everything it needs, and asks nobody for anything."""
+"""Assemble the page: one self-contained file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from importlib.resources import files
 
 from stoker._version import __version__
 from stoker.foundation.text import format_bytes, format_count, format_duration, format_number, format_percent
-from stoker.view.page import colours
-from stoker.view.page.comparison import answer, differences, settings
+from stoker.view.page import colors
+from stoker.view.page.comparison import differences, settings, summarize
 from stoker.view.page.durations import durations
 from stoker.view.page.each_core import each_core
 from stoker.view.page.figures import tiles
 from stoker.view.page.frame import missing, section
 from stoker.view.page.machine_use import cores_time, memory
-from stoker.view.page.markup import Child, Markup, joined, tag
+from stoker.view.page.markup import Child, Markup, join, tag
 from stoker.view.page.occupancy import occupancy
 from stoker.view.page.processes import places, processes
 from stoker.view.page.ranks import ranks
@@ -27,11 +27,11 @@ from stoker.view.page.verdict_card import card
 
 
 def document(subjects: Sequence[Subject], *, title: str | None = None) -> str:
-    """Return the page about a run, or about two beside each other."""
+    """Return the HTML page about a run, or comparing two runs."""
     run = subjects[0]
-    heading = title or (run.title if len(subjects) == 1 else f"{run.title} beside {subjects[1].title}")
+    heading = title or (run.title if len(subjects) == 1 else f"{run.title} vs. {subjects[1].title}")
     parts = [part for part in _parts(subjects) if part is not None]
-    style = colours.style() + files(__package__).joinpath("page.css").read_text("utf-8")
+    style = colors.style() + files(__package__).joinpath("page.css").read_text("utf-8")
     script = files(__package__).joinpath("page.js").read_text("utf-8")
     head = tag(
         "head",
@@ -49,9 +49,7 @@ def document(subjects: Sequence[Subject], *, title: str | None = None) -> str:
         _header(heading, subjects),
         tag("nav", [tag("a", _TITLES[ident], href=f"#{ident}") for ident, _ in parts], aria_label="Parts of this page"),
         tag("main", *(part for _, part in parts)),
-        tag(
-            "footer", tag("p", f"Made by stoker {__version__}. This file needs no network, and tells nobody anything.")
-        ),
+        tag("footer", tag("p", f"Made by stoker {__version__}. This file needs no network and sends no data.")),
         tag("div", id="tip", role="tooltip", hidden=True),
         Markup(f"<script>{script}</script>"),
     )
@@ -59,7 +57,7 @@ def document(subjects: Sequence[Subject], *, title: str | None = None) -> str:
 
 
 def _policy(script: str) -> str:
-    """Return what the page may do: draw itself, run its own script and no other, and load nothing from anywhere."""
+    """Return the content security policy: inline styles, only the page's own script, no external resources."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
 
@@ -98,9 +96,9 @@ def _about(subject: Subject) -> Child:
     known = {"cores": "{} cores", "memory_bytes": "{}", "system": "{}", "architecture": "{}", "python": "Python {}"}
     for name, form in known.items():
         if machine.get(name) is not None:
-            told = format_bytes(machine[name]) if name == "memory_bytes" else str(machine[name])
-            facts.append(form.format(told))
-    return joined(
+            value = format_bytes(machine[name]) if name == "memory_bytes" else str(machine[name])
+            facts.append(form.format(value))
+    return join(
         tag("strong", f"{subject.name}: ") if subject.name else None,
         f"{run.title}; " if subject.name and run.title else None,
         ", ".join(filter(None, facts)),
@@ -108,17 +106,17 @@ def _about(subject: Subject) -> Child:
 
 
 def _parts(subjects: Sequence[Subject]) -> Iterator[tuple[str, Markup]]:
-    """Yield the sections of the page and their names, in order."""
+    """Yield the sections of the page with their ids, in order."""
     run = subjects[0]
     is_compared = len(subjects) > 1
     cards = [card(one.diagnosis, of=one.name, is_folded=is_compared) for one in subjects]
-    comes_to = answer(*subjects) if is_compared else None
+    comes_to = summarize(*subjects) if is_compared else None
     yield "verdict", tag("section", comes_to, tag("div", cards, class_="cards"), id="verdict", aria_label="Verdict")
     if is_compared:
         yield "differences", section("differences", "Differences", differences(*subjects), settings(*subjects))
     else:
-        shown = tiles(run) or missing("No loader was seen, so there are no figures.")
-        yield "figures", section("figures", "Figures", _whose(run), shown)
+        shown = tiles(run) or missing("No loader was found, so there are no figures.")
+        yield "figures", section("figures", "Figures", _rank_note(run), shown)
     if any(one.lead is not None for one in subjects):
         yield from _about_loaders(subjects)
     several = [ranks(group, of=_of(one.name)) for one in subjects for group in one.groups]
@@ -131,12 +129,12 @@ def _parts(subjects: Sequence[Subject]) -> Iterator[tuple[str, Markup]]:
     yield "settings", section("settings", "Settings", *(settings_tables(one) for one in subjects))
 
 
-def _whose(subject: Subject) -> Markup | None:
-    """Return whose figures they are, where there are several ranks."""
+def _rank_note(subject: Subject) -> Markup | None:
+    """Return a note on which rank the figures belong to, if there are several."""
     if subject.lead is None or len(subject.groups[0].loaders) < 2:
         return None
-    told = f"Of {subject.lead.rank_name}, which waits longest for data, unless they say otherwise."
-    return tag("p", told, class_="lead")
+    text = f"Figures of {subject.lead.rank_name}, which waits longest for data, unless noted otherwise."
+    return tag("p", text, class_="lead")
 
 
 def _about_loaders(subjects: Sequence[Subject]) -> Iterator[tuple[str, Markup]]:
@@ -155,7 +153,7 @@ def _about_loaders(subjects: Sequence[Subject]) -> Iterator[tuple[str, Markup]]:
 
 
 def _machine(subjects: Sequence[Subject]) -> Iterator[Child]:
-    """Yield memory and cores: of each file, where a run came in several, for each may be of another machine."""
+    """Yield memory and cores, separately for each file of a run: each may come from another machine."""
     runs = [
         (f"{one.name} {f'part {at + 1}' if len(one.parts) > 1 else ''}".strip(), part)
         for one in subjects
@@ -184,7 +182,7 @@ def _others(subjects: Sequence[Subject]) -> Iterator[Markup]:
             )
             number += 1
         if len(one.others) > MOST_OTHERS:
-            yield missing(f"{len(one.others) - MOST_OTHERS:,} more are told of in the tables of ranks alone.")
+            yield missing(f"{len(one.others) - MOST_OTHERS:,} more appear only in the tables of ranks.")
 
 
 def _line(loader: Loader) -> str:
@@ -196,7 +194,7 @@ def _line(loader: Loader) -> str:
 
 
 def _lead_name(subject: Subject, lead: Loader) -> str:
-    """Return what the leading loader is called on the page: its run and its rank, where there are several."""
+    """Return the display name of the main loader: its run and its rank, if there are several."""
     has_ranks = len(subject.groups[0].loaders) > 1
     return ", ".join(filter(None, (subject.name, lead.rank_name if has_ranks else "")))
 

@@ -1,4 +1,4 @@
-"""How long things took: not on average alone, but how often how long."""
+"""Distributions of durations: batches, waits, steps, loading."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from stoker.bench.run import Quantiles
 from stoker.foundation.text import format_count, format_duration, format_percent
-from stoker.view.page.frame import columns, data, figure, missing, stretched, table, x_labels
+from stoker.view.page.frame import columns, data, figure, missing, stretch, table, x_labels
 from stoker.view.page.markup import Child, Markup, short, tag
 from stoker.view.page.scales import Scale
 from stoker.view.page.subject import Loader
 
 HEIGHT = 54
 PER_DECADE = 24
-"""Bins of the histograms: each a tenth longer than the one before."""
+"""Histogram bins per decade: each is a tenth wider than the one before."""
 
 SHORTEST = 1e-6
 
@@ -26,33 +26,30 @@ _KINDS = (
     ("from batch to batch", "other", "batch_seconds", "periods"),
     ("wait", "wait", "wait_seconds", "later_waits"),
     ("step", "step", "step_seconds", "steps"),
-    ("making a batch", "load", "making_seconds", "makings"),
+    ("loading a batch", "load", "making_seconds", "makings"),
 )
 
 _MARKS = (("p50", "p50"), ("p90", "p90"), ("p99", "p99"))
 
 
 def durations(loaders: Sequence[tuple[str, Loader]]) -> Markup:
-    """Return a row for each kind of duration and each loader, all on one axis."""
-    title = "How long things took"
+    """Return a row per kind of duration and loader, all on one axis."""
+    title = "Durations"
     rows = []
-    for what, kind, told, seen in _KINDS:
+    for what, kind, attribute, column in _KINDS:
         for name, loader in loaders:
-            quantiles: Quantiles = getattr(loader.stats, told)
+            quantiles: Quantiles = getattr(loader.stats, attribute)
             batches = loader.batches
-            values = np.empty(0) if batches is None else getattr(batches, seen)
+            values = np.empty(0) if batches is None else getattr(batches, column)
             if quantiles.num:
                 rows.append((f"{what}{name and f', {name}'}", kind, quantiles, values[values >= 0]))
     if not rows:
-        return figure(title, missing("Fewer than two batches were seen, so there are no durations to compare."))
+        return figure(title, missing("Fewer than two batches were recorded, so there are no durations to compare."))
     scale = _scale(rows)
     is_counted = any(len(values) for *_, values in rows)
-    marked = (
-        "where half (p50, solid), nine tenths (p90, dashed) and all but a hundredth (p99, dotted) of all batches are"
-    )
-    lead = f"Lines mark {marked}."
+    lead = "Lines mark p50 (solid), p90 (dashed) and p99 (dotted) over all batches."
     if is_counted:
-        lead = f"How often each duration came among the latest batches (twice as high: four times as often). {lead}"
+        lead = f"Histograms of the latest batches, with heights on a square-root scale. {lead}"
     lead += " The axis is logarithmic."
     drawn = [_row(*row, scale=scale) for row in rows]
     ticks = [(scale(at), format_duration(at)) for at in scale.ticks(6)]
@@ -62,7 +59,7 @@ def durations(loaders: Sequence[tuple[str, Loader]]) -> Markup:
         x_labels(ticks),
         class_="axis",
     )
-    head = ("", "number", "mean", "deviation", "p50", "p90", "p99", "most")
+    head = ("", "number", "mean", "std", "p50", "p90", "p99", "max")
     lines = [
         (
             what,
@@ -76,7 +73,7 @@ def durations(loaders: Sequence[tuple[str, Loader]]) -> Markup:
         *drawn,
         grid,
         lead=lead,
-        table=table(head, lines, caption="Durations: first batches of iterations are not counted"),
+        table=table(head, lines, caption="Durations, without the first batch of each iteration"),
         class_="durations",
     )
 
@@ -86,18 +83,18 @@ def _scale(rows: Sequence[tuple[str, str, Quantiles, NDArray[np.float64]]]) -> S
     known += [float(edge) for *_, values in rows if len(values) for edge in (np.quantile(values, 0.005), values.max())]
     low = max(SHORTEST, min(known))
     high = max(low * 10, *known)
-    # half a decade is the finest step of an axis that anybody reads
+    # round the ends of the axis to half decades
     return Scale(10 ** (floor(2 * log10(low)) / 2), 10 ** (ceil(2 * log10(high)) / 2), is_log=True)
 
 
-def _row(what: str, kind: str, told: Quantiles, values: NDArray[np.float64], *, scale: Scale) -> Markup:
+def _row(what: str, kind: str, quantiles: Quantiles, values: NDArray[np.float64], *, scale: Scale) -> Markup:
     num_bins = max(1, round(PER_DECADE * log10(scale.high / scale.low)))
     edges = np.geomspace(scale.low, scale.high, num_bins + 1)
     counts, _ = np.histogram(np.clip(values, scale.low, scale.high), edges)
     marks = [
         tag(
             "line",
-            tag("title", f"{name}: {format_duration(getattr(told, at))}"),
+            tag("title", f"{name}: {format_duration(getattr(quantiles, at))}"),
             x1=place,
             x2=place,
             y1=0,
@@ -105,28 +102,28 @@ def _row(what: str, kind: str, told: Quantiles, values: NDArray[np.float64], *, 
             class_=f"mark {name}",
         )
         for name, at in _MARKS
-        for place in [f"{short(100 * scale(getattr(told, at)))}%"]
+        for place in [f"{short(100 * scale(getattr(quantiles, at)))}%"]
     ]
-    numbers = ", ".join(f"{name} {format_duration(getattr(told, at))}" for name, at in (("mean", "mean"), *_MARKS))
+    numbers = ", ".join(f"{name} {format_duration(getattr(quantiles, at))}" for name, at in (("mean", "mean"), *_MARKS))
     drawn: Child = None
     points: Child = None
     if len(values):
-        heights = np.sqrt(counts / max(1, counts.max())).tolist()  # of the root, or the rare long ones are not seen
+        heights = np.sqrt(counts / max(1, counts.max())).tolist()  # square root, so that rare long ones stay visible
         places = [scale(edge) for edge in edges.tolist()]
-        drawn = stretched(tag("path", d=columns(places, heights, height=HEIGHT), class_=kind), height=HEIGHT)
+        drawn = stretch(tag("path", d=columns(places, heights, height=HEIGHT), class_=kind), height=HEIGHT)
         middles = [(left + right) / 2 for left, right in pairwise(places)]
-        said = [
+        texts = [
             f"{what}: {format_duration(left, 2)} to {format_duration(right, 2)}: {count:,} "
             f"({format_percent(count / len(values))})"
             for left, right, count in zip(edges.tolist(), edges[1:].tolist(), counts.tolist())
         ]
-        points = data("points", {"x": [round(at, 5) for at in middles], "told": said})
+        points = data("points", {"x": [round(at, 5) for at in middles], "texts": texts})
     return tag(
         "div",
         tag("div", tag("strong", what), tag("span", numbers), class_="about"),
         tag(
             "svg",
-            tag("title", f"{what}: {numbers}, at the most {format_duration(told.most)}"),
+            tag("title", f"{what}: {numbers}, max {format_duration(quantiles.most)}"),
             drawn,
             tag("line", x1=0, x2="100%", y1=HEIGHT, y2=HEIGHT, class_="grid"),
             *marks,

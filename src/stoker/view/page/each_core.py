@@ -1,4 +1,4 @@
-"""Single cores over the time of a run: a strip for each, darker where it was busier."""
+"""Usage of each core over the run: one strip per core, darker when busier."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from numpy.typing import NDArray
 
 from stoker.bench.run import Moment, Run
 from stoker.foundation.text import format_duration, format_percent
-from stoker.view.page.colours import NUM_HEATS
-from stoker.view.page.frame import figure, legend, missing, plot, stretched, table, time_axis
+from stoker.view.page.colors import NUM_HEATS
+from stoker.view.page.frame import figure, legend, missing, plot, stretch, table, time_axis
 from stoker.view.page.markup import Markup, short, tag
 from stoker.view.page.scales import Scale
 
 MOST_CELLS = 12_000
-"""Cells of the strips of cores: more would make the file large, and not be told apart."""
+"""Cells per strip: more would be indistinguishable and make the file large."""
 
 
 def each_core(runs: Sequence[tuple[str, Run]]) -> Markup:
-    """Return a strip for each core, darker where it was busier."""
+    """Return one strip per core, darker when busier."""
     title = "Each core"
     known = [(name, run) for name, run in runs if len(run.moments) > 1 and any(one.cores for one in run.moments)]
     if not known:
-        return figure(title, missing("Single cores were not looked at more than once, so there are no strips."))
+        return figure(title, missing("Core usage was sampled less than twice, so there are no strips."))
     steps = [f"{format_percent(at / NUM_HEATS)} to {format_percent((at + 1) / NUM_HEATS)}" for at in range(NUM_HEATS)]
     return figure(
         title,
-        legend(*((f"heat{at}", told) for at, told in enumerate(steps))),
+        legend(*((f"heat{at}", step) for at, step in enumerate(steps))),
         tag("div", [_strips(name, run) for name, run in known], class_="panels"),
-        lead="A strip for each core of the machine, core 0 at the top: the darker, the busier (on a dark page: the "
-        "brighter). Whoever used it.",
+        lead="One strip per core of the machine, core 0 at the top; darker means busier (brighter on a dark page). "
+        "Includes all programs.",
         table=table(
-            ("core", "busy on average", "at the most"),
+            ("core", "mean usage", "max"),
             [
                 (f"{name} {core}".strip(), format_percent(float(values.mean())), format_percent(float(values.max())))
                 for name, run in known
                 for core, values in enumerate(_heat(run.moments)[:512])
             ],
-            caption="Each core over the whole time",
+            caption="Each core over the whole run",
         ),
     )
 
 
 def _heat(moments: Sequence[Moment]) -> NDArray[np.float64]:
-    """Return how busy each core was at each moment, as [cores, moments]."""
+    """Return the usage of each core at each moment, as [cores, moments]."""
     num = max(len(one.cores) for one in moments)
     heat = np.zeros((num, len(moments)))
     for at, one in enumerate(moments):
@@ -57,7 +57,7 @@ def _strips(name: str, run: Run) -> Markup:
     moments = run.moments
     heat = _heat(moments)
     num_cores = len(heat)
-    together = -(-num_cores // 128)  # so many cores share a strip
+    together = -(-num_cores // 128)  # cores per strip
     if together > 1:
         heat = np.stack([heat[at : at + together].mean(axis=0) for at in range(0, num_cores, together)])
     num_spans = max(1, min(heat.shape[1], MOST_CELLS // len(heat)))
@@ -72,7 +72,7 @@ def _strips(name: str, run: Run) -> Markup:
     paths = ["" for _ in range(NUM_HEATS)]
     for row, line in enumerate(levels.tolist()):
         at = 0
-        while at < len(line):  # neighbours of one level are one rectangle
+        while at < len(line):  # merge neighbors of one level into a rectangle
             until = at
             while until < len(line) and line[until] == line[at]:
                 until += 1
@@ -80,7 +80,7 @@ def _strips(name: str, run: Run) -> Markup:
             paths[line[at]] += f"M{short(left)} {row * each}H{short(right)}v{each - 1}H{short(left)}z"
             at = until
     drawn = [tag("path", d=d, class_=f"heat{level}") for level, d in enumerate(paths) if d]
-    told = [
+    labels = [
         f"{format_duration(begins[b])}: {format_percent(float(heat[:, at].mean()))} on average, the busiest "
         f"{format_percent(float(heat[:, at].max()))}"
         for at, b in enumerate(edges[1:].tolist())
@@ -90,11 +90,11 @@ def _strips(name: str, run: Run) -> Markup:
         "div",
         tag("h4", name) if name else None,
         plot(
-            stretched(*drawn, height=height),
-            title=f"How busy each of {num_cores} cores was over time{f' of {name}' if name else ''}",
+            stretch(*drawn, height=height),
+            title=f"Usage of {num_cores} cores over time{f' of {name}' if name else ''}",
             height=height,
             xs=time_axis(time),
-            points=([(a + b) / 2 for a, b in pairwise(places)], told),
+            points=([(a + b) / 2 for a, b in pairwise(places)], labels),
             rows=[((row + 0.5) / len(heat), f"{row * together}") for row in range(0, len(heat), every)],
         ),
         tag("p", f"{together} cores share a strip.", class_="missing") if together > 1 else None,

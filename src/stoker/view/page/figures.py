@@ -1,4 +1,4 @@
-"""The figures of a run that everybody asks for: worked out once, shown as tiles, and compared."""
+"""Compute the key figures of a run, for tiles and comparisons."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from stoker.view.page.subject import Subject, trainers_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One figure: how it is called, what it is, and how it is told."""
+    """One figure: name, value and format."""
 
     name: str
     value: float | None
     unit: Callable[[float | None], str]
     is_more_better: bool = False
     tail: str = ""
-    """What is told besides, on its tile."""
+    """More text on its tile."""
     share: float | None = None
-    """The part of a whole that it is, for a bar."""
+    """The fraction to draw as a bar."""
 
     @property
-    def told(self) -> str:
-        """The figure in words."""
+    def text(self) -> str:
+        """The formatted figure."""
         return self.unit(self.value)
 
 
-PEAK = "memory at the most"
-WAITING = "waiting for data, first batches apart"
+PEAK = "peak memory"
+WAITING = "waiting for data, without first batches"
 
 
 def measures(subject: Subject) -> list[Measure]:
-    """Return the figures of a run's leading loader, the most telling first."""
+    """Return the figures of a run's main loader, the most important first."""
     if subject.lead is None:
         return []
     stats = subject.lead.stats
     ranks = subject.groups[0].loaders
     speed = sum(one.stats.samples_per_second for one in ranks)
     peak, whose = peak_memory(subject)
-    several = f"of {len(ranks)} ranks together" if len(ranks) > 1 else ""
+    several = f"{len(ranks)} ranks together" if len(ranks) > 1 else ""
     own, of_workers = _cpu_each(stats)
     batch, step, wait = stats.batch_seconds, stats.step_seconds, stats.wait_seconds
     firsts = stats.first_batch_seconds
@@ -53,9 +53,9 @@ def measures(subject: Subject) -> list[Measure]:
             value=speed or None,
             unit=lambda value: f"{format_number(value)} samples/s" if value else UNKNOWN,
             is_more_better=True,
-            tail=several or _batches_told(stats),
+            tail=several or _format_batch_rate(stats),
         ),
-        # the mean is what goes with the throughput; where some batches take far longer than most, p50 does not
+        # the mean matches the throughput; p50 does not if some batches take far longer than most
         Measure(
             name="from batch to batch, mean",
             value=batch.mean if batch.num else None,
@@ -73,10 +73,10 @@ def measures(subject: Subject) -> list[Measure]:
             share=stats.wait_share if batch.num else None,
         ),
         Measure(
-            name="batches that stall",
+            name="stalled batches",
             value=stats.num_stalls / batch.num if batch.num else None,
             unit=format_percent,
-            tail=f"{stats.num_stalls:,}, {format_duration(stats.stall_seconds)} in all" if stats.num_stalls else "",
+            tail=f"{stats.num_stalls:,}, {format_duration(stats.stall_seconds)} in total" if stats.num_stalls else "",
         ),
         Measure(
             name="first batch",
@@ -91,7 +91,7 @@ def measures(subject: Subject) -> list[Measure]:
             name="CPU time per sample",
             value=own if of_workers is None else of_workers,
             unit=format_duration,
-            tail="of the trainer, which makes batches too"
+            tail="of the training process, which also loads batches"
             if of_workers is None
             else f"of workers; and {format_duration(own)} of the trainer",
         ),
@@ -99,21 +99,21 @@ def measures(subject: Subject) -> list[Measure]:
 
 
 def more_measures(subject: Subject) -> list[Measure]:
-    """Return further figures, which are compared and not shown as tiles."""
+    """Return more figures, for comparisons but not for tiles."""
     if subject.lead is None:
         return []
     stats = subject.lead.stats
     found = []
-    for name, told in (
+    for name, quantiles in (
         ("from batch to batch, p50", stats.batch_seconds),
         ("from batch to batch, p99", stats.batch_seconds),
         ("step, p50", stats.step_seconds),
         ("step, p99", stats.step_seconds),
         ("wait, p99", stats.wait_seconds),
-        ("making a batch, p50", stats.making_seconds),
+        ("loading a batch, p50", stats.making_seconds),
     ):
-        value = told.p50 if name.endswith("p50") else told.p99
-        found.append(Measure(name=name, value=value if told.num else None, unit=format_duration))
+        value = quantiles.p50 if name.endswith("p50") else quantiles.p99
+        found.append(Measure(name=name, value=value if quantiles.num else None, unit=format_duration))
     return found
 
 
@@ -130,39 +130,42 @@ def _tile(one: Measure) -> Markup:
     return tag(
         "div",
         tag("dt", one.name),
-        tag("dd", one.told, class_="figure"),
+        tag("dd", one.text, class_="figure"),
         tag("dd", drawn) if drawn is not None else None,
         tag("dd", one.tail, class_="tail") if one.tail else None,
     )
 
 
-def _tail(told: Quantiles) -> str:
-    if not told.num:
+def _tail(quantiles: Quantiles) -> str:
+    if not quantiles.num:
         return ""
-    return f"p50 {format_duration(told.p50)}, p90 {format_duration(told.p90)}, p99 {format_duration(told.p99)}"
+    named = {"p50": quantiles.p50, "p90": quantiles.p90, "p99": quantiles.p99}
+    return ", ".join(f"{name} {format_duration(value)}" for name, value in named.items())
 
 
-def _batches_told(stats: Stats) -> str:
+def _format_batch_rate(stats: Stats) -> str:
     if not stats.seconds or not stats.num_batches:
         return ""
-    return f"{format_number(stats.num_batches / stats.seconds)} batches/s, first batches among them"
+    return f"{format_number(stats.num_batches / stats.seconds)} batches/s, including first batches"
 
 
 def peak_memory(subject: Subject) -> tuple[float | None, str]:
-    """Return the most memory that a run had at a time, and what is told about it."""
+    """Return the peak memory of a run, and a note on it."""
     parts = subject.parts or [subject.run]
     known = [(peak, part) for part in parts if (peak := _peak(part)) is not None]
     if known:
         (own, workers), part = max(known, key=lambda one: sum(one[0]))
-        where = ", in the part with most" if len(parts) > 1 else ""
-        return own + workers, f"then: {trainers_of(part)} {format_bytes(own)}, workers {format_bytes(workers)}{where}"
+        where = ", in the part with the highest peak" if len(parts) > 1 else ""
+        return own + workers, f"{trainers_of(part)} {format_bytes(own)}, workers {format_bytes(workers)}{where}"
     processes = [
         (one.trainer.pss_bytes if one.trainer is not None else None, [worker.pss_bytes for worker in one.workers])
         for one in subject.run.loaders
     ]
-    told = [sum(size for size in (own, *others) if size) for own, others in processes]
-    whose = "of the rank with most, at the last look" if len({one.rank for one in subject.run.loaders}) > 1 else ""
-    return (float(max(told)), whose or "at the last look") if any(told) else (None, "")
+    sizes = [sum(size for size in (own, *others) if size) for own, others in processes]
+    whose = (
+        "of the rank with the most, at the last sample" if len({one.rank for one in subject.run.loaders}) > 1 else ""
+    )
+    return (float(max(sizes)), whose or "at the last sample") if any(sizes) else (None, "")
 
 
 def _peak(run: Run) -> tuple[float, float] | None:
@@ -175,7 +178,7 @@ def _peak(run: Run) -> tuple[float, float] | None:
 
 
 def _cpu_each(stats: Stats) -> tuple[float | None, float | None]:
-    """Return CPU time per sample, of the trainer and of the workers; None where nobody looked."""
+    """Return CPU time per sample, of the trainer and of the workers; None if not measured."""
     if not stats.num_samples:
         return None, None
     own = stats.trainer.cpu_seconds / stats.num_samples if stats.trainer is not None else None

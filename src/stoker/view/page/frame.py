@@ -1,4 +1,4 @@
-"""What charts are framed with: a heading, a sentence, a legend, axes, and the numbers behind them as a table."""
+"""Build the frame of charts: heading, lead sentence, legend, axes, and the numbers as a table."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import json
 from collections.abc import Iterable, Sequence
 
 from stoker.foundation.text import UNKNOWN, format_moment
-from stoker.view.page.markup import Child, Markup, escaped, short, tag
+from stoker.view.page.markup import Child, Markup, escape, short, tag
 from stoker.view.page.scales import Scale, time_ticks
 
 Tick = tuple[float, str]
-"""Where something is written along an axis, from 0 to 1, and what."""
+"""Position along an axis, from 0 to 1, and label."""
 
 
 def section(ident: str, title: str, *body: Child) -> Markup:
-    """Return a part of the page that can be linked to."""
+    """Return a section of the page with an anchor."""
     return tag("section", tag("h2", title, id=f"{ident}-title"), *body, id=ident, aria_labelledby=f"{ident}-title")
 
 
 def figure(title: str, *body: Child, lead: Child = None, table: Markup | None = None, class_: str = "") -> Markup:
-    """Return a chart with what it is called, what it shows, and the numbers behind it."""
+    """Return a chart with its title, lead sentence, and numbers as a table."""
     return tag(
         "figure",
         tag("figcaption", tag("h3", title), tag("p", lead, class_="lead") if lead is not None else None),
         *body,
-        behind(table) if table is not None else None,
+        fold_away(table) if table is not None else None,
         class_=class_ or None,
     )
 
 
 def missing(what: str) -> Markup:
-    """Return the sentence that stands where there is nothing to draw."""
+    """Return a placeholder sentence for a missing chart."""
     return tag("p", what, class_="missing")
 
 
-def behind(table: Markup, summary: str = "The numbers as a table") -> Markup:
-    """Return a table that is folded away until somebody wants it."""
+def fold_away(table: Markup, summary: str = "The numbers as a table") -> Markup:
+    """Return a collapsed table."""
     return tag("details", tag("summary", summary), table, class_="numbers")
 
 
@@ -44,7 +44,7 @@ def table(
 ) -> Markup:
     """Return a table whose first column names the row. The first `num_words` columns are words, the others numbers.
 
-    On a phone, a table of class `folds` has a line for each cell, which then tells its column's name too.
+    On a phone, a table of class `folds` puts each cell on its own line, with the name of its column.
     """
     columns = [tag("th", one, scope="col", class_=None if at < num_words else "number") for at, one in enumerate(head)]
     body = [
@@ -65,7 +65,7 @@ def table(
         tag("tbody", *body),
         class_=class_ or None,
     )
-    # a table that is wider than a phone is moved sideways by itself, by keys too
+    # a table wider than a phone scrolls by itself, with keys too
     return tag("div", whole, class_="scrolling", tabindex=0, role="region", aria_label=caption)
 
 
@@ -75,7 +75,7 @@ def _kind(cell: Child, *, is_number: bool) -> str | None:
 
 
 def legend(*entries: tuple[str, str]) -> Markup:
-    """Return what stands for what: pairs of a mark's class and words."""
+    """Return a legend from pairs of a mark's class and its text."""
     return tag(
         "ul",
         [
@@ -87,7 +87,7 @@ def legend(*entries: tuple[str, str]) -> Markup:
 
 
 def bar(share: float, kind: str = "step", *, label: str | None = None) -> Markup:
-    """Return a bar that fills a part of its place, for use beside a number that says the same."""
+    """Return a bar filled to a share, to be shown next to the number."""
     width = f"{short(100 * min(1.0, max(0.0, share)))}%"
     return tag(
         "svg",
@@ -100,9 +100,9 @@ def bar(share: float, kind: str = "step", *, label: str | None = None) -> Markup
     )
 
 
-def barred(share: float, kind: str, told: str) -> Markup:
-    """Return a bar and the number that it stands for."""
-    return tag("span", bar(share, kind), tag("span", told), class_="barred")
+def labeled_bar(share: float, kind: str, text: str) -> Markup:
+    """Return a bar and its number."""
+    return tag("span", bar(share, kind), tag("span", text), class_="barred")
 
 
 def plot(
@@ -116,16 +116,16 @@ def plot(
     lines: Sequence[float] = (),
     points: tuple[Sequence[float], Sequence[str]] | None = None,
 ) -> Markup:
-    """Return a drawing with its axes.
+    """Return a chart with its axes.
 
     Args:
-        title: what the drawing shows, for those who do not see it and for whoever rests the mouse on it.
-        height: in pixels; it is as wide as there is room.
-        ys: what is written beside it, from the bottom up, each with a line across.
-        rows: what is written beside it, from the top down, without a line.
-        xs: what is written below it, from left to right.
-        lines: where else a line goes across, dashed: limits.
-        points: places from left to right and what is told about each, under the mouse and by the arrow keys.
+        title: description of the chart, for screen readers and as a tooltip.
+        height: in pixels; the width fills the page.
+        ys: labels at the side, from the bottom up, each with a grid line.
+        rows: labels at the side, from the top down, without grid lines.
+        xs: labels below, from left to right.
+        lines: heights of dashed lines, such as limits.
+        points: positions from left to right and their tooltips, for mouse and arrow keys.
     """
     across = [tag("line", x1=0, x2="100%", y1=_percent(1 - at), y2=_percent(1 - at), class_="grid") for at, _ in ys]
     dashed = [tag("line", x1=0, x2="100%", y1=_percent(1 - at), y2=_percent(1 - at), class_="limit") for at in lines]
@@ -151,13 +151,13 @@ def plot(
             class_="drawing",
         ),
         x_labels(xs) if xs else None,
-        data("points", {"x": [round(at, 5) for at in points[0]], "told": list(points[1])}) if points else None,
+        data("points", {"x": [round(at, 5) for at in points[0]], "texts": list(points[1])}) if points else None,
         class_="plot",
     )
 
 
-def stretched(*drawn: Child, height: int) -> Markup:
-    """Return what is drawn in a space 1000 wide and `height` high, as wide as there is room."""
+def stretch(*drawn: Child, height: int) -> Markup:
+    """Return an SVG with a 1000 x `height` viewBox, stretched to the available width."""
     return tag(
         "svg",
         *drawn,
@@ -169,13 +169,13 @@ def stretched(*drawn: Child, height: int) -> Markup:
 
 
 def time_axis(scale: Scale) -> list[Tick]:
-    """Return what is written along an axis of time."""
+    """Return the labels of a time axis."""
     ticks, step = time_ticks(scale.low, scale.high)
     return [(scale(at), format_moment(at, step=step, high=scale.high)) for at in ticks]
 
 
 def x_labels(xs: Sequence[Tick]) -> Markup:
-    """Return what is written below a drawing; every second one gives way where there is little room."""
+    """Return the labels below a chart; every second one is hidden on narrow screens."""
     written = []
     for number, (at, text) in enumerate(xs):
         side = "first" if at < 0.02 else "last" if at > 0.98 else ""
@@ -185,15 +185,15 @@ def x_labels(xs: Sequence[Tick]) -> Markup:
 
 
 def data(kind: str, value: object) -> Markup:
-    """Return values for the page's script. They are data and never run, whatever is in them."""
-    told = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    """Return values as JSON for the page's script; they are never executed."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     for letter in "<>&":
-        told = told.replace(letter, f"\\u{ord(letter):04x}")
-    return Markup(f'<script type="application/json" class="{escaped(kind)}">{told}</script>')
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return Markup(f'<script type="application/json" class="{escape(kind)}">{text}</script>')
 
 
 def area(xs: Sequence[float], tops: Sequence[float], bottoms: Sequence[float], *, height: int) -> str:
-    """Return the path of an area between two lines; x and y are from 0 to 1, y upwards."""
+    """Return the path of the area between two lines; x and y from 0 to 1, y upward."""
     if not len(xs):
         return ""
     there = [f"{short(1000 * x)} {short(height * (1 - y))}" for x, y in zip(xs, tops)]
@@ -202,7 +202,7 @@ def area(xs: Sequence[float], tops: Sequence[float], bottoms: Sequence[float], *
 
 
 def columns(edges: Sequence[float], tops: Sequence[float], *, height: int, base: float = 0.0) -> str:
-    """Return the path of columns that stand side by side: `edges` from 0 to 1, one more than `tops`."""
+    """Return the path of adjacent columns: `edges` from 0 to 1, one more than `tops`."""
     path = [f"M{short(1000 * edges[0])} {short(height * (1 - base))}"]
     for right, top in zip(edges[1:], tops):
         path.append(f"V{short(height * (1 - top))}H{short(1000 * right)}")

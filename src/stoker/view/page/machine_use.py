@@ -1,4 +1,4 @@
-"""Memory, cores' time and single cores, over the time of a run."""
+"""Charts of memory and CPU usage over a run."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from stoker.foundation.text import (
     format_percent,
     trim_zeros,
 )
-from stoker.view.page.frame import Tick, area, figure, legend, missing, plot, stretched, table, time_axis
-from stoker.view.page.markup import Child, Markup, joined, short, tag
+from stoker.view.page.frame import Tick, area, figure, legend, missing, plot, stretch, table, time_axis
+from stoker.view.page.markup import Child, Markup, join, short, tag
 from stoker.view.page.scales import Scale, byte_ticks, reaching
 from stoker.view.page.subject import trainers_of
 
 HEIGHT = 170
 
 Named = tuple[str, Run]
-"""A run, and what it is called beside others; nothing if there are no others."""
+"""A run and its name; the name is empty if there is only one run."""
 
 Layer = tuple[str, str, NDArray[np.float64]]
-"""A mark's class, what it is, and its values."""
+"""Class of the mark, label, and values."""
 
 NUM_ROWS = 24
-"""Rows of the tables behind the charts."""
+"""Maximum rows of the tables of the charts."""
 
 
 def memory(runs: Sequence[Named]) -> Markup:
-    """Return memory of the trainer and of its workers over time, all runs on one scale."""
+    """Return charts of the memory of trainer and workers over time, all runs on one scale."""
     title = "Memory"
-    # at its end a trainer is gone before it is looked at a last time
+    # a trainer may exit before its last sample
     seen = [
         (name, run, [one for one in run.moments if one.trainer_pss_bytes is not None or one.workers_pss_bytes])
         for name, run in runs
     ]
     if not any(len(moments) > 1 for *_, moments in seen):
-        return figure(title, missing("Memory was not looked at more than once, so there is no curve."))
+        return figure(title, missing("Memory was sampled less than twice, so there is no curve."))
     most = max(_bytes(one.trainer_pss_bytes) + _bytes(one.workers_pss_bytes) for *_, all_ in seen for one in all_)
     has_private = any(one.private_bytes is not None for *_, all_ in seen for one in all_)
     scale = reaching(1.08 * max(most, *(_bytes(one.private_bytes) for *_, all_ in seen for one in all_)))
@@ -57,7 +57,7 @@ def memory(runs: Sequence[Named]) -> Markup:
             ("load", "workers", np.array([_bytes(one.workers_pss_bytes) for one in moments])),
         ]
         private = np.array([np.nan if one.private_bytes is None else one.private_bytes for one in moments], np.float64)
-        over = ("line", "all without files", private)
+        over = ("line", "total without file pages", private)
         panels.append(
             _panel(
                 name, moments, layers, scale, ys, format_bytes, f"Memory over time{_of(name)}", run.seconds, over=over
@@ -66,14 +66,14 @@ def memory(runs: Sequence[Named]) -> Markup:
     return figure(
         title,
         legend(
-            ("load", "workers, all together"),
+            ("load", "all workers"),
             ("step", whose),
-            *([("lined", "both, without pages of files: what grows when something leaks")] if has_private else ()),
+            *([("lined", "total without file pages: grows if something leaks")] if has_private else ()),
         ),
         tag("div", panels, class_="panels"),
-        lead=joined(*(tag("span", _memory_told(name, run, moments)) for name, run, moments in seen)),
+        lead=join(*(tag("span", _describe_memory(name, run, moments)) for name, run, moments in seen)),
         table=table(
-            ("at", whose, "workers, all together", "all, without files"),
+            ("at", whose, "all workers", "total, without file pages"),
             [
                 (
                     f"{name} {format_duration(one.at)}".strip(),
@@ -82,7 +82,7 @@ def memory(runs: Sequence[Named]) -> Markup:
                     format_bytes(one.private_bytes),
                 )
                 for name, _, moments in seen
-                for one in _some(moments)
+                for one in _thin_out(moments)
             ],
             caption="Memory over time",
         ),
@@ -90,14 +90,14 @@ def memory(runs: Sequence[Named]) -> Markup:
 
 
 def cores_time(runs: Sequence[Named]) -> Markup:
-    """Return cores' worth of time used by the trainer, its workers and others over time, all runs on one scale."""
-    title = "Cores' time"
+    """Return charts of the cores used by trainer, workers and other programs over time, all runs on one scale."""
+    title = "CPU usage"
     if not any(len(run.moments) > 1 for _, run in runs):
-        return figure(title, missing("The machine was not looked at more than once, so there is no curve."))
-    most = max(_used(one) for _, run in runs for one in run.moments)
+        return figure(title, missing("The machine was sampled less than twice, so there is no curve."))
+    most = max(_used_cores(one) for _, run in runs for one in run.moments)
     limits = [_cores_of(run) for _, run in runs]
     limit = max((one for one in limits if one is not None), default=None)
-    # a limit that is far above is told in words: drawn, it would press everything else flat
+    # a limit far above is given as text: drawn, it would flatten everything else
     is_near = limit is not None and limit <= 4 * most
     scale = reaching(1.08 * max(most, limit if is_near and limit is not None else 0.0))
     ys = [(scale(at), trim_zeros(format_number(at))) for at in scale.ticks(5)]
@@ -111,16 +111,16 @@ def cores_time(runs: Sequence[Named]) -> Markup:
         lines = [scale(its)] if its is not None and is_near else []
         panels.append(
             _panel(
-                name, run.moments, layers, scale, ys, format_cores, f"Cores' time{_of(name)}", run.seconds, lines=lines
+                name, run.moments, layers, scale, ys, format_cores, f"CPU usage{_of(name)}", run.seconds, lines=lines
             )
         )
     return figure(
         title,
-        legend(("other", "other programs"), ("load", "workers, all together"), ("step", _trainers(runs))),
+        legend(("other", "other programs"), ("load", "all workers"), ("step", _trainers(runs))),
         tag("div", panels, class_="panels"),
-        lead=joined(*(tag("span", _cores_told(name, run, its)) for (name, run), its in zip(runs, limits))),
+        lead=join(*(tag("span", _describe_cores(name, run, its)) for (name, run), its in zip(runs, limits))),
         table=table(
-            ("at", _trainers(runs), "workers", "other programs", "trainer had no core"),
+            ("at", _trainers(runs), "workers", "other programs", "trainer waited for a CPU"),
             [
                 (
                     f"{name} {format_duration(one.at)}".strip(),
@@ -128,9 +128,9 @@ def cores_time(runs: Sequence[Named]) -> Markup:
                     format_percent(one.trainer_delay_share),
                 )
                 for name, run in runs
-                for one in _some(run.moments)
+                for one in _thin_out(run.moments)
             ],
-            caption="Cores' time",
+            caption="CPU usage",
         ),
     )
 
@@ -148,9 +148,9 @@ def _panel(
     lines: Sequence[float] = (),
     over: Layer | None = None,
 ) -> Child:
-    """Return layers one above the other, over time; `over` is drawn as a line across them."""
+    """Return stacked layers over time; `over` is drawn as a line across them."""
     if len(moments) < 2:
-        return tag("div", tag("h4", name), missing("Not looked at more than once."), class_="panel")
+        return tag("div", tag("h4", name), missing("Sampled less than twice."), class_="panel")
     at = [one.at for one in moments]
     time = Scale(0.0, max(seconds, at[-1]))
     xs = [time(one) for one in at]
@@ -168,7 +168,7 @@ def _panel(
         line = "L".join(f"{short(1000 * x)} {short(HEIGHT * (1 - y))}" for x, y in places)
         paths.append(tag("path", d=f"M{line}", class_=kind))
         every.append(over)
-    told = [
+    labels = [
         f"{format_duration(one)}: " + ", ".join(f"{what} {unit(float(values[number]))}" for _, what, values in every)
         for number, one in enumerate(at)
     ]
@@ -176,31 +176,31 @@ def _panel(
         "div",
         tag("h4", name) if name else None,
         plot(
-            stretched(*paths, height=HEIGHT),
+            stretch(*paths, height=HEIGHT),
             title=title,
             height=HEIGHT,
             ys=ys,
             xs=time_axis(time),
             lines=lines,
-            points=(xs, told),
+            points=(xs, labels),
         ),
         class_="panel",
     )
 
 
-def _memory_told(name: str, run: Run, moments: Sequence[Moment]) -> str:
+def _describe_memory(name: str, run: Run, moments: Sequence[Moment]) -> str:
     if not moments:
-        return f"{name or 'This run'}: memory was not looked at. "
+        return f"{name or 'This run'}: memory was not sampled. "
     sums = [_bytes(one.trainer_pss_bytes) + _bytes(one.workers_pss_bytes) for one in moments]
     peak = max(range(len(sums)), key=lambda at: sums[at])
     own = format_bytes(_bytes(moments[peak].trainer_pss_bytes))
     whose = trainers_of(run)
     has = "has" if whose == "trainer" else "have"
-    told = f"{format_bytes(sums[peak])} at the most, of which the {whose} {has} {own} then"
+    text = f"peak {format_bytes(sums[peak])}, of which the {whose} {has} {own}"
     total = run.machine.get("memory_bytes")
     if total is not None and _is_number(total) and total > 0:
-        told += f"; {format_percent(sums[peak] / total)} of the {format_bytes(total)} there are"
-    return f"{f'{name}: ' if name else ''}{told}. "
+        text += f"; {format_percent(sums[peak] / total)} of the machine's {format_bytes(total)}"
+    return f"{f'{name}: ' if name else ''}{text}.  "
 
 
 def _trainers(runs: Sequence[Named]) -> str:
@@ -208,18 +208,18 @@ def _trainers(runs: Sequence[Named]) -> str:
     return called.pop() if len(called) == 1 else "trainers of all ranks"
 
 
-def _cores_told(name: str, run: Run, limit: float | None) -> str:
+def _describe_cores(name: str, run: Run, limit: float | None) -> str:
     if not run.moments:
-        return f"{name or 'This run'}: the machine was not looked at. "
-    mean = sum(map(_used, run.moments)) / len(run.moments)
-    told = f"{format_cores(mean)} on average" + (
+        return f"{name or 'This run'}: the machine was not sampled. "
+    mean = sum(map(_used_cores, run.moments)) / len(run.moments)
+    text = f"{format_cores(mean)} on average" + (
         f", of {trim_zeros(format_number(limit))} (dashed)" if limit is not None else ""
     )
     delays = [one.trainer_delay_share for one in run.moments if _is_number(one.trainer_delay_share)]
     if delays:
         delay = sum(float(one) for one in delays if one is not None) / len(delays)
-        told += f"; the trainer, ready to run, had no core for {format_percent(delay)} of the time"
-    return f"{f'{name}: ' if name else ''}{told}. "
+        text += f"; the trainer waited for a CPU {format_percent(delay)} of the time"
+    return f"{f'{name}: ' if name else ''}{text}.  "
 
 
 def _cores_of(run: Run) -> float | None:
@@ -227,7 +227,7 @@ def _cores_of(run: Run) -> float | None:
     return next((float(one) for one in known if _is_number(one) and one is not None and one > 0), None)
 
 
-def _used(one: Moment) -> float:
+def _used_cores(one: Moment) -> float:
     return sum(value for value in (one.trainer_cores, one.workers_cores, one.others_cores) if _is_number(value))
 
 
@@ -239,8 +239,8 @@ def _bytes(value: float | None) -> float:
     return float(value) if value is not None and isfinite(value) else 0.0
 
 
-def _some(moments: Sequence[Moment]) -> list[Moment]:
-    """Return some of them, evenly spaced, the last among them."""
+def _thin_out(moments: Sequence[Moment]) -> list[Moment]:
+    """Return at most `MOST_ROWS` moments, evenly spaced, including the last."""
     step = -(-len(moments) // NUM_ROWS) or 1
     return list(moments[::-1][::step][::-1])
 

@@ -1,4 +1,4 @@
-"""HTML and SVG put together so that text cannot become markup: what is not marked as markup is escaped."""
+"""Build HTML and SVG safely: everything that is not `Markup` is escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _VOID = {"br", "col", "hr", "input", "link", "meta"}
 _CLOSED = {"circle", "line", "path", "rect", "stop", "use"}
 
 _UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-"""What no page may hold: control characters, and halves of characters, which no file can."""
+"""Characters removed from pages: control characters and lone surrogates."""
 
 
 _BEFORE_UNIT = re.compile(
@@ -20,7 +20,7 @@ _BEFORE_UNIT = re.compile(
 
 
 class Markup(str):
-    """Text that is HTML already, and put into a page as it is."""
+    """Text that is already HTML, inserted without escaping."""
 
     __slots__ = ()
 
@@ -29,10 +29,10 @@ Child: TypeAlias = "Markup | str | int | float | Iterable[Child] | None"
 Value: TypeAlias = "str | int | float | bool | None"
 
 
-def escaped(text: object) -> Markup:
-    """Return a text so that it reads as itself in a page, inside elements and inside quoted attributes.
+def escape(text: object) -> Markup:
+    """Escape a text for use inside elements and quoted attributes.
 
-    A number and its unit stay on one line.
+    A number and its unit are joined by a no-break space.
     """
     if isinstance(text, Markup):
         return text
@@ -40,29 +40,29 @@ def escaped(text: object) -> Markup:
     return Markup(html.escape(whole))
 
 
-def joined(*children: Child) -> Markup:
-    """Return things one after the other: markup as it is, everything else as text; None is nothing."""
+def join(*children: Child) -> Markup:
+    """Concatenate children: markup as it is, everything else escaped; None is skipped."""
     return Markup("".join(_each(children)))
 
 
 def tag(name: str, /, *children: Child, **attributes: Value) -> Markup:
-    """Return an element. Attributes lose an underscore at their end, and get hyphens for others: `class_`, `data_tip`.
+    """Return an element. In attribute names, a trailing underscore is dropped and others become hyphens: `class_`.
 
-    An attribute that is None or False is left out, one that is True has no value, a float is written short.
+    An attribute that is None or False is omitted, one that is True has no value, a float is shortened.
     """
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in _VOID:
         return Markup(f"<{name}{written}>")
-    inside = joined(*children)
+    inside = join(*children)
     if name in _CLOSED and not inside:
         return Markup(f"<{name}{written}/>")
     return Markup(f"<{name}{written}>{inside}</{name}>")
 
 
 def short(number: float) -> str:
-    """Return a number as short as a drawing may have it: three places after the point."""
-    told = f"{number:.3f}".rstrip("0").rstrip(".")
-    return "0" if told in ("-0", "") else told
+    """Format a number for SVG: at most three decimals."""
+    text = f"{number:.3f}".rstrip("0").rstrip(".")
+    return "0" if text in ("-0", "") else text
 
 
 def _attribute(key: str, value: Value) -> str:
@@ -71,7 +71,7 @@ def _attribute(key: str, value: Value) -> str:
     name = key.rstrip("_").replace("_", "-")
     if value is True:
         return f" {name}"
-    return f' {name}="{escaped(short(value) if isinstance(value, float) else value)}"'
+    return f' {name}="{escape(short(value) if isinstance(value, float) else value)}"'
 
 
 def _each(children: Iterable[Child]) -> Iterable[str]:
@@ -79,6 +79,6 @@ def _each(children: Iterable[Child]) -> Iterable[str]:
         if child is None:
             continue
         if isinstance(child, str | int | float):
-            yield escaped(child)
+            yield escape(child)
         else:
             yield from _each(child)

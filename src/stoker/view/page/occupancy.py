@@ -1,4 +1,4 @@
-"""Where the time goes: the trainer's, the workers', and what each stage does of it."""
+"""Charts of where the time goes: training loop, workers, and stages."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Sequence
 from stoker.bench.reckoning import reckoned
 from stoker.bench.run import STAGES, Run, Stats
 from stoker.foundation.text import UNKNOWN, format_duration, format_number, format_percent
-from stoker.view.page.frame import barred, figure, legend, missing, table
-from stoker.view.page.markup import Child, Markup, joined, short, tag
+from stoker.view.page.frame import figure, labeled_bar, legend, missing, table
+from stoker.view.page.markup import Child, Markup, join, short, tag
 
 Named = tuple[str, Stats, Run | None]
-"""Stats, what they are called beside others, or nothing if there are no others; and the run, if it was watched."""
+"""Name (empty if there is only one), stats, and the run, if it was watched."""
 
 MEANINGS = {
-    "read": "samples are read; waiting is whoever reads and has nothing to do",
-    "transform": "samples are transformed, as far as the dataset tells it apart from reading",
-    "collate": "samples are put together into a batch",
-    "hand-over": "batches are packed and unpacked between processes; waiting is ready batches, in the queue",
-    "copy": "batches are copied to the device, by the trainer",
-    "wait": "the trainer waits for a batch",
+    "read": "reading samples; waiting: workers are idle",
+    "transform": "transforming samples, if the dataset separates it from reading",
+    "collate": "collating samples into a batch",
+    "hand-over": "passing batches between processes; waiting: ready batches in the queue",
+    "copy": "copying batches to the device, in the training loop",
+    "wait": "the training loop waits for a batch",
 }
 
 _PARTS = (("read", "load"), ("transform", "turn"), ("collate", "send"), ("hand-over", "other"))
 
 
 def occupancy(subjects: Sequence[Named]) -> Markup:
-    """Return the shares of the trainer's and of the workers' time, of the run's, and a table of the stages."""
+    """Return the time shares of training loop, workers and run, and a table of the stages."""
     drawn = [_shares(name, stats, run) for name, stats, run in subjects]
     if not any(drawn):
-        return figure("Where the time goes", missing("No stage was timed, so there are no shares to show."))
+        return figure("Where the time goes", missing("No stage was timed, so there are no time shares."))
     return figure(
         "Where the time goes",
         *drawn,
@@ -39,13 +39,13 @@ def occupancy(subjects: Sequence[Named]) -> Markup:
 
 
 def _lead(subjects: Sequence[Named]) -> str:
-    told = (
-        "The time in the loop is that from asking for the first batch of an iteration to having its last one. "
-        "A trainer should be in its step; workers may well be idle. "
+    text = (
+        "The time in the loop runs from requesting the first batch of an iteration to receiving its last one. "
+        "The training loop should spend it in steps; idle workers are fine. "
     )
     if any(run is not None for *_, run in subjects):
-        return told + "Starting, other loops, and what comes between iterations are in the bar of the whole run alone."
-    return told + "What the trainer did outside the loop, before it, after it or between iterations, is not told here."
+        return text + "Start-up, other loops, and time between iterations appear only in the bar of the whole run."
+    return text + "Time outside the loop (before it, after it, between iterations) is not shown here."
 
 
 def _shares(name: str, stats: Stats, run: Run | None) -> Child:
@@ -55,65 +55,65 @@ def _shares(name: str, stats: Stats, run: Run | None) -> Child:
     stages = stats.stages
     at_work = [(stage, kind, stages[stage].busy_seconds) for stage, kind in _PARTS if stage in stages]
     idle = stages["read"].waiting_seconds if "read" in stages else 0.0
-    makers = [*at_work, ("nothing to do", "rail", idle)]
-    who = "workers" if stats.workers else "threads" if stats.engine == "threads" else "making batches"
+    makers = [*at_work, ("idle", "rail", idle)]
+    who = "workers" if stats.workers else "threads" if stats.engine == "threads" else "loading"
     of = name and f", {name}"
     in_loop = format_duration(stats.seconds)
-    several = f", of {len(stats.workers):,} together" if len(stats.workers) > 1 else ""
+    several = f", {len(stats.workers):,} together" if len(stats.workers) > 1 else ""
     bars = [
-        _stacked(f"trainer{of}: {in_loop} in the loop", trainer, note=_without_firsts(stats)),
-        _stacked(f"{who}{of}: the same {in_loop}{several}", makers, note=_at_work_without_firsts(stats)),
+        _draw_stack(f"trainer{of}: {in_loop} in the loop", trainer, note=_wait_share_note(stats)),
+        _draw_stack(f"{who}{of}: the same {in_loop}{several}", makers, note=_work_share_note(stats)),
     ]
     if not any(bars):
         return None
     if run is not None:
-        bars.append(_stacked(f"the whole run{of}: {format_duration(run.seconds)}", _whole_run(stats, run)))
-    return joined(*bars)
+        bars.append(_draw_stack(f"the whole run{of}: {format_duration(run.seconds)}", _whole_run(stats, run)))
+    return join(*bars)
 
 
-def _without_firsts(stats: Stats) -> str:
-    """Return the share of waiting that is told elsewhere, which is of another whole than the bar's."""
+def _wait_share_note(stats: Stats) -> str:
+    """Return a note on the share of waiting shown elsewhere, which has another denominator than the bar."""
     if not stats.first_batch_seconds or not stats.batch_seconds.num:
         return ""
     return (
-        f"Of the time from batch to batch alone, without first batches, {format_percent(stats.wait_share)} is waiting: "
-        "figures and the verdict's reasons tell that share."
+        f"Without first batches, {format_percent(stats.wait_share)} of the time from batch to batch is waiting: "
+        "the share in the figures and in the verdict's reasons."
     )
 
 
-def _at_work_without_firsts(stats: Stats) -> str:
+def _work_share_note(stats: Stats) -> str:
     share = reckoned(stats).occupancy if stats.workers and stats.batch_seconds.num else 0.0
     if not share:
         return ""
     return (
-        f"Of the time from batch to batch alone, without first batches, their work fills {format_percent(share)}: the "
-        "verdict's reasons tell that share."
+        f"Without first batches, they are busy {format_percent(share)} of the time from batch to batch: "
+        "the share in the verdict's reasons."
     )
 
 
 def _whole_run(stats: Stats, run: Run) -> list[tuple[str, str, float]]:
     others = sum(one.seconds for one in run.loaders if one.rank == stats.rank) - stats.seconds
-    others = min(others, max(0.0, run.seconds - stats.seconds))  # loops within loops are counted once
+    others = min(others, max(0.0, run.seconds - stats.seconds))  # count nested loops once
     return [
         ("in this loop", "other", stats.seconds),
         ("in other loops", "turn", others),
-        ("outside of loops", "rail", max(0.0, run.seconds - stats.seconds - others)),
+        ("outside loops", "rail", max(0.0, run.seconds - stats.seconds - others)),
     ]
 
 
-def _stacked(name: str, parts: Sequence[tuple[str, str, float]], *, note: str = "") -> Child:
-    """Return one bar of several parts, with a legend that tells each part's share of the bar."""
+def _draw_stack(name: str, parts: Sequence[tuple[str, str, float]], *, note: str = "") -> Child:
+    """Return a stacked bar, with a legend of the share of each part."""
     whole = sum(value for _, _, value in parts)
     if not whole > 0:
         return None
     at = 0.0
     rects: list[Child] = []
-    told = []
+    entries = []
     for what, kind, value in parts:
         if value <= 0:
             continue
         share = value / whole
-        told.append((kind, f"{what} {format_percent(share)}"))
+        entries.append((kind, f"{what} {format_percent(share)}"))
         rects.append(
             tag(
                 "rect",
@@ -125,12 +125,12 @@ def _stacked(name: str, parts: Sequence[tuple[str, str, float]], *, note: str = 
             )
         )
         at += share
-    label = f"{name}: {', '.join(text for _, text in told)}"
+    label = f"{name}: {', '.join(text for _, text in entries)}"
     return tag(
         "div",
         tag("h4", name),
         tag("svg", tag("title", label), *rects, role="img", class_="shares"),
-        legend(*told),
+        legend(*entries),
         tag("p", note, class_="note") if note else None,
         class_="stacked",
     )
@@ -144,15 +144,15 @@ def _stages(name: str, stats: Stats) -> Markup:
         busy, waiting = stats.stages[stage].busy_seconds, stats.stages[stage].waiting_seconds
         rows.append(
             (
-                joined(stage, tag("small", MEANINGS.get(stage))),
-                barred(busy / most, "load", format_duration(_each(busy, stats))) if busy else UNKNOWN,
+                join(stage, tag("small", MEANINGS.get(stage))),
+                labeled_bar(busy / most, "load", format_duration(_each(busy, stats))) if busy else UNKNOWN,
                 format_number(busy / stats.seconds) if stats.seconds and busy else UNKNOWN,
-                barred(waiting / most, "wait", format_duration(_each(waiting, stats))) if waiting else UNKNOWN,
+                labeled_bar(waiting / most, "wait", format_duration(_each(waiting, stats))) if waiting else UNKNOWN,
                 format_number(waiting / stats.seconds) if stats.seconds and waiting else UNKNOWN,
             )
         )
-    head = ("stage", "busy, per batch", "at work at a time", "waiting, per batch", "waiting at a time")
-    caption = f"Stages{name and f', {name}'}: time of all threads and workers together"
+    head = ("stage", "busy per batch", "mean busy", "waiting per batch", "mean waiting")
+    caption = f"Stages{name and f', {name}'}: time summed over all threads and workers"
     return table(head, rows, caption=caption, class_="stages folds")
 
 

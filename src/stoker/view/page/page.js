@@ -1,5 +1,5 @@
 "use strict";
-// What the page can do beside being read: tell what is under the mouse, copy code, and move through the timeline.
+// Interactive parts of the page: tooltips, copy buttons, and navigation of the timeline.
 // Nothing here is needed to understand the page; everything works by keys too.
 (() => {
   const all = (what, where = document) => [...where.querySelectorAll(what)];
@@ -12,8 +12,8 @@
     const rounded = Math.abs(Number(value.toPrecision(num)));  // 99.97 is 100, and not 100.0
     const size = rounded >= 1 ? String(Math.trunc(rounded)).length : 0;
     if (size >= num) return Math.round(value).toLocaleString("en-US");
-    const told = size ? value.toFixed(num - size) : String(Number(value.toPrecision(num)));
-    return told.includes(".") ? told.replace(/\.?0+$/, "") : told;
+    const text = size ? value.toFixed(num - size) : String(Number(value.toPrecision(num)));
+    return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
   };
   const duration = (seconds) => {
     const size = Math.abs(seconds);
@@ -75,10 +75,10 @@
     });
   }
 
-  // --- charts over one axis: what is told about the nearest place ---------------------------------------------------
+  // --- charts over one axis: the tooltip of the nearest place ---------------------------------------------------
   for (const script of all("script.points")) {
     const svg = script.parentElement.querySelector("svg.drawing");
-    const { x: places, told } = JSON.parse(script.textContent);
+    const { x: places, texts } = JSON.parse(script.textContent);
     if (!places.length) continue;
     silence(svg);
     const cursor = document.createElementNS(SVG, "line");
@@ -92,7 +92,7 @@
       cursor.setAttribute("x1", 100 * places[at] + "%");
       cursor.setAttribute("x2", 100 * places[at] + "%");
       svg.append(cursor);
-      show(told[at], box.left + places[at] * box.width, y ?? box.top + 12);
+      show(texts[at], box.left + places[at] * box.width, y ?? box.top + 12);
     };
     const leave = () => { cursor.remove(); hide(); };
     const nearest = (share) => {
@@ -117,7 +117,7 @@
       if (moved === undefined) return;
       event.preventDefault();
       choose(clamp(moved, 0, last));
-      svg.setAttribute("aria-label", told[chosen]);
+      svg.setAttribute("aria-label", texts[chosen]);
     });
   }
 
@@ -142,7 +142,7 @@
     const went = Float64Array.from(known, (at) => Math.max(handed[at], sent[at])).sort();
     const START = laps.begin / 1e6, END = Math.max(laps.end / 1e6, START + 1e-6);
     const lane = Number(root.dataset.lane), lanes = laps.lanes.length;
-    const ahead = root.dataset.ahead === "yes";  // batches are made before they are asked for
+    const ahead = root.dataset.ahead === "yes";  // batches are loaded before they are requested
     const top = { step: 0, wait: ROW + 2, ready: 2 * (ROW + 2) + BETWEEN };
     top.lanes = top.ready + (ahead ? READY + BETWEEN : 0);
     const overview = root.querySelector("svg.overview"), detail = root.querySelector("svg.detail");
@@ -197,7 +197,7 @@
       }
       return paths;
     };
-    const shares = (x, width) => {  // too many to be told apart: which part of each column is what
+    const shares = (x, width) => {  // too many to draw: the share of each column
       const each = 2, count = Math.ceil(width / each);
       const rows = { step: new Float32Array(count), wait: new Float32Array(count) };
       const making = Array.from({ length: lanes }, () => new Float32Array(count));
@@ -212,12 +212,12 @@
         if (laps.lane[at] >= 0) cover(making[laps.lane[at]], began[at], made[at]);
       }
       const path = (row, y, height) => {
-        let told = "";
+        let path = "";
         for (let at = 0; at < count; at++) {
           const tall = Math.min(1, row[at]) * height;
-          if (tall > 0.2) told += `M${at * each} ${(y + height - tall).toFixed(1)}h${each}v${tall.toFixed(1)}h-${each}z`;
+          if (tall > 0.2) path += `M${at * each} ${(y + height - tall).toFixed(1)}h${each}v${tall.toFixed(1)}h-${each}z`;
         }
-        return told;
+        return path;
       };
       const height = lane - (lane >= 12 ? 3 : 1);
       return {
@@ -286,15 +286,15 @@
       return "";
     };
     const about = (at) => {
-      const told = [];
+      const parts = [];
       if (laps.lane[at] >= 0) {
-        told.push(`made by ${maker(at)} in ${duration(made[at] - began[at])}`);
+        parts.push(`loaded by ${maker(at)} in ${duration(made[at] - began[at])}`);
         const early = asked[at] - sent[at];
-        told.push(early >= 0 ? `ready ${duration(early)} before it was asked for` : `ready ${duration(-early)} after it was asked for`);
+        parts.push(early >= 0 ? `ready ${duration(early)} before the request` : `ready ${duration(-early)} after the request`);
       }
-      told.push(`waited for ${duration(handed[at] - asked[at])}`);
-      if (!Number.isNaN(stepped[at])) told.push(`step ${duration(stepped[at] - handed[at])}`);
-      return `Batch ${(laps.first + at).toLocaleString("en-US")}: ${told.join(", ")}.`;
+      parts.push(`waited for ${duration(handed[at] - asked[at])}`);
+      if (!Number.isNaN(stepped[at])) parts.push(`step ${duration(stepped[at] - handed[at])}`);
+      return `Batch ${(laps.first + at).toLocaleString("en-US")}: ${parts.join(", ")}.`;
     };
     const pick = (event) => {
       const box = detail.getBoundingClientRect();

@@ -1,18 +1,18 @@
-"""Ranks side by side, with the slowest one named."""
+"""Table of ranks, with the slowest one marked."""
 
 from __future__ import annotations
 
 from stoker.foundation.text import UNKNOWN, format_count, format_duration, format_number, format_percent
 from stoker.view.page.frame import figure, legend, table
-from stoker.view.page.markup import Child, Markup, joined, short, tag
+from stoker.view.page.markup import Child, Markup, join, short, tag
 from stoker.view.page.subject import Group, Loader
 
 CLEAR = 1.1
-"""How many times as long as the middle of all ranks the slowest has to wait, for its being slow to mean something."""
+"""Minimum ratio of the slowest rank's wait to the median, to call it slow."""
 
 
 def ranks(group: Group, *, of: str = "") -> Markup | None:
-    """Return all ranks of a loader: step and wait of each, and what else differs. None if there is one alone."""
+    """Return a table of the ranks of a loader: step, wait and other differences; None if there is only one rank."""
     if len(group.loaders) < 2:
         return None
     slowest = group.slowest
@@ -27,7 +27,7 @@ def ranks(group: Group, *, of: str = "") -> Markup | None:
         "wait p99",
         "waiting",
         "stalls",
-        "making p50",
+        "loading p50",
     )
     return figure(
         f"Ranks of {group.name}{of}",
@@ -40,12 +40,12 @@ def ranks(group: Group, *, of: str = "") -> Markup | None:
 def _lead(group: Group) -> Child:
     slowest = group.slowest
     if not _is_clear(group):
-        return f"All {len(group.loaders)} ranks wait for data about equally long."
+        return f"All {len(group.loaders)} ranks wait about equally long for data."
     wait = slowest.stats.wait_seconds.mean
-    return joined(
+    return join(
         tag("strong", f"Rank {slowest.stats.rank} is the slowest"),
-        f": it waits {format_duration(wait)} per batch for data, the others {format_duration(_others(group))}. In a "
-        "synchronous step all others wait for it.",
+        f": it waits {format_duration(wait)} per batch for data, the others {format_duration(_others(group))}. In "
+        "synchronous training all others wait for it.",
     )
 
 
@@ -55,7 +55,7 @@ def _others(group: Group) -> float:
 
 
 def _is_clear(group: Group) -> bool:
-    """Whether the slowest rank is slower by more than chance: a tenth, and a hundredth of a batch's time."""
+    """Return whether the slowest rank is clearly slower: by 10%, and by 1% of the time per batch."""
     slowest = group.slowest
     wait = slowest.stats.wait_seconds.mean
     return wait > CLEAR * _others(group) and wait - _others(group) > 0.01 * _period(slowest)
@@ -80,7 +80,7 @@ def _row(loader: Loader, most: float, *, is_slowest: bool) -> tuple[Child, ...]:
         role="img",
     )
     return (
-        joined(f"rank {stats.rank}", tag("strong", "slowest", class_="badge") if is_slowest else None),
+        join(f"rank {stats.rank}", tag("strong", "slowest", class_="badge") if is_slowest else None),
         tag("span", drawn, tag("span", f"{format_duration(step)} + {format_duration(wait)}"), class_="barred long"),
         format_number(stats.samples_per_second),
         format_duration(stats.step_seconds.p50),

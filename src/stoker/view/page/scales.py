@@ -1,4 +1,4 @@
-"""From values to places on a drawing, and the round values that are written beside it."""
+"""Map values to positions on a chart, and choose round tick values."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from math import ceil, floor, log10
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Places of values between two ends, from 0 to 1; values outside go to the nearer end."""
+    """Maps values between two ends to 0..1; values outside are clamped."""
 
     low: float
     high: float
     is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return where a value lies."""
+        """Return the position of a value."""
         low, high = (log10(self.low), log10(self.high)) if self.is_log else (self.low, self.high)
         at = (log10(value) if value > 0 else low) if self.is_log else value
         return min(1.0, max(0.0, (at - low) / (high - low))) if high > low else 0.0
 
     def ticks(self, about: int = 5) -> list[float]:
-        """Return round values between the ends, about so many."""
+        """Return about that many round values between the ends."""
         return _decades(self.low, self.high, about) if self.is_log else _steps(self.low, self.high, about)
 
 
 def reaching(value: float) -> Scale:
-    """Return a scale from 0 to a value, or to 1 if that is nothing."""
+    """Return a scale from 0 to a value, or to 1 if the value is 0."""
     return Scale(0.0, value if value > _NOTHING else 1.0)
 
 
 _NOTHING = 1e-30
-"""Ends that are nearer to each other than this are the same."""
+"""Ends closer than this count as equal."""
 
 
 def _steps(low: float, high: float, about: int) -> list[float]:
@@ -43,7 +43,7 @@ def _steps(low: float, high: float, about: int) -> list[float]:
 
 
 def round_step(raw: float) -> float:
-    """Return the next number of the kind 1, 2, 5, 10, 20 ... that is not below one."""
+    """Round up to the next of 1, 2, 5, 10, 20 ..."""
     power = 10.0 ** floor(log10(raw))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
 
@@ -51,7 +51,7 @@ def round_step(raw: float) -> float:
 def byte_ticks(high: float, about: int = 4) -> list[float]:
     """Return round numbers of bytes from 0 to `high`."""
     step = round_step(high / about)
-    if step * 2 > high:  # a tick at 0 alone would tell nothing
+    if step * 2 > high:  # a tick only at 0 is useless
         step /= 2
     return [number * step for number in range(int(high / step + 1e-9) + 1)]
 
@@ -60,7 +60,7 @@ _TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 
 
 
 def time_ticks(low: float, high: float, about: int = 6) -> tuple[list[float], float]:
-    """Return round times between two, of seconds, minutes or hours, and what lies between two of them."""
+    """Return round times between two (in seconds, minutes or hours), and their spacing."""
     if not high - low > _NOTHING:
         return [low], 1.0
     raw = (high - low) / max(1, about)

@@ -1,4 +1,4 @@
-"""What the loader was told, what "auto" decided, how batches came to the device, what kind of machine it was."""
+"""Tables of loader settings, decisions of "auto", copies to the device, and machine facts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from stoker.bench.run import Stats
 from stoker.foundation.text import format_bytes, format_count, format_duration, format_number, format_percent
-from stoker.view.page.comparison import OF_WATCHING, setting_told
+from stoker.view.page.comparison import OF_WATCHING, format_setting
 from stoker.view.page.frame import figure, table
 from stoker.view.page.markup import Child, Markup, tag
 from stoker.view.page.subject import Subject
 
 
 def decisions(stats: Stats, *, of: str = "") -> Markup | None:
-    """Return what "auto" has decided, in order; None if nothing."""
+    """Return the decisions of "auto", in order; None if there are none."""
     if not stats.decisions:
         return None
     return figure(
@@ -24,22 +24,22 @@ def decisions(stats: Stats, *, of: str = "") -> Markup | None:
 
 
 def copies(stats: Stats, *, of: str = "") -> Markup | None:
-    """Return how batches came to the device; None if that was not seen."""
+    """Return statistics of copies to the device; None if there are none."""
     seen = stats.copies
     if seen is None or not seen.num:
         return None
     rows = [
         ("copies to the device", format_count(seen.num)),
-        ("from ordinary memory, not page-locked", _of_all(seen.num_pageable, seen.num)),
-        ("for which the trainer waited", _of_all(seen.num_blocking, seen.num)),
-        ("time of the trainer", format_duration(seen.seconds)),
-        ("time of one copy, on the device", format_duration(seen.device_seconds)),
+        ("from pageable memory, not pinned", _of_all(seen.num_pageable, seen.num)),
+        ("that blocked the training loop", _of_all(seen.num_blocking, seen.num)),
+        ("time in the training loop", format_duration(seen.seconds)),
+        ("time per copy, on the device", format_duration(seen.device_seconds)),
     ]
     return figure(f"Copies to the device{of}", table(("", ""), rows, caption="Copies"))
 
 
 def settings_tables(subject: Subject) -> Markup:
-    """Return all settings and facts of a run, folded away."""
+    """Return all settings and facts of a run, collapsed."""
     tables: list[Child] = []
     if subject.run.machine:
         tables.append(_table("Machine", subject.run.machine))
@@ -51,12 +51,12 @@ def settings_tables(subject: Subject) -> Markup:
             "batches": stats.num_batches,
             "samples": stats.num_samples,
             "iterations": stats.num_iterations,
-            "bytes of all batches": format_bytes(stats.num_bytes) if stats.num_bytes else None,
-            "batches ready when asked": None if stats.queue_depth is None else format_number(stats.queue_depth),
-            "asks at which none was ready": None
+            "total bytes": format_bytes(stats.num_bytes) if stats.num_bytes else None,
+            "queue depth, mean": None if stats.queue_depth is None else format_number(stats.queue_depth),
+            "requests with an empty queue": None
             if stats.queue_empty_share is None
             else format_percent(stats.queue_empty_share),
-            "batches that had come before": None
+            "batches before this iteration": None
             if stats.duplicate_share is None
             else format_percent(stats.duplicate_share),
             "imports": None if stats.import_seconds is None else format_duration(stats.import_seconds),
@@ -72,7 +72,7 @@ def settings_tables(subject: Subject) -> Markup:
 
 
 def _table(name: str, values: Mapping[str, Any]) -> Markup:
-    rows = [(key, setting_told(key, value)) for key, value in values.items()]
+    rows = [(key, format_setting(key, value)) for key, value in values.items()]
     return table(("", ""), rows, caption=name, class_="words", num_words=2)
 
 

@@ -1,4 +1,4 @@
-"""A run made ready for drawing: its loaders by name, ranks side by side, and the one that the page is mostly about."""
+"""A run prepared for the page: its loaders by name, grouped by rank, and the main one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from stoker.bench.run import Run, Stats
 from stoker.view.page.times import Batches, batches_of
 
 MOST_BATCHES = 16_384
-"""Batches that a page holds one by one, all loaders together: a megabyte or so."""
+"""Batches that a page holds individually, over all loaders: about a megabyte."""
 
 MOST_OTHERS = 8
-"""Loaders beside the leading one that are drawn: hundreds of ranks would make a file of tens of megabytes."""
+"""Loaders drawn besides the main one: hundreds of ranks would make a file of tens of megabytes."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,18 @@ class Loader:
 
     stats: Stats
     name: str
-    """What it is called on the page, with its rank if there are several."""
+    """Display name, with its rank if there are several."""
     run_began: float | None
     most: int
 
     @cached_property
     def batches(self) -> Batches | None:
-        """Its latest batches; None if they were not kept."""
+        """The latest batches; None if they were not recorded."""
         return batches_of(self.stats, run_began=self.run_began, most=self.most)
 
     @property
     def rank_name(self) -> str:
-        """What its rank is called."""
+        """Display name of the rank."""
         return f"rank {self.stats.rank}"
 
 
@@ -46,28 +46,28 @@ class Group:
 
     @cached_property
     def slowest(self) -> Loader:
-        """The rank whose trainer waits longest for data: the others wait for it too, but in their step."""
+        """The rank that waits longest for data; the others wait for it in their step."""
         return max(self.loaders, key=lambda one: (one.stats.wait_seconds.mean, one.stats.batch_seconds.mean))
 
     @property
     def seconds(self) -> float:
-        """How long it was in use, in the rank that used it longest."""
+        """Time in use, in the rank that used it longest."""
         return max(one.stats.seconds for one in self.loaders)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A run, what is said about it, and what it is called on the page."""
+    """A run, its diagnosis, and its display name."""
 
     run: Run
     diagnosis: Diagnosis
     name: str
     parts: list[Run] = field(default_factory=list)
-    """The files it came in, if several: one for each rank or machine."""
+    """The parts of the run, one per file, if it was recorded by several ranks or machines."""
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Its loaders, the one that was in use longest first."""
+        """The loaders, the one in use longest first."""
         by_key: dict[tuple[str, int], list[Stats]] = {}
         for stats in self.run.loaders:
             alike = [key for key, known in by_key.items() if key[0] == stats.name]
@@ -78,30 +78,30 @@ class Subject:
         most = MOST_BATCHES // max(1, min(len(self.run.loaders), 1 + MOST_OTHERS))
         groups = []
         for (name, number), found in by_key.items():
-            told = name or _kind(found[0])
+            label = name or _kind(found[0])
             several = number or (num_unnamed > 1 and not name)
-            told = f"{told} {number + 1}" if several else told
+            label = f"{label} {number + 1}" if several else label
             found.sort(key=lambda one: one.rank)
             loaders = [
                 Loader(
                     one,
-                    f"{told}, rank {one.rank}" if len(found) > 1 else told,
+                    f"{label}, rank {one.rank}" if len(found) > 1 else label,
                     self.run.began,
                     most,
                 )
                 for one in found
             ]
-            groups.append(Group(told, loaders))
+            groups.append(Group(label, loaders))
         return sorted(groups, key=lambda group: -group.seconds)
 
     @cached_property
     def lead(self) -> Loader | None:
-        """The loader that the page is mostly about: in use longest, in its slowest rank. None if there is none."""
+        """The main loader of the page: in use longest, in its slowest rank; None if there is none."""
         return self.groups[0].slowest if self.groups else None
 
     @property
     def others(self) -> list[Loader]:
-        """All loaders but the leading one: the slowest rank of each, then others, those that wait longest first."""
+        """All loaders except the main one: the slowest rank of each, then the others, longest wait first."""
         firsts = [group.slowest for group in self.groups]
         rest = [one for group in self.groups for one in group.loaders if one not in firsts]
         rest.sort(key=lambda one: -one.stats.wait_seconds.mean)
@@ -109,17 +109,17 @@ class Subject:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody has looked at the run from outside, and not its loaders alone at themselves."""
+        """Whether the run was sampled from outside, not only counted by its loaders."""
         return bool(self.run.moments) or self.run.began is not None
 
     @property
     def title(self) -> str:
-        """What was run."""
+        """Title of the run."""
         return self.run.title or "A run"
 
 
 def trainers_of(run: Run) -> str:
-    """Return what is called the trainer in a run's moments: that of every rank that was seen."""
+    """Return the label of the trainer process in a run's moments: one process per recorded rank."""
     num_ranks = len({stats.rank for stats in run.loaders})
     return f"trainers of all {num_ranks:,} ranks" if num_ranks > 1 else "trainer"
 

@@ -1,6 +1,6 @@
-"""The timeline of batches: all of them as shares of time, and some one by one; the page's script moves and zooms.
+"""Timeline of batches: an overview of all, and a detail of some; the page's script scrolls and zooms.
 
-Without the script, a reader sees the whole above and the stretch around the longest wait below it.
+Without the script, the page shows the overview and, below it, the detail around the longest wait.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from stoker.foundation.text import UNKNOWN, format_count, format_duration, format_percent
-from stoker.view.page.frame import columns, data, figure, legend, missing, stretched, table, time_axis, x_labels
-from stoker.view.page.markup import Child, Markup, joined, short, tag
+from stoker.view.page.frame import columns, data, figure, legend, missing, stretch, table, time_axis, x_labels
+from stoker.view.page.markup import Child, Markup, join, short, tag
 from stoker.view.page.scales import Scale
 from stoker.view.page.subject import Loader
-from stoker.view.page.times import Batches, busy_share, encoded, num_ready
+from stoker.view.page.times import Batches, busy_share, num_ready, to_script_data
 
 NUM_SHOWN = 64
-"""Batches that are drawn one by one at first."""
+"""Batches in the initial detail view."""
 
 NUM_COLUMNS = 320
-"""Columns of the drawing of all batches."""
+"""Columns of the overview."""
 
 ROW, READY, GAP = 20, 40, 8
-"""Heights of the trainer's rows, of the batches that are ready, and of what is between, in pixels."""
+"""Heights of the trainer's rows, of the ready batches, and of the gaps, in pixels."""
 
 OVERVIEW = 44
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What is drawn where, from the top, in pixels."""
+    """Vertical positions, from the top, in pixels."""
 
     lane: float
     num_lanes: int
@@ -64,14 +64,14 @@ def timeline(loader: Loader, *, ident: str, of: str = "") -> Markup:
     title = f"Timeline of batches{of}"
     batches = loader.batches
     if batches is None:
-        return figure(title, missing("No batches were kept one by one, so there is no timeline."))
+        return figure(title, missing("No individual batches were recorded, so there is no timeline."))
     num_lanes = len(batches.lanes)
     layout = _Layout(
         lane=18 if num_lanes <= 8 else 12 if num_lanes <= 16 else 8, num_lanes=num_lanes, has_ready=batches.is_ahead
     )
     begin, end, what = _first_window(batches)
     first, last = (int(np.searchsorted(batches.handed, at)) for at in (begin, end))
-    lead = joined(
+    lead = join(
         f"{format_count(len(batches), 'batch', 'batches')}"
         f"{f' (the latest of {loader.stats.num_batches:,})' if batches.first else ''}"
         f" over {format_duration(batches.end - batches.begin)}.",
@@ -85,14 +85,14 @@ def timeline(loader: Loader, *, ident: str, of: str = "") -> Markup:
             "div",
             _tools(),
             legend(
-                ("step", "step: the trainer's own time"),
-                ("wait", "wait: the trainer has no batch"),
-                *((("load", "a batch is made"), ("send", "and sent")) if num_lanes else ()),
+                ("step", "step: training code"),
+                ("wait", "wait: no batch ready"),
+                *((("load", "loading a batch"), ("send", "sending it")) if num_lanes else ()),
             ),
             _overview(batches, begin, end),
             _detail(batches, begin, end, layout),
             tag("p", class_="readout", aria_live="polite", hidden=True),
-            data("laps", encoded(batches)),
+            data("laps", to_script_data(batches)),
             class_="timeline",
             id=ident,
             data_begin=f"{begin:.6f}",
@@ -100,7 +100,7 @@ def timeline(loader: Loader, *, ident: str, of: str = "") -> Markup:
             data_lane=layout.lane,
             data_ahead="yes" if layout.has_ready else None,
         ),
-        tag("p", f"{batches.num_left_out} more lanes are not drawn.", class_="missing")
+        tag("p", f"{batches.num_left_out} more lanes are not shown.", class_="missing")
         if batches.num_left_out
         else None,
         lead=lead,
@@ -109,7 +109,7 @@ def timeline(loader: Loader, *, ident: str, of: str = "") -> Markup:
 
 
 def _tools() -> Markup:
-    """Return buttons that work with the page's script only, and are shown by it."""
+    """Return the buttons, which the page's script shows and handles."""
     buttons = (
         ("earlier", "\N{LEFTWARDS ARROW}", "Earlier"),
         ("later", "\N{RIGHTWARDS ARROW}", "Later"),
@@ -123,22 +123,22 @@ def _tools() -> Markup:
         [tag("button", text, type="button", data_do=do, aria_label=label, title=label) for do, text, label in buttons],
         tag(
             "span",
-            "drag in the strip, or turn the wheel with Ctrl; arrow keys, + and \N{MINUS SIGN} when it has the focus",
+            "drag in the strip, or Ctrl + mouse wheel; arrow keys, + and \N{MINUS SIGN} when focused",
             class_="hint",
         ),
         class_="tools",
         role="group",
-        aria_label="Part of the timeline that is shown",
+        aria_label="Visible part of the timeline",
         hidden=True,
     )
 
 
 def _first_window(batches: Batches) -> tuple[float, float, str]:
-    """Return the stretch that is drawn at first, and what it is."""
+    """Return the initial time window, and its description."""
     if len(batches) <= 2 * NUM_SHOWN:
         return batches.begin, batches.end, ""
     waits = batches.waits.copy()
-    waits[0] = 0.0  # the first batch's is told elsewhere, and there is nothing before it to see
+    waits[0] = 0.0  # the first wait is reported elsewhere, and nothing precedes it
     longest = int(np.argmax(waits))
     typical = float(np.median(batches.periods)) if len(batches.periods) else 0.0
     is_stall = float(waits[longest]) > max(1e-3, 0.25 * typical)
@@ -146,8 +146,8 @@ def _first_window(batches: Batches) -> tuple[float, float, str]:
     first = min(max(0, middle - NUM_SHOWN // 2), len(batches) - NUM_SHOWN)
     last = first + NUM_SHOWN - 1
     end = batches.stepped[last] if np.isfinite(batches.stepped[last]) else batches.handed[last]
-    told = f", around the longest wait ({format_duration(float(waits[longest]))})" if is_stall else ", from the middle"
-    return float(batches.asked[first]), float(end), told
+    label = f", around the longest wait ({format_duration(float(waits[longest]))})" if is_stall else ", from the middle"
+    return float(batches.asked[first]), float(end), label
 
 
 def _overview(batches: Batches, begin: float, end: float) -> Markup:
@@ -163,10 +163,10 @@ def _overview(batches: Batches, begin: float, end: float) -> Markup:
             "svg",
             tag(
                 "title",
-                f"Shares of the trainer's time over all batches: step from below, wait from above. "
-                f"{format_percent(float(waits.mean()))} of what is drawn is waiting, first batches among it.",
+                f"Shares of time over all batches: step from below, wait from above. "
+                f"{format_percent(float(waits.mean()))} is waiting, including first batches.",
             ),
-            stretched(
+            stretch(
                 tag("path", d=columns(places, steps.tolist(), height=OVERVIEW), class_="step"),
                 tag("path", d=columns(places, (1 - waits).tolist(), height=OVERVIEW, base=1.0), class_="wait"),
                 height=OVERVIEW,
@@ -191,7 +191,7 @@ def _overview(batches: Batches, begin: float, end: float) -> Markup:
 def _detail(batches: Batches, begin: float, end: float, layout: _Layout) -> Markup:
     scale = Scale(begin, end)
     ready, most_ready = _ready(batches, scale, layout)
-    marks = joined(_trainer(batches, scale, layout), ready, _makings(batches, scale, layout))
+    marks = join(_trainer(batches, scale, layout), ready, _makings(batches, scale, layout))
     labels: list[tuple[float, str]] = [(layout.step + ROW / 2, "step"), (layout.wait + ROW / 2, "wait")]
     if layout.has_ready:
         labels.append((layout.ready + READY / 2, f"0\N{EN DASH}{most_ready:.0f} ready"))
@@ -213,7 +213,7 @@ def _detail(batches: Batches, begin: float, end: float, layout: _Layout) -> Mark
         ),
         tag(
             "svg",
-            tag("title", "Batches one by one: when each was made, when the trainer waited for it, and its step"),
+            tag("title", "Individual batches: loading, waiting and step of each"),
             tag("g", marks, class_="marks"),
             role="img",
             height=short(layout.height),
@@ -226,13 +226,13 @@ def _detail(batches: Batches, begin: float, end: float, layout: _Layout) -> Mark
     )
 
 
-def _block(scale: Scale, begin: float, end: float, y: float, height: float, kind: str, told: str) -> Child:
-    if not end >= scale.low or not begin <= scale.high:  # outside, or not known
+def _block(scale: Scale, begin: float, end: float, y: float, height: float, kind: str, label: str) -> Child:
+    if not end >= scale.low or not begin <= scale.high:  # outside the window, or unknown
         return None
     left, right = scale(begin), scale(end)
     return tag(
         "rect",
-        tag("title", told),
+        tag("title", label),
         x=f"{short(100 * left)}%",
         width=f"{short(100 * (right - left))}%",
         y=y,
@@ -252,7 +252,7 @@ def _trainer(batches: Batches, scale: Scale, layout: _Layout) -> Markup:
         step = f"{name}: step {format_duration(stepped - handed)}"
         drawn.append(_block(scale, asked, handed, layout.wait, ROW, "wait", wait))
         drawn.append(_block(scale, handed, stepped, layout.step, ROW, "step", step))
-    return joined(*drawn)
+    return join(*drawn)
 
 
 def _makings(batches: Batches, scale: Scale, layout: _Layout) -> Markup:
@@ -263,15 +263,15 @@ def _makings(batches: Batches, scale: Scale, layout: _Layout) -> Markup:
     for at in inside.tolist():
         y = layout.lanes + int(batches.lane[at]) * layout.lane
         began, made, sent = batches.began[at], batches.made[at], batches.sent[at]
-        told = f"batch {batches.first + at:,}: made in {format_duration(made - began)}"
-        made_of.append(_block(scale, began, made, y, height, "load", told))
+        label = f"batch {batches.first + at:,}: loaded in {format_duration(made - began)}"
+        made_of.append(_block(scale, began, made, y, height, "load", label))
         if sent > made:
             sent_of.append(_block(scale, made, sent, y, height, "send", f"sent in {format_duration(sent - made)}"))
-    return joined(*sent_of, *made_of)  # the next may be in the making while one is on its way
+    return join(*sent_of, *made_of)  # the next batch may be loading while one is being sent
 
 
 def _ready(batches: Batches, scale: Scale, layout: _Layout) -> tuple[Child, float]:
-    """Return how many batches were ready over time, and the most of them."""
+    """Return the number of ready batches over time, and its maximum."""
     if not layout.has_ready:
         return None, 0.0
     changes = np.unique(np.concatenate((batches.sent, batches.handed)))
@@ -282,7 +282,7 @@ def _ready(batches: Batches, scale: Scale, layout: _Layout) -> tuple[Child, floa
     path = columns([scale(at) for at in edges.tolist()], (depths / most).tolist(), height=READY)
     drawn = tag(
         "svg",
-        tag("title", f"Batches that are made and not yet handed over: {most:.0f} at the most"),
+        tag("title", f"Batches ready and not yet handed over: at most {most:.0f}"),
         tag("path", d=path, class_="ready"),
         viewBox=f"0 0 1000 {READY}",
         preserveAspectRatio="none",
@@ -295,7 +295,7 @@ def _ready(batches: Batches, scale: Scale, layout: _Layout) -> tuple[Child, floa
 
 
 def _longest(batches: Batches) -> Markup:
-    """Return the batches that were waited for longest."""
+    """Return a table of the longest waits."""
     order = np.argsort(-batches.waits, kind="stable")[:20].tolist()
     rows = [
         (
@@ -308,5 +308,5 @@ def _longest(batches: Batches) -> Markup:
         )
         for at in order
     ]
-    head = ("batch", "asked for at", "wait", "step", "made in", "by")
+    head = ("batch", "requested at", "wait", "step", "loaded in", "by")
     return table(head, rows, caption=f"The {format_count(len(rows), 'longest wait', 'longest waits')}")

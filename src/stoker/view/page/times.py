@@ -1,4 +1,4 @@
-"""The latest batches of a loader as columns of times, cleaned of what was not seen."""
+"""The latest batches of a loader as columns of times; unknown times are NaN."""
 
 from __future__ import annotations
 
@@ -13,84 +13,84 @@ from stoker.bench.run import Stats
 Times = NDArray[np.float64]
 
 MOST_LANES = 64
-"""Lanes that are drawn: more would not be told apart."""
+"""Maximum number of lanes drawn: more would be unreadable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """Batches in the order in which the trainer got them. Times are seconds since the run began; NaN if not known."""
+    """Batches in the order the training loop received them. Times are seconds since the run began; NaN if unknown."""
 
     first: int
-    """The number of the first one: those before it are not kept."""
+    """Number of the first batch; earlier ones were not kept."""
     asked: Times
     handed: Times
     stepped: Times
-    """When the trainer's step with it was over; NaN for the last one, and at the end of an iteration."""
+    """End of the step on each batch; NaN for the last one, and at the end of an iteration."""
     began: Times
     made: Times
     sent: Times
     lane: NDArray[np.int64]
-    """Where its making is drawn; -1 if that was not seen."""
+    """Lane in which loading is drawn; -1 if unknown."""
     lanes: list[str]
-    """Who works in each lane. Several lanes of one worker follow each other, the others of them without a name."""
+    """Worker name of each lane. Several lanes of one worker are adjacent; only the first is named."""
     num_left_out: int
-    """Lanes that are too many to be drawn."""
+    """Number of lanes beyond the maximum."""
     is_ahead: bool
-    """Whether some were made before they were asked for."""
+    """Whether some batches were loaded before they were requested."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of batches."""
         return len(self.asked)
 
     def maker(self, batch: int) -> str:
-        """Return who made a batch; nothing if that was not seen."""
+        """Return the worker that loaded a batch; empty if unknown."""
         named = [name for name in self.lanes[: int(self.lane[batch]) + 1] if name]
         return named[-1] if named else ""
 
     @property
     def begin(self) -> float:
-        """When the first thing happened."""
+        """Time of the first event."""
         return float(np.nanmin(np.append(self.began, self.asked[0])))
 
     @property
     def end(self) -> float:
-        """When the last thing happened."""
+        """Time of the last event."""
         return float(np.nanmax(np.concatenate((self.handed, self.stepped, self.sent))))
 
     @property
     def waits(self) -> Times:
-        """How long each was waited for."""
+        """Wait for each batch."""
         return self.handed - self.asked
 
     @property
     def later_waits(self) -> Times:
-        """Those of batches that were not the first of an iteration."""
+        """Waits, without the first batch of each iteration."""
         follows = ~np.isnan(self.stepped[:-1])
         return self.waits[1:][follows]
 
     @property
     def steps(self) -> Times:
-        """How long the step with each took, as far as known."""
+        """Duration of the step on each batch, where known."""
         steps = self.stepped - self.handed
         return steps[~np.isnan(steps)]
 
     @property
     def periods(self) -> Times:
-        """From having a batch to having the next one, within an iteration."""
+        """Time from one batch to the next, within an iteration."""
         follows = ~np.isnan(self.stepped[:-1])
         return np.diff(self.handed)[follows]
 
     @property
     def makings(self) -> Times:
-        """How long making each took, as far as known."""
+        """Loading time of each batch, where known."""
         makings = self.made - self.began
         return makings[~np.isnan(makings)]
 
 
 def batches_of(stats: Stats, *, run_began: float | None = None, most: int = 4096) -> Batches | None:
-    """Return the latest batches of a loader, `most` of them; None if none were kept.
+    """Return the latest `most` batches of a loader; None if none were recorded.
 
-    Where it is not known when the run began, times count from the first of these batches.
+    If the start of the run is unknown, times count from the first of these batches.
     """
     laps = stats.laps or {}
     asked, handed = _column(laps.get("asked")), _column(laps.get("handed"))
@@ -105,7 +105,7 @@ def batches_of(stats: Stats, *, run_began: float | None = None, most: int = 4096
     began, made = (np.where(is_seen, one, np.nan) for one in (began, made))
     sent = np.where(is_seen, np.fmax(sent, made), np.nan)
     stepped = np.append(asked[1:], np.nan)
-    # between iterations lies whatever else the trainer did: it is longer than any step that was counted as one
+    # time between iterations is not a step: it is longer than any step that was counted
     longest = stats.step_seconds.most
     is_step = (stepped >= handed) & ((stepped - handed <= longest * 1.001 + 1e-9) | (longest <= 0))
     stepped = np.where(is_step, stepped, np.nan)
@@ -137,7 +137,7 @@ def _column(values: Any, length: int | None = None) -> Times:
 
 
 def _lanes(worker: Times, began: Times, made: Times, *, engine: str) -> tuple[NDArray[np.int64], list[str], int]:
-    """Return a lane for each batch, so that no two are made at a time in one, and the lanes' names."""
+    """Assign a lane to each batch, so that loading does not overlap within a lane; return lanes and their names."""
     lane = np.full(len(worker), -1)
     names: list[str] = []
     is_seen = ~np.isnan(began)
@@ -156,7 +156,7 @@ def _lanes(worker: Times, began: Times, made: Times, *, engine: str) -> tuple[ND
 
 
 def busy_share(begins: Times, ends: Times, edges: Times) -> Times:
-    """Return for each span between two edges which part of it the stretches cover; they may not overlap."""
+    """Return the fraction of each bin covered by the intervals, which must not overlap."""
     is_known = ~(np.isnan(begins) | np.isnan(ends))
     begins, ends = begins[is_known], ends[is_known]
     if not len(begins):
@@ -170,15 +170,15 @@ def busy_share(begins: Times, ends: Times, edges: Times) -> Times:
 
 
 def num_ready(batches: Batches, at: Times) -> Times:
-    """Return how many batches were made and not handed over yet, at some times."""
+    """Return the number of batches that were ready and not yet handed over, at given times."""
     is_seen = ~np.isnan(batches.sent)
     came = np.sort(batches.sent[is_seen])
     went = np.sort(np.maximum(batches.handed, batches.sent)[is_seen])
     return (np.searchsorted(came, at, side="right") - np.searchsorted(went, at, side="right")).astype(np.float64)
 
 
-def encoded(batches: Batches) -> dict[str, object]:
-    """Return the batches for the page's script: whole microseconds, each from the time before; -1 for not known."""
+def to_script_data(batches: Batches) -> dict[str, object]:
+    """Return the batches for the page's script: integer microseconds, delta-encoded; -1 for unknown."""
 
     def micro(times: Times) -> list[int]:
         whole: list[int] = np.where(np.isnan(times), -1, np.round(np.maximum(times, 0) * 1e6)).astype(np.int64).tolist()

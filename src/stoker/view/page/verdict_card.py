@@ -1,17 +1,17 @@
-"""What the doctor says, first of all: the verdict in words, why, what there is to win, and what to write."""
+"""The diagnosis at the top of the page: verdict, evidence, possible gain and suggested changes."""
 
 from __future__ import annotations
 
 import re
 
 from stoker.bench.diagnosis import VERDICTS, Diagnosis
-from stoker.view.page.markup import Child, Markup, escaped, joined, tag
+from stoker.view.page.markup import Child, Markup, escape, join, tag
 
 _CODE = re.compile(r"`([^`\n]+)`")
 
 
 def card(diagnosis: Diagnosis, *, of: str = "", is_folded: bool = False) -> Markup:
-    """Return the verdict with its evidence, gain and advice; `is_folded` hides the evidence until somebody wants it."""
+    """Return the verdict with its evidence, gain and advice; `is_folded` collapses the evidence."""
     kind, sign = _mood(diagnosis)
     meaning = VERDICTS.get(diagnosis.verdict)
     return tag(
@@ -32,9 +32,9 @@ def card(diagnosis: Diagnosis, *, of: str = "", is_folded: bool = False) -> Mark
 
 
 def prose(text: str) -> Markup:
-    """Return a text that begins with a capital, and in which what stands between backquotes is code."""
+    """Capitalize a text and turn backquoted parts into code elements."""
     parts = _CODE.split(_capital(text))
-    return joined(*(tag("code", part) if at % 2 else escaped(part) for at, part in enumerate(parts)))
+    return join(*(tag("code", part) if at % 2 else escape(part) for at, part in enumerate(parts)))
 
 
 def _mood(diagnosis: Diagnosis) -> tuple[str, str]:
@@ -46,8 +46,8 @@ def _mood(diagnosis: Diagnosis) -> tuple[str, str]:
 
 
 def _name(verdict: str) -> str:
-    told = verdict if verdict.endswith("-bound") else verdict.replace("-", " ")
-    return _capital(told)
+    name = verdict if verdict.endswith("-bound") else verdict.replace("-", " ")
+    return _capital(name)
 
 
 def _capital(text: str) -> str:
@@ -59,46 +59,46 @@ def _gain(diagnosis: Diagnosis) -> Child:
         return None
     whole = ""
     if "of the time" in diagnosis.gain:
-        is_of_batches = diagnosis.verdict == "slow-rank"  # a rank is late by so much of each batch
-        whole = " (from batch to batch)" if is_of_batches else " (in the loop, first batches among it)"
-    return tag("p", tag("strong", "To win: "), prose(diagnosis.gain), whole, class_="gain")
+        is_of_batches = diagnosis.verdict == "slow-rank"  # a slow rank is late by that share of each batch
+        whole = " (from batch to batch)" if is_of_batches else " (in the loop, including first batches)"
+    return tag("p", tag("strong", "Possible gain: "), prose(diagnosis.gain), whole, class_="gain")
 
 
 def _reasons(diagnosis: Diagnosis, *, is_folded: bool) -> Child:
-    """Return the evidence, and what else was found."""
+    """Return the evidence, and other findings."""
     evidence = diagnosis.evidence
     of_the_time = any("of the time" in one for one in evidence)
-    told: list[Child] = []
+    parts: list[Child] = []
     if evidence:
-        told += [tag("h3", "Why"), tag("ul", [tag("li", prose(one)) for one in evidence])]
+        parts += [tag("h3", "Why"), tag("ul", [tag("li", prose(one)) for one in evidence])]
     if of_the_time:
-        told.append(
+        parts.append(
             tag(
                 "p",
-                "Here, the time of waiting and of being at work is that from batch to batch, without first batches.",
+                "Shares of waiting and busy time refer to the time from batch to batch, without first batches.",
                 class_="note",
             )
         )
-    told.append(_findings(diagnosis))
-    if not is_folded or not any(one is not None for one in told):
-        return joined(*told)
-    names = [name for name, is_there in (("why", evidence), ("what else was found", diagnosis.findings)) if is_there]
-    return tag("details", tag("summary", _capital(", and ".join(names))), *told)
+    parts.append(_findings(diagnosis))
+    if not is_folded or not any(one is not None for one in parts):
+        return join(*parts)
+    names = [name for name, is_there in (("why", evidence), ("other findings", diagnosis.findings)) if is_there]
+    return tag("details", tag("summary", _capital(", and ".join(names))), *parts)
 
 
 def _advice(diagnosis: Diagnosis) -> Child:
     if not diagnosis.advice:
         return None
-    return joined(tag("h3", "What to change"), tag("ol", [tag("li", advised(one)) for one in diagnosis.advice]))
+    return join(tag("h3", "Suggested changes"), tag("ol", [tag("li", format_advice(one)) for one in diagnosis.advice]))
 
 
-def advised(text: str) -> Markup:
-    """Return an advice, with a button for each piece of code in it, which the page's script makes work."""
+def format_advice(text: str) -> Markup:
+    """Format a suggestion, with a copy button for each piece of code, which the page's script handles."""
     parts = _CODE.split(_capital(text))
-    return joined(*(_copied(part) if at % 2 else escaped(part) for at, part in enumerate(parts)))
+    return join(*(_add_copy_button(part) if at % 2 else escape(part) for at, part in enumerate(parts)))
 
 
-def _copied(code: str) -> Markup:
+def _add_copy_button(code: str) -> Markup:
     return tag(
         "span",
         tag("code", code),
@@ -108,19 +108,20 @@ def _copied(code: str) -> Markup:
 
 
 def _sentence(text: Markup) -> Markup:
-    return text if text.endswith((".", "!", "?", ":")) else joined(text, ".")
+    return text if text.endswith((".", "!", "?", ":")) else join(text, ".")
 
 
 def _findings(diagnosis: Diagnosis) -> Child:
     if not diagnosis.findings:
         return None
-    return joined(
-        tag("h3", "Also found"),
+    return join(
+        tag("h3", "Other findings"),
         tag(
             "dl",
             [
-                joined(
-                    tag("dt", tag("code", one.about)), tag("dd", _sentence(prose(one.what)), " ", advised(one.advice))
+                join(
+                    tag("dt", tag("code", one.about)),
+                    tag("dd", _sentence(prose(one.what)), " ", format_advice(one.advice)),
                 )
                 for one in diagnosis.findings
             ],

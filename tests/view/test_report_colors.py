@@ -1,4 +1,4 @@
-"""The colours of the report: everybody can read it, in light and in dark."""
+"""The colors of the report: everybody can read it, in light and in dark."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stoker.view.page.colours import DARK, LIGHT, MARKS, NUM_HEATS, style
+from stoker.view.page.colors import DARK, LIGHT, MARKS, NUM_HEATS, style
 
-SCHEMES = pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+SCHEMES = pytest.mark.parametrize("colors", [LIGHT, DARK], ids=["light", "dark"])
 
-# How colours look to people without one kind of cone (Viénot, Brettel and Mollon 1999), in linear RGB.
+# How colors look to people without one kind of cone (Viénot, Brettel and Mollon 1999), in linear RGB.
 EYES = {
     "all cones": np.eye(3),
     "no red cones": np.array([[0.11238, 0.88762, 0.0], [0.11238, 0.88762, 0.0], [0.00401, -0.00401, 1.0]]),
@@ -20,14 +20,14 @@ EYES = {
 }
 
 
-def linear(colour: str) -> NDArray[np.float64]:
-    values = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+def linear(color: str) -> NDArray[np.float64]:
+    values = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
     return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the contrast of two colours as WCAG has it, from 1 to 21."""
-    bright, dark = sorted((float(linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in (one, other)), reverse=True)
+    """Return the contrast of two colors as WCAG has it, from 1 to 21."""
+    bright, dark = sorted((float(linear(color) @ [0.2126, 0.7152, 0.0722]) for color in (one, other)), reverse=True)
     return (bright + 0.05) / (dark + 0.05)
 
 
@@ -45,36 +45,36 @@ def test_the_measure_of_contrast_is_the_known_one() -> None:
 
 ON = {"ink": ("paper", "ground", "soft"), "faint": ("paper", "ground"), "step": ("paper", "ground")}
 ON |= {"load": ("paper",), "wait": ("paper",), "paper": ("ink", "load", "wait")}
-"""Text, and what it stands on: links are blue, better and worse have a colour, and signs and tips are reversed."""
+"""Text, and what it stands on: links are blue, better and worse have a color, and signs and tips are reversed."""
 
 
 @SCHEMES
 @pytest.mark.parametrize("text", ON)
-def test_text_stands_out_from_what_is_behind_it(colours: dict[str, str], text: str) -> None:
+def test_text_stands_out_from_what_is_behind_it(colors: dict[str, str], text: str) -> None:
     for behind in ON[text]:
-        assert contrast(colours[text], colours[behind]) >= 4.5, behind
+        assert contrast(colors[text], colors[behind]) >= 4.5, behind
 
 
 @SCHEMES
 @pytest.mark.parametrize("mark", MARKS)
-def test_marks_stand_out_from_the_paper(colours: dict[str, str], mark: str) -> None:
-    assert contrast(colours[mark], colours["paper"]) >= 3
+def test_marks_stand_out_from_the_paper(colors: dict[str, str], mark: str) -> None:
+    assert contrast(colors[mark], colors["paper"]) >= 3
 
 
 @SCHEMES
 @pytest.mark.parametrize("eyes", EYES)
-def test_marks_that_are_drawn_side_by_side_differ_for_every_kind_of_eye(colours: dict[str, str], eyes: str) -> None:
+def test_marks_that_are_drawn_side_by_side_differ_for_every_kind_of_eye(colors: dict[str, str], eyes: str) -> None:
     together = [("step", "wait", "load", "send"), ("load", "turn", "send", "other"), ("step", "load", "other")]
     for marks in together:
         for one, other in combinations(marks, 2):
-            seen = (lab(EYES[eyes] @ linear(colours[name])) for name in (one, other))
+            seen = (lab(EYES[eyes] @ linear(colors[name])) for name in (one, other))
             difference = float(np.linalg.norm(np.subtract(*seen)))
             assert difference > 12, f"{one} and {other} look alike: {difference:.0f}"
 
 
 @SCHEMES
-def test_strips_of_cores_get_steadily_further_from_the_paper(colours: dict[str, str]) -> None:
-    steps = [contrast(colours[f"heat{at}"], colours["paper"]) for at in range(NUM_HEATS)]
+def test_strips_of_cores_get_steadily_further_from_the_paper(colors: dict[str, str]) -> None:
+    steps = [contrast(colors[f"heat{at}"], colors["paper"]) for at in range(NUM_HEATS)]
     assert steps == sorted(steps)
     assert min(np.diff(steps)) > 0.15
 

@@ -1,8 +1,8 @@
-"""The colours of a page, in light and in dark.
+"""Colors of the page, for light and dark mode.
 
-Those of marks are told apart by every kind of eye, and stand out from the paper by 3 to 1 at least; text by 4.5 to 1.
-`tests/view/test_report_colours.py` measures it. Nothing is told by colour alone: marks differ in row, order or words
-too.
+Mark colors are distinguishable for color-blind readers and have a contrast of at least 3:1; text has 4.5:1.
+`tests/view/test_report_colors.py` checks this. No information is carried by color alone: marks also differ in row,
+order or words.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ DARK = {
 NUM_HEATS = 6
 
 MARKS = ("step", "wait", "load", "send", "turn", "other")
-"""What bars, lines and areas are drawn in."""
+"""Colors of bars, lines and areas."""
 
 
 def style() -> str:
-    """Return the colours as CSS: light, dark where the system is, and light again on paper."""
-    light, dark = _declared(LIGHT), _declared(DARK)
+    """Return the colors as CSS: light, dark if the system prefers it, and light for printing."""
+    light, dark = _to_css(LIGHT), _to_css(DARK)
     return (
         f":root{{color-scheme:light dark;{light}}}\n"
         f"@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
@@ -67,5 +67,5 @@ def style() -> str:
     )
 
 
-def _declared(colours: dict[str, str]) -> str:
-    return "".join(f"--{name}:{value};" for name, value in colours.items())
+def _to_css(colors: dict[str, str]) -> str:
+    return "".join(f"--{name}:{value};" for name, value in colors.items())

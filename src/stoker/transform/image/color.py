@@ -1,4 +1,4 @@
-"""Changes of colour: torchvision's transforms, with the pixels they give on PIL images.
+"""Color transforms, with the pixels that torchvision's give on PIL images.
 
 The random numbers are those of the sample (`stoker.rng()`).
 """
@@ -40,9 +40,9 @@ class ColorJitter(Transform):
         self._changes = [(change, factors) for change, factors in (*changes, (hued, self.hue)) if factors is not None]
 
     def apply(self, image: Image, uniform: Uniform) -> Image:
-        """Return `image` with its colours changed."""
+        """Return `image` with its colors changed."""
         drawn = [(change, low + (high - low) * uniform()) for change, (low, high) in self._changes]
-        for last in range(len(drawn) - 1, 0, -1):  # in any order
+        for last in range(len(drawn) - 1, 0, -1):  # shuffle
             other = whole_number(uniform, last + 1)
             drawn[last], drawn[other] = drawn[other], drawn[last]
         for change, amount in drawn:
@@ -51,31 +51,31 @@ class ColorJitter(Transform):
 
 
 class RandomGrayscale(Transform):
-    """Takes the colours out, with probability `p`; the number of channels stays."""
+    """Converts to grayscale with probability `p`, keeping the number of channels."""
 
     def __init__(self, p: float = 0.1) -> None:
         self.p = probability(p)
 
     def apply(self, image: Image, uniform: Uniform) -> Image:
-        """Return `image` without colours, or as it is."""
+        """Return `image` in grayscale, or unchanged."""
         if uniform() >= self.p or image.mode == "L":
             return image
         return image.convert("L").convert(image.mode)
 
 
 def blended(under: Image, image: Image, amount: float) -> Image:
-    """Return `under` at 0, `image` at 1, and what lies between or beyond at other amounts."""
+    """Interpolate between `under` (amount 0) and `image` (amount 1), or extrapolate."""
     mixed: Image = pillow().blend(under, image, amount)
     return mixed
 
 
 def brightened(image: Image, amount: float) -> Image:
-    """Return a PIL image from black (0) over as it is (1) to brighter."""
+    """Scale the brightness of a PIL image: 0 is black, 1 is unchanged."""
     return blended(pillow().new(image.mode, image.size, 0), image, amount)
 
 
 def contrasted(image: Image, amount: float) -> Image:
-    """Return a PIL image from its mean grey (0) over as it is (1) to more contrast."""
+    """Scale the contrast of a PIL image: 0 is its mean gray, 1 is unchanged."""
     counts = image.convert("L").histogram()
     num_pixels = sum(counts)
     mean = int(sum(value * count for value, count in enumerate(counts)) / num_pixels + 0.5) if num_pixels else 0
@@ -83,12 +83,12 @@ def contrasted(image: Image, amount: float) -> Image:
 
 
 def saturated(image: Image, amount: float) -> Image:
-    """Return a PIL image from grey (0) over as it is (1) to stronger colours."""
+    """Scale the saturation of a PIL image: 0 is grayscale, 1 is unchanged."""
     return image if image.mode == "L" else blended(image.convert("L").convert(image.mode), image, amount)
 
 
 def hued(image: Image, amount: float) -> Image:
-    """Return a PIL image with its hues turned, by a whole circle at 1."""
+    """Rotate the hues of a PIL image; an amount of 1 is a full circle."""
     if image.mode == "L":
         return image
     hue, saturation, value = image.convert("HSV").split()
@@ -101,18 +101,18 @@ def hued(image: Image, amount: float) -> Image:
 def _factors(
     name: str, value: Any, *, middle: float = 1.0, least: float = 0.0, most: float = float("inf")
 ) -> Range | None:
-    """Return the range of amounts, None if nothing is to be changed."""
+    """Return the range of amounts; None if nothing changes."""
     far = one_number(value)
     if far is None:
         low, high = numbers(name, value)
     else:
         if far < 0:
             raise ArgumentError(
-                f"{name}={value} is negative", hint="give how far it may change, or a range (low, high)"
+                f"{name}={value} is negative", hint="pass how far it may change, or a range (low, high)"
             )
         low, high = middle - far, middle + far
         if middle:
             low = max(low, 0.0)
     if not least <= low <= high <= most:
-        raise ArgumentError(f"{name}={value} goes beyond {least} to {most}", hint="give a smaller range")
+        raise ArgumentError(f"{name} must be within {least} to {most}, got {value}", hint="pass a smaller range")
     return None if low == high == middle else (low, high)

@@ -1,4 +1,4 @@
-"""Changes of colour: what Pillow's own enhancers give, the same every time, as strong as asked."""
+"""Changes of color: what Pillow's own enhancers give, the same every time, as strong as asked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance
 import stoker
 from stoker.errors import ArgumentError
 from stoker.transform import ColorJitter, RandAugment, RandomGrayscale
-from stoker.transform.image.colour import brightened, contrasted, hued, saturated
+from stoker.transform.image.color import brightened, contrasted, hued, saturated
 from stoker.transform.image.randaugment import CHANGES, changed
 from stoker.transform.image.uniforms import uniforms
 from tests.transform.pictures import photograph
@@ -51,12 +51,12 @@ def test_jitter_changes_all_that_is_asked_in_any_order() -> None:
     )
 
 
-def test_grey_comes_as_often_as_asked_and_keeps_the_channels() -> None:
+def test_gray_comes_as_often_as_asked_and_keeps_the_channels() -> None:
     image = photograph(8, 8)
-    grey, rng = RandomGrayscale(0.25), np.random.default_rng(0)
-    found = [grey.apply(image, uniforms(rng)) for _ in range(2000)]
-    num_grey = sum(one is not image for one in found)
-    assert abs(num_grey / 2000 - 0.25) < 0.04
+    gray, rng = RandomGrayscale(0.25), np.random.default_rng(0)
+    found = [gray.apply(image, uniforms(rng)) for _ in range(2000)]
+    num_gray = sum(one is not image for one in found)
+    assert abs(num_gray / 2000 - 0.25) < 0.04
     assert {one.mode for one in found} == {"RGB"}
 
 
