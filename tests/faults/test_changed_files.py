@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import logging
 import os
@@ -325,6 +326,7 @@ class TouchesWhatIsGone:
         return NUM
 
     def __getitem__(self, _: int) -> Any:
+        faulthandler.disable()  # pytest has enabled it, and the stacks of a death on purpose help nobody
         if self.restores:
             write_npy(self.path.parent, 1)
             self.source = ArrayFile(self.path)
