@@ -126,6 +126,8 @@ class Chaos:
             if left:  # go on with another loader, as after a restart
                 loader = self.loader(seed, **options)
                 loader.load_state_dict(state)
+                if state["epoch"] < epoch:  # left behind its last batch: of that epoch nothing is left
+                    assert not list(loader)
         for batch, number in kept:
             assert checksum(batch) == number, "a batch that was kept has changed"
         self.counts["rounds"] += 1
