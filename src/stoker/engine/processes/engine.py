@@ -276,7 +276,18 @@ class Run(Generic[T]):
 
 
 def _ended(team: Team, queue: Queue[Any], is_owner: bool) -> None:
-    if os.getpid() == team.process:
-        team.end(queue)
-        if is_owner:
-            team.close()
+    if os.getpid() != team.process:
+        return
+    try:
+        _end(team, queue, is_owner)
+    except Exception:
+        raise
+    except BaseException:  # Ctrl-C: nobody calls this a second time, and the workers would stay
+        _end(team, queue, is_owner)
+        raise
+
+
+def _end(team: Team, queue: Queue[Any], is_owner: bool) -> None:
+    team.end(queue)
+    if is_owner:
+        team.close()
