@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 import stoker
 from stoker.compose import packed as packed_module
-from stoker.compose import planning, shelf
+from stoker.compose import plan_cache, planning
 from stoker.compose.layout import Layout
 from stoker.compose.packed import Packed
 from stoker.errors import ArgumentError, DataError, StaleSource
@@ -235,7 +235,7 @@ def kept_instead(packed: Packed, **tables: Any) -> None:
     path, meta = plan_of(packed), Store(plan_of(packed)).meta
     layout = planning.planned([lengths_of()], length=LENGTH, window=None, long="split")
     shutil.rmtree(path)
-    shelf.written(path, replace(layout, **tables), meta=meta)
+    plan_cache.written(path, replace(layout, **tables), meta=meta)
 
 
 @pytest.mark.parametrize(("name", "place", "number"), TAMPERED, ids=str)
@@ -261,7 +261,7 @@ def test_facts_that_cannot_be_are_not_believed(store: Store, counting: Counting,
     layout = planning.planned([lengths_of()], length=LENGTH, window=None, long="split")
     meta["pack"]["facts"][fact] -= 1
     shutil.rmtree(path)
-    shelf.written(path, layout, meta=meta)
+    plan_cache.written(path, layout, meta=meta)
     assert stoker.pack(store.path, LENGTH).facts == packed.facts
     assert counting.count == 2
 
@@ -272,7 +272,7 @@ def test_facts_of_a_plan_without_tables_are_not_believed_either(store: Store, fa
     path, meta = plan_of(packed), Store(plan_of(packed)).meta
     meta["pack"]["facts"][fact] = 2**40
     shutil.rmtree(path)
-    shelf.written(path, Layout.of(packed.facts), meta=meta)
+    plan_cache.written(path, Layout.of(packed.facts), meta=meta)
     assert stoker.pack(store.path, LENGTH, strategy="concat").facts == packed.facts
 
 
@@ -282,7 +282,7 @@ def test_a_plan_with_documents_of_other_lengths_gives_no_rows(store: Store, long
     path, meta = plan_of(packed), Store(plan_of(packed)).meta
     layout = planning.planned([lengths_of()], length=LENGTH, window=None, long=long)
     shutil.rmtree(path)
-    shelf.written(path, replace(layout, order=np.asarray(layout.order)[::-1].copy()), meta=meta)
+    plan_cache.written(path, replace(layout, order=np.asarray(layout.order)[::-1].copy()), meta=meta)
     with pytest.raises(DataError, match="is not one of these documents"):
         stoker.pack(store.path, LENGTH, long=long).spans(range(100))
 
@@ -455,7 +455,7 @@ def test_a_planner_that_is_really_killed_is_followed_by_another(store: Store) ->
                 os.write(write, b"!")
                 signal.pause()
 
-            shelf.written = stuck
+            plan_cache.written = stuck
             stoker.pack(store, LENGTH)
         finally:
             os._exit(1)
