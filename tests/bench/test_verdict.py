@@ -661,7 +661,7 @@ def test_a_training_loop_that_reads_values_one_by_one_is_named() -> None:
     delayed = stats(wait=0.0005, read=0.001, steps_sampled=steps, trainer=trainer)
     behind = diagnose(run(delayed, moments=crowd(workers=0.1, others=6.0)))
     assert behind.verdict == "noisy-neighbour"
-    assert "the training step: train.py:41 train `total += loss.item()` 80 %" in "\n".join(behind.evidence)
+    assert "the training step: train.py:41 train `total += loss.item()` 80%" in "\n".join(behind.evidence)
     assert behind.findings == [finding]
     once = replace(steps, places={"train.py:41 train `total += loss.item()`": 0.05, "train.py:30 train": 0.95})
     assert diagnose(run(stats(wait=0.0005, steps_sampled=once))).findings == []
@@ -709,7 +709,7 @@ def test_the_delay_of_the_trainer_is_that_of_its_time_and_no_more() -> None:
     moments = [replace(moment, trainer_delay_share=0.3) for moment in crowd(workers=0.1, others=6.0)]
     diagnosis = diagnose(run(stats(wait=0.0005, trainer=delayed), moments=moments))
     assert diagnosis.verdict == "noisy-neighbour"
-    assert "had no core for 30 % of the time" in diagnosis.evidence[0]
+    assert "had no core for 30% of the time" in diagnosis.evidence[0]
 
 
 @pytest.mark.parametrize("cores", [[], [0.5, 0.5]])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +34,8 @@ def run_of(name: str, *, wait: float, compute: float, num_steps: int = 60, other
 @pytest.mark.slow
 def test_the_quick_demo_keeps_its_claims(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", "from stoker.cli import main; main()", "demo", "--quick"]
-    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=110)
+    wide = os.environ | {"COLUMNS": "200"}  # no sentence is broken
+    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=110, env=wide)
     assert done.returncode == 0, done.stdout + done.stderr
     for text in (
         "resume in mid-epoch is exact",
@@ -51,7 +53,7 @@ def test_the_quick_demo_keeps_its_claims(tmp_path: Path) -> None:
     assert done.stdout.count("✓") == 16
     assert "verdict of the doctor" in done.stdout
     page = (tmp_path / "report.html").read_text()
-    assert "demo, loading overlapped beside demo, loading inline" in page
+    assert "demo, loading overlapped vs. demo, loading inline" in page
     assert page.count("batches 0 to 15.") == 2
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "state.json").read_text())["kind"] == "plan"
@@ -96,15 +98,15 @@ def test_speed_is_not_judged_in_doubt_whatever_the_outcome(
 
 def test_a_claim_that_does_not_hold_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = run_of("inline", wait=0.05, compute=0.1)
-    monkeypatch.setattr("stoker.cli.demo._written", lambda *_: (None, None))
-    monkeypatch.setattr("stoker.cli.demo._trained", lambda *_: (run, run))
+    monkeypatch.setattr("stoker.cli.demo._write_data", lambda *_: (None, None))
+    monkeypatch.setattr("stoker.cli.demo._train_twice", lambda *_: (run, run))
     monkeypatch.setattr("stoker.cli.demo._tokens", lambda *_: (None, [], []))
     monkeypatch.setattr("stoker.cli.demo._paces_table", lambda *_: "")
     monkeypatch.setattr("stoker.cli.demo._print_sample", lambda *_: None)
-    monkeypatch.setattr("stoker.cli.demo._drawn", lambda *_: tmp_path / "demo.png")
+    monkeypatch.setattr("stoker.cli.demo._draw_plot", lambda *_: tmp_path / "demo.png")
     for holds, exit_code, mark in ((True, 0, "✓"), (None, 0, "-"), (False, 1, "✗")):
         claim = Claim("it is so", "seen", holds)
-        monkeypatch.setattr("stoker.cli.demo._checked", lambda *_, claim=claim: [claim])
+        monkeypatch.setattr("stoker.cli.demo._check_claims", lambda *_, claim=claim: [claim])
         result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
         assert result.exit_code == exit_code
         assert f"{mark}   it is so" in result.output

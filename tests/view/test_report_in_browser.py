@@ -255,7 +255,7 @@ def test_keys_walk_from_batch_to_batch_and_zoom(starved: Page) -> None:
     read = "document.querySelector('.readout').textContent"
     assert starved.js(read).startswith("Batch 1,904:")  # the first of the latest 4096 of 6000
     starved.key("ArrowRight")
-    assert starved.js(read).startswith("Batch 1,905: made by worker")
+    assert starved.js(read).startswith("Batch 1,905: loaded by worker")
     starved.key("End")
     assert starved.js(read).startswith("Batch 5,999:")
     starved.key("ArrowLeft")
