@@ -243,7 +243,7 @@ def test_what_hangs_crashes_or_fails_is_left_out_and_the_rest_is_measured(
     lost = scale.curve(STEPS, FIRST, TORCH)  # nothing of it could be measured, and that is told
     assert lost is not None
     assert [(point.values, point.skipped) for point in lost.points] == [([], told)] * 2
-    assert f"left out: torch with {format_place(place)} and {format_place(10 * place)} steps, which {told}" in " ".join(
+    assert f"skipped: torch with {format_place(place)} and {format_place(10 * place)} steps, which {told}" in " ".join(
         scale_remarks(scale)
     )
     assert len([panel for panel in scale_figure(scale).axes if panel.axison]) == 6
