@@ -372,7 +372,7 @@ def test_an_environment_without_stoker_can_be_watched(tmp_path: Path) -> None:
     done = doctor("--", tmp_path / "venv/bin/python", tmp_path / "train.py")
     assert done.returncode == 0
     assert done.stdout == "[] True\n"
-    assert "watching failed in a process, which continued without it (AttributeError" in " ".join(done.stderr.split())
+    assert "watching failed in a process, which went on without it (AttributeError" in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow
@@ -654,5 +654,5 @@ def test_parts_of_a_run_are_the_same_in_any_order(tmp_path: Path) -> None:
     record(replace(stats(wait=0.03), rank=0)).save(parts[0])
     replace(record(replace(stats(wait=0.03), rank=1), moments=[Moment(at=1.0)]), seconds=30.0).save(parts[1])
     told = doctor(*parts).stdout
-    assert "outside loops over these loaders" in " ".join(told.split())
+    assert "outside of loops over these loaders" in " ".join(told.split())
     assert doctor(*reversed(parts)).stdout == told
