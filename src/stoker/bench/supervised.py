@@ -94,19 +94,13 @@ class SupervisedProcess:
 
     def poll(self) -> int | None:
         """Return the wait status of the command, or None while it runs. Its end is announced by SIGCHLD."""
-        if self._status is None and self._supervisor.poll() is not None:
+        if self._status is None and self._has_reply(0):
             self._conclude()
         return self._status
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Return the wait status of the command when it has ended; None if that takes longer than so many seconds."""
-        if self._status is None:
-            if seconds is not None and self._descriptor >= 0:
-                poll = select.poll()
-                poll.register(self._descriptor, select.POLLIN)
-                if not poll.poll(1000 * seconds):
-                    return None
-            self._supervisor.wait()
+        if self._status is None and self._has_reply(seconds):
             self._conclude()
         return self._status
 
@@ -117,10 +111,19 @@ class SupervisedProcess:
                 self._channel.shutdown(socket.SHUT_WR)  # unlike `close`, it counts though forks share the socket
             self.wait()
 
+    def _has_reply(self, seconds: float | None) -> bool:
+        """Wait for so long; return whether the supervisor has something to say, or has ended."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        return bool(poll.poll(None if seconds is None else 1000 * seconds))
+
     def _conclude(self) -> None:
-        """Note how the command ended: by SIGKILL, if the supervisor cannot say any more."""
+        """Note how the command ended: by SIGKILL, if the supervisor does not say."""
         found = self._received()
         self._status = int(signal.SIGKILL) if found is None else found[0]
+        with suppress(OSError):  # it has ended by itself
+            self._channel.send(b".")
+        self._supervisor.wait()
         self._channel.close()
         if self._descriptor >= 0:
             os.close(self._descriptor)

@@ -7,7 +7,8 @@ owner ends first, even by SIGKILL, the supervisor kills the command and all of i
 that dead doctors have left. If the supervisor is killed too, the kernel kills the command (PR_SET_PDEATHSIG).
 
 The owner sends one message, `marshal` of a `Request` as a tuple, after its size. It gets back the process id and an
-errno, and in the end the wait status. Any byte that follows, or the end of the stream, means: kill everything.
+errno, and in the end the wait status, with a SIGCHLD; it answers that with a byte. The end of the stream without that
+means: kill everything.
 """
 
 import ctypes
@@ -64,7 +65,8 @@ def main(descriptor: int, owner: int) -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     poll = select.poll()
-    for watched in (wakeup, descriptor, _pidfd(owner)):
+    process = _pidfd(owner)
+    for watched in (wakeup, descriptor, process):
         if watched >= 0:
             poll.register(watched, select.POLLIN)
     request = _received(descriptor)
@@ -90,7 +92,24 @@ def main(descriptor: int, owner: int) -> None:
                 kill_all()
             with suppress(OSError):
                 os.write(descriptor, REPLY.pack(status, 0))
+                # a signal that ends the command may end its owner, too: only an owner that answers is alive
+                os.kill(owner, signal.SIGCHLD) if process < 0 else signal.pidfd_send_signal(process, signal.SIGCHLD)
+            poll.unregister(wakeup)
+            poll.poll()
+            if _is_answered(descriptor):
+                return
+            kill_all()
+            _remove_stale_folders()
             return
+
+
+def _is_answered(descriptor: int) -> bool:
+    """Whether the owner has taken notice of how the command ended."""
+    os.set_blocking(descriptor, False)
+    try:
+        return bool(os.read(descriptor, 1))
+    except OSError:
+        return False
 
 
 def kill_all() -> None:
