@@ -36,10 +36,10 @@ import stoker
 from benchmarks.measure import Record, Series, record_of
 from benchmarks.report import OUT, Column, Report, Setting
 from benchmarks.stand import StandFailed, alone
-from stoker.bench.diagnosis import Diagnosis
-from stoker.bench.verdict import diagnose
 from stoker.foundation.machine import num_cores
-from tests.bench.pathologies import (
+from stoker.lab.diagnose.diagnosis import Diagnosis
+from stoker.lab.diagnose.verdict import diagnose
+from tests.lab.pathologies import (
     Copying,
     Counting,
     Hashing,
@@ -55,7 +55,7 @@ from tests.bench.pathologies import (
     slow_collate,
     slow_start,
 )
-from tests.bench.watching import watched
+from tests.lab.watching import watched
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

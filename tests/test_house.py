@@ -37,8 +37,8 @@ ROOMS: dict[str, set[str] | None] = {
     "integrations": None,
     "prepare": {"native", "store", "source", "plan", "transform", "engine"},
     "remote": None,
-    "bench": None,
-    "view": {"batch", "bench"},
+    "lab": None,
+    "view": {"batch", "lab"},
     "cli": None,
     "testing": None,
 }

@@ -13,11 +13,11 @@ from stoker.trainers import watch as _watch_trainers
 
 if TYPE_CHECKING:
     from stoker import batch as batch
-    from stoker import bench as bench
     from stoker import compose as compose
     from stoker import deliver as deliver
     from stoker import engine as engine
     from stoker import errors as errors
+    from stoker import lab as lab
     from stoker import loader as loader
     from stoker import masks as masks
     from stoker import plan as plan
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from stoker import store as store
     from stoker import transform as transform
     from stoker import view as view
-    from stoker.bench.diagnosis import Diagnosis
-    from stoker.bench.doctor import doctor
-    from stoker.bench.watch import watch
     from stoker.compose.images import Images, images
     from stoker.compose.mixed import Mixture, mix
     from stoker.compose.packed import Packed, pack
@@ -37,6 +34,9 @@ if TYPE_CHECKING:
     from stoker.engine.stats import Stats
     from stoker.foundation.randomness import epoch, rng, sample_context
     from stoker.foundation.stages import transforming
+    from stoker.lab.diagnose.diagnosis import Diagnosis
+    from stoker.lab.diagnose.doctor import doctor
+    from stoker.lab.watch.watch import watch
     from stoker.loader import DataLoader
     from stoker.loader.sharing.context_parallel import SequenceSplit
     from stoker.loader.sharing.mesh import Mesh
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 # Every name and where it lives. Nothing is imported before it is used: `import stoker` stays quick and without torch.
 _HOMES = {
     "DataLoader": "stoker.loader",
-    "Diagnosis": "stoker.bench.diagnosis",
+    "Diagnosis": "stoker.lab.diagnose.diagnosis",
     "Images": "stoker.compose.images",
     "Ledger": "stoker.engine.ledger",
     "Lines": "stoker.source",
@@ -65,7 +65,7 @@ _HOMES = {
     "Stats": "stoker.engine.stats",
     "Store": "stoker.store",
     "Window": "stoker.plan",
-    "doctor": "stoker.bench.doctor",
+    "doctor": "stoker.lab.diagnose.doctor",
     "epoch": "stoker.foundation.randomness",
     "images": "stoker.compose.images",
     "mix": "stoker.compose.mixed",
@@ -74,11 +74,11 @@ _HOMES = {
     "rng": "stoker.foundation.randomness",
     "sample_context": "stoker.foundation.randomness",
     "transforming": "stoker.foundation.stages",
-    "watch": "stoker.bench.watch",
+    "watch": "stoker.lab.watch.watch",
 }
 _ROOMS = (
     "batch",
-    "bench",
+    "lab",
     "compose",
     "deliver",
     "engine",

@@ -12,7 +12,7 @@ from benchmarks import doctor, report
 from benchmarks.doctor import BUSY, CROWDED, FAILED, FAULTS, NAMED, QUIET, UNJUDGED, WRONG, Case, Fault, outcome
 from benchmarks.report import Setting
 from benchmarks.stand import StandFailed
-from stoker.bench.diagnosis import Diagnosis
+from stoker.lab.diagnose.diagnosis import Diagnosis
 
 SLOW = Fault("python-bound", lambda kind: kind, is_named=lambda diagnosis: "data.py:9" in str(diagnosis))
 

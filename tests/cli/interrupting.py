@@ -13,9 +13,9 @@ import numpy as np
 import torch.utils.data
 
 import stoker
-from stoker.bench import scale, scale_cases
 from stoker.cli import main
-from tests.bench.plain_loaders import measuring_process
+from stoker.lab.trial import scale, scale_cases
+from tests.lab.plain_loaders import measuring_process
 
 NUM_DONE = int(os.environ.get("NUM_DONE", "0"))
 

@@ -13,15 +13,15 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from stoker.bench.run import Run
-from stoker.bench.sweep import Sweep
 from stoker.cli.app import INTERRUPTED, app
 from stoker.cli.trials import parse_numbers
 from stoker.errors import ArgumentError
+from stoker.lab.trial.sweep import Sweep
+from stoker.lab.watch.run import Run
 
 pytestmark = pytest.mark.timed
 
-PLAIN, TORCH = "tests.bench.plain_loaders", "tests.bench.torch_loaders"
+PLAIN, TORCH = "tests.lab.plain_loaders", "tests.lab.torch_loaders"
 QUICK = ("--seconds", "0.08", "--repeat", "2")
 
 
@@ -108,7 +108,7 @@ def test_where_nothing_works_the_exit_code_says_so() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["loader", f"{PLAIN}:lnog"], "error: tests.bench.plain_loaders has no 'lnog'\nhint: did you mean `long`"),
+        (["loader", f"{PLAIN}:lnog"], "error: tests.lab.plain_loaders has no 'lnog'\nhint: did you mean `long`"),
         (["loader", "nowhere.py:make"], "error: there is no file nowhere.py"),
         (["loader", "train"], "error: 'train' does not name a function that makes a loader"),
         (

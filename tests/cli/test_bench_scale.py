@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from stoker.bench.scale_record import Scale
 from stoker.cli.app import app
 from stoker.cli.sizes import parse_bytes
 from stoker.errors import ArgumentError
+from stoker.lab.trial.scale_record import Scale
 
 pytestmark = pytest.mark.timed
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from stoker.bench.run import Run
-from stoker.bench.train_record import TrainBench
 from stoker.cli.app import app
+from stoker.lab.trial.train_record import TrainBench
+from stoker.lab.watch.run import Run
 
 pytestmark = pytest.mark.timed
 

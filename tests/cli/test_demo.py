@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from stoker.bench.run import Run as Record
 from stoker.cli.app import app
 from stoker.cli.demo.checks import Claim, training_claims
 from stoker.cli.demo.machine import Others
 from stoker.cli.demo.tokens import STOKER, TORCH, Pace, _speed_claim
 from stoker.cli.demo.training import Run
+from stoker.lab.watch.run import Run as Record
 
 
 def run_of(name: str, *, wait: float, compute: float, num_steps: int = 60, others_cores: float | None = 0.0) -> Run:

@@ -21,13 +21,13 @@ import pytest
 from typer.testing import CliRunner
 
 import stoker
-from stoker.bench.diagnosis import Diagnosis
-from stoker.bench.folder import PREFIX
-from stoker.bench.run import Moment, Run
 from stoker.cli.app import app
-from tests.bench.pathologies import Sleeping
-from tests.bench.test_verdict import ranked, stats
-from tests.bench.test_verdict import run as record
+from stoker.lab.diagnose.diagnosis import Diagnosis
+from stoker.lab.watch.folder import PREFIX
+from stoker.lab.watch.run import Moment, Run
+from tests.lab.pathologies import Sleeping
+from tests.lab.test_verdict import ranked, stats
+from tests.lab.test_verdict import run as record
 
 pytestmark = pytest.mark.timed
 
@@ -367,7 +367,7 @@ def test_an_environment_without_stoker_can_be_watched(tmp_path: Path) -> None:
         (tmp_path / place / "__init__.py").write_text("")
     (tmp_path / "train.py").write_text(
         "import torch.utils.data, sys\n"
-        "print([entry for entry in sys.path if 'stoker' in entry], 'stoker.bench.hook.install' in sys.modules)\n"
+        "print([entry for entry in sys.path if 'stoker' in entry], 'stoker.lab.watch.hook.install' in sys.modules)\n"
     )
     done = doctor("--", tmp_path / "venv/bin/python", tmp_path / "train.py")
     assert done.returncode == 0

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import pytest
 from typer import Exit
 
-from stoker.bench.batch_record import BatchTune
-from stoker.bench.scale_record import Scale
-from stoker.bench.train_record import CACHED, REAL, RESIDENT, TrainBench
 from stoker.cli.app import INTERRUPTED
 from stoker.cli.trials import File, conclude
+from stoker.lab.trial.batch_record import BatchTune
+from stoker.lab.trial.scale_record import Scale
+from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, TrainBench
 
 HERE = "tests.cli.interrupting"
 SENTENCE = "- interrupted: results so far"

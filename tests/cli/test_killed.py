@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from stoker.bench.attendance import attend
-from stoker.bench.folder import PREFIX
-from stoker.bench.supervised import SupervisedProcess
+from stoker.lab.watch.attendance import attend
+from stoker.lab.watch.folder import PREFIX
+from stoker.lab.watch.supervised import SupervisedProcess
 
 STARTING = """
     import json, os, subprocess, sys, time

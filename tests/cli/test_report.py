@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 import stoker
-from stoker.bench.run import Run
-from stoker.bench.verdict import diagnose
 from stoker.cli.app import app
-from tests.view import runs
+from stoker.lab.diagnose.verdict import diagnose
+from stoker.lab.watch.run import Run
+from tests.lab import runs
 
 
 def run(*arguments: str | Path, code: int = 0) -> str:

@@ -19,14 +19,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from stoker import DataLoader
-from stoker.bench.run import Quantiles, Run, Stats
-from stoker.bench.verdict import diagnose
 from stoker.cli.app import app
 from stoker.cli.top_command import last_lines
-from stoker.view.live import Tail, Tracks, frame, line
-from stoker.view.live.letters import Letters, bar, spark
-from stoker.view.live.tail import MOST_BYTES
-from tests.view import runs
+from stoker.lab.diagnose.verdict import diagnose
+from stoker.lab.live import Tail, Tracks, frame, line
+from stoker.lab.live.letters import Letters, bar, spark
+from stoker.lab.live.tail import MOST_BYTES
+from stoker.lab.watch.run import Quantiles, Run, Stats
+from tests.lab import runs
 
 
 def once(*paths: Path, code: int = 0, columns: int = 160) -> str:

@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from stoker.bench.tuning import Tuning
 from stoker.cli.app import app
 from stoker.cli.tune import _verdict
+from stoker.lab.trial.tuning import Tuning
 
 pytestmark = pytest.mark.timed
 
-PLAIN, TORCH = "tests.bench.plain_loaders", "tests.bench.torch_loaders"
+PLAIN, TORCH = "tests.lab.plain_loaders", "tests.lab.torch_loaders"
 QUICK = ("--seconds", "0.1", "--repeat", "2", "--prefetch", "2", "--max-workers", "2")
 
 

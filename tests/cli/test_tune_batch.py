@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from stoker.bench.batch_record import BatchTune
 from stoker.cli.app import app
+from stoker.lab.trial.batch_record import BatchTune
 
 pytestmark = pytest.mark.timed
 

@@ -76,8 +76,8 @@ class Verbs(TyperGroup):
 
 def _print_user_traceback(error: Exception) -> bool:
     """Print the traceback of an error from the first frame of user code on; return False if there is none."""
-    from stoker.bench.hook.probe import is_of_library
     from stoker.engine.processes.failure import WorkerTraceback
+    from stoker.lab.watch.hook.probe import is_of_library
 
     trace = error.__traceback__
     # "<string>" is generated code, such as of a dataclass

@@ -34,9 +34,9 @@ def loader(
 
     Example: [bold cyan]stoker bench loader train:make_loader --workers 0,1,2,4 --out measured[/]
     """
-    from stoker.bench.loader_bench import bench_loader
     from stoker.cli.trials import check_out, conclude_sweep, parse_numbers, progress
-    from stoker.view.bench_tables import loader_table
+    from stoker.lab.plots.bench_tables import loader_table
+    from stoker.lab.trial.loader_bench import bench_loader
 
     check_out(out)
     sweeps = {
@@ -59,7 +59,7 @@ def loader(
         )
 
     def figures() -> dict[str, Figure]:
-        from stoker.view.bench_plots import loader_figures
+        from stoker.lab.plots.bench_plots import loader_figures
 
         return loader_figures(sweep)
 

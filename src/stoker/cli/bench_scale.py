@@ -45,11 +45,11 @@ def scale(
 
     Example: [bold cyan]stoker bench scale --out measured[/]
     """
-    from stoker.bench.scale import PLACES, QUICK, measure_scale
-    from stoker.bench.scale_record import AXES, Limit
     from stoker.cli.sizes import parse_bytes
     from stoker.cli.trials import check_out, conclude, format_notes, progress, text_file
-    from stoker.view.scale_tables import scale_remarks, scale_table
+    from stoker.lab.plots.scale_tables import scale_remarks, scale_table
+    from stoker.lab.trial.scale import PLACES, QUICK, measure_scale
+    from stoker.lab.trial.scale_record import AXES, Limit
 
     check_out(out)
     most = Limit.usual().memory_bytes if memory is None else parse_bytes(memory, "--memory")
@@ -64,7 +64,7 @@ def scale(
         )
 
     def files() -> Iterator[File]:
-        from stoker.view.scale_plots import scale_figure
+        from stoker.lab.plots.scale_plots import scale_figure
 
         yield "scale.json", found.save
         yield "scale.csv", text_file(found.csv)

@@ -15,7 +15,7 @@ from stoker.cli.records import SUFFIXES, load_records
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from stoker.bench.diagnosis import Diagnosis
+    from stoker.lab.diagnose.diagnosis import Diagnosis
 
 NOT_HEALTHY = 3
 """The exit code of `--fail`, where the command itself went well."""
@@ -60,21 +60,21 @@ def doctor(
     is_record = all(part.endswith(SUFFIXES) for part in what) and not has_dashes(ctx)
     if is_record:
         _refuse_for_records(save, seconds)
-        from stoker.bench.parts import joined
+        from stoker.lab.watch.parts import joined
 
         code, run, notes = 0, joined(load_records([Path(part) for part in what])), []
     else:
         check_command(what, verb="doctor", has_dashes=has_dashes(ctx))
         _check_output(save)
-        from stoker.bench.signals import keep_signals
+        from stoker.lab.watch.signals import keep_signals
 
         keep_signals()
-        from stoker.bench.attendance import attend
+        from stoker.lab.watch.attendance import attend
 
         attended = attend(what, seconds=seconds)
         code, run = 0 if attended.was_stopped else attended.code, attended.run
         notes = _notes(attended.had_loaders, attended.failures)
-    from stoker.bench.verdict import diagnose
+    from stoker.lab.diagnose.verdict import diagnose
 
     diagnosis = diagnose(run)
     console = _console(is_error=not is_record)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stoker.bench.run import Run
+    from stoker.lab.watch.run import Run
 
 SUFFIXES = (".json", ".jsonl")
 """File name suffixes of records."""
@@ -14,8 +14,8 @@ SUFFIXES = (".json", ".jsonl")
 
 def load_records(paths: list[Path]) -> list[Run]:
     """Load the parts of one run; raise an error that names files that do not belong together."""
-    from stoker.bench.parts import joined
-    from stoker.bench.run import Run
+    from stoker.lab.watch.parts import joined
+    from stoker.lab.watch.run import Run
 
     runs = [_load_log(path) or Run.load(path) for path in paths]
     joined(runs, names=[str(path) for path in paths])
@@ -24,8 +24,8 @@ def load_records(paths: list[Path]) -> list[Run]:
 
 def _load_log(path: Path) -> Run | None:
     """Return the latest counters of each loader and rank in a log; None if the file is not a log."""
-    from stoker.bench.run import Run
-    from stoker.view.live import Tail, Tracks, is_log
+    from stoker.lab.live import Tail, Tracks, is_log
+    from stoker.lab.watch.run import Run
 
     if not path.is_file() or not is_log(path):
         return None

@@ -16,8 +16,8 @@ from stoker.cli.given import has_dashes
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from stoker.bench.diagnosis import Diagnosis
-    from stoker.view.live import Tail, Tracks
+    from stoker.lab.diagnose.diagnosis import Diagnosis
+    from stoker.lab.live import Tail, Tracks
 
 PATIENCE = 0.25
 """Maximum polling interval in seconds without a terminal: lines appear almost at once."""
@@ -58,7 +58,7 @@ def top(
         from stoker.cli.top_command import run_and_show
 
         raise typer.Exit(run_and_show(what, console, every=every))
-    from stoker.view.live import Tail, Tracks
+    from stoker.lab.live import Tail, Tracks
 
     tails = [Tail(path) for path in what]
     tracks = Tracks()
@@ -125,7 +125,7 @@ def _live(tails: list[Tail], tracks: Tracks, console: Console, every: float) -> 
 
 def _lines(tails: list[Tail], tracks: Tracks, every: float) -> None:
     """Print a line for each loader with new stats, until Ctrl-C."""
-    from stoker.view.live import line
+    from stoker.lab.live import line
 
     for tail in tails:
         if tail.changed is None:
@@ -141,7 +141,7 @@ def _lines(tails: list[Tail], tracks: Tracks, every: float) -> None:
 
 
 def _frame(tails: list[Tail], tracks: Tracks, console: Console, *, height: int | None = None) -> RenderableType:
-    from stoker.view.live import frame, letters_of
+    from stoker.lab.live import frame, letters_of
 
     now = time.time()
     ages = {str(tail.path): now - changed for tail in tails if (changed := tail.changed) is not None}
@@ -161,8 +161,8 @@ def _frame(tails: list[Tail], tracks: Tracks, console: Console, *, height: int |
 def _diagnosis(tracks: Tracks) -> Diagnosis | None:
     if not len(tracks):
         return None
-    from stoker.bench.run import Run
-    from stoker.bench.verdict import diagnose
+    from stoker.lab.diagnose.verdict import diagnose
+    from stoker.lab.watch.run import Run
 
     loaders = [track.latest for track in tracks.all]
     return diagnose(Run(loaders=loaders, seconds=max(stats.seconds for stats in loaders)))

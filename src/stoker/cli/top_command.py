@@ -9,12 +9,12 @@ import sys
 import tempfile
 from typing import IO, TYPE_CHECKING
 
-from stoker.bench.signals import keep_signals
+from stoker.lab.watch.signals import keep_signals
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from stoker.bench.run import Run
+    from stoker.lab.watch.run import Run
 
 NUM_LINES = 12
 """Maximum lines of the command's output shown."""
@@ -28,7 +28,7 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b\x0c\x0e
 def run_and_show(command: list[str], console: Console, *, every: float) -> int:
     """Run a command, show its loaders until it ends, and return its exit code."""
     keep_signals()
-    from stoker.bench.attendance import attend
+    from stoker.lab.watch.attendance import attend
 
     if not console.is_terminal:
         return attend(command, teller=_Lines(), every_seconds=every).code
@@ -58,7 +58,7 @@ class _Screen:
     """The contents of the screen."""
 
     def __init__(self, output: IO[bytes], console: Console) -> None:
-        from stoker.view.live import Tracks, letters_of
+        from stoker.lab.live import Tracks, letters_of
 
         self._output, self._letters, self._console = output, letters_of(console), console
         self._tracks = Tracks()
@@ -68,8 +68,8 @@ class _Screen:
         from rich.console import Group
         from rich.text import Text
 
-        from stoker.bench.verdict import diagnose
-        from stoker.view.live import frame
+        from stoker.lab.diagnose.verdict import diagnose
+        from stoker.lab.live import frame
 
         self._tracks.add(run.loaders)
         lines, height = [], None
@@ -89,13 +89,13 @@ class _Lines:
     """Prints a line to stderr for each loader with new batches; stdout belongs to the command."""
 
     def __init__(self) -> None:
-        from stoker.view.live import Tracks
+        from stoker.lab.live import Tracks
 
         self._tracks = Tracks()
         self._num_printed: dict[int, int] = {}
 
     def __call__(self, run: Run) -> None:
-        from stoker.view.live import line
+        from stoker.lab.live import line
 
         self._tracks.add(run.loaders)
         for track in self._tracks.all:

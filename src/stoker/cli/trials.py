@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from stoker.bench.sweep import Sweep, Watch
     from stoker.engine.stats import Plain
+    from stoker.lab.trial.sweep import Sweep, Watch
 
 FUNCTION = "MODULE:FUNCTION"
 """Metavar for functions in help texts."""
@@ -69,7 +69,7 @@ def check_out(out: Path | None) -> None:
     if out is None:
         return
     from stoker.errors import ArgumentError
-    from stoker.view.plotting import require_matplotlib
+    from stoker.lab.plots.plotting import require_matplotlib
 
     require_matplotlib()
     if out.exists() and not out.is_dir():
@@ -120,7 +120,7 @@ def conclude(
     from rich.text import Text
 
     from stoker.cli.app import INTERRUPTED
-    from stoker.view.columns import MANY
+    from stoker.lab.plots.columns import MANY
 
     console = Console(highlight=False, quiet=is_json)
     if is_json:
@@ -156,7 +156,7 @@ def _write_files(files: Iterable[File], out: Path) -> Iterator[Path]:
 
 def text_file(text: Callable[[], str]) -> Callable[[Path], object]:
     """Return a function that writes a text to a path, for `conclude`; the text is made only then."""
-    from stoker.bench.whole_file import whole_or_not
+    from stoker.lab.watch.whole_file import whole_or_not
 
     return lambda path: whole_or_not(path, text())
 
@@ -191,7 +191,7 @@ def conclude_sweep(
     def shown(width: int) -> Iterator[Table | Text]:
         from rich.text import Text
 
-        from stoker.view.bench_tables import failures, format_title, remarks
+        from stoker.lab.plots.bench_tables import failures, format_title, remarks
 
         yield Text(format_title(sweep))
         if is_ok:
@@ -202,7 +202,7 @@ def conclude_sweep(
             yield verdict
 
     def files() -> Iterator[File]:
-        from stoker.bench.record_file import save_record
+        from stoker.lab.watch.record_file import save_record
 
         yield f"{sweep.verb}.json", lambda path: save_record(saved, path)
         yield f"{sweep.verb}.csv", text_file(sweep.results_csv)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.text import Text
 
-    from stoker.bench.tuning import Tuning
+    from stoker.lab.trial.tuning import Tuning
 
 LOADER = "loader"
 
@@ -67,9 +67,9 @@ def loader(
 
     Example: [bold cyan]stoker tune train:make_loader --step train:make_step --out tuned[/]
     """
-    from stoker.bench.tuning import tune, without_run
     from stoker.cli.trials import check_out, conclude_sweep, parse_numbers, progress
-    from stoker.view.bench_tables import tune_table
+    from stoker.lab.plots.bench_tables import tune_table
+    from stoker.lab.trial.tuning import tune, without_run
 
     check_out(out)
     with progress() as watch:
@@ -87,7 +87,7 @@ def loader(
         )
 
     def figures() -> dict[str, Figure]:
-        from stoker.view.tune_plots import tune_figures
+        from stoker.lab.plots.tune_plots import tune_figures
 
         return tune_figures(tuning)
 

@@ -52,11 +52,11 @@ def batch(
 
     Example: [bold cyan]stoker tune batch train.py:make_sized_step --memory 8GiB --max 4096 --out measured[/]
     """
-    from stoker.bench.batch_size import tune_batch
     from stoker.cli.sizes import parse_bytes
     from stoker.cli.trials import check_out, conclude, format_notes, progress
     from stoker.errors import StokerError
-    from stoker.view.batch_tables import batch_remarks, batch_table
+    from stoker.lab.plots.batch_tables import batch_remarks, batch_table
+    from stoker.lab.trial.batch_size import tune_batch
 
     check_out(out)
     try:
@@ -81,7 +81,7 @@ def batch(
         raise typer.Exit(1) from None
 
     def files() -> Iterator[File]:
-        from stoker.view.batch_plots import batch_figure
+        from stoker.lab.plots.batch_plots import batch_figure
 
         yield "batch.json", found.save
         yield "batch.png", batch_figure(found).savefig

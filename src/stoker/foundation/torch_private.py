@@ -1,7 +1,7 @@
 """Every private name of torch that Stoker relies on, in one place: check this file first when a new torch comes out.
 
 Two places have their own: `stoker.DataLoader` uses attributes of torch's `DataLoader`, which it derives from, and
-`stoker.bench.hook` patches torch's loaders while torch may still be importing.
+`stoker.lab.watch.hook` patches torch's loaders while torch may still be importing.
 """
 
 from __future__ import annotations

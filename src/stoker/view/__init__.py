@@ -3,7 +3,7 @@
 Results are Pillow images, or a page for a report. Notebooks display both; `.save(path)` writes them to a file.
 """
 
-from stoker.view.page import report
+from stoker.lab.page import report
 from stoker.view.showing import batch, mask
 
 __all__ = ["batch", "mask", "report"]

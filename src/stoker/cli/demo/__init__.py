@@ -242,7 +242,7 @@ def _print_sample(done: Prepared, console: Console) -> None:
 def _format_run(run: Run) -> list[tuple[str, str]]:
     import numpy as np
 
-    from stoker.bench.verdict import diagnose
+    from stoker.lab.diagnose.verdict import diagnose
 
     few = max(1, len(run.losses) // 10)
     steps = np.quantile(run.step_seconds, (0.5, 0.9, 0.99)).tolist()

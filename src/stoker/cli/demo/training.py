@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from stoker.bench.run import Run as Record
-from stoker.bench.watch import Watch
 from stoker.cli.demo.data import CLASSES, SERVED_SIDE, Shapes
 from stoker.cli.demo.machine import Others
+from stoker.lab.watch.run import Run as Record
+from stoker.lab.watch.watch import Watch
 from stoker.loader import DataLoader
 
 BATCH_SIZE = 64

@@ -1,0 +1,8 @@
+"""Show running loaders in the terminal, from stats files as they are written."""
+
+from stoker.lab.live.letters import letters_of
+from stoker.lab.live.tail import Tail, is_log
+from stoker.lab.live.terminal import frame, line
+from stoker.lab.live.track import Track, Tracks
+
+__all__ = ["Tail", "Track", "Tracks", "frame", "is_log", "letters_of", "line"]

@@ -1,0 +1,212 @@
+"""Panel of one loader in the terminal: recent and overall figures.
+
+On narrow terminals, bars and sparklines are dropped and text is never cut; on short ones, the least important rows are
+dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from stoker.foundation.text import (
+    UNKNOWN,
+    format_bytes,
+    format_cores,
+    format_count,
+    format_duration,
+    format_number,
+    format_percent,
+)
+from stoker.lab.live.letters import Letters, bar, spark, warmth
+from stoker.lab.live.track import Track
+from stoker.lab.watch.run import STAGES, Quantiles, Stats
+
+ROWS = ("throughput", "waiting", "queue", "step", "stages", "auto", "memory", "CPU")
+"""Rows of a panel, the most important first."""
+
+BAR, STAGE_BAR, CURVE = 24, 12, 40
+"""Maximum widths of a bar, of a stage's bar, and of a sparkline, in characters."""
+
+LEAST_BAR = 8
+"""Bars and sparklines shorter than this are dropped."""
+
+LABEL = 12
+"""Width of the row names, in characters."""
+
+NARROW = 36
+"""Terminals narrower than this have no frame and no column of names."""
+
+
+def panel(
+    track: Track, *, age: float | None, letters: Letters, width: int, rows: Collection[str] = ROWS
+) -> RenderableType:
+    """Return the panel of a loader, `width` characters wide, with the first rows only."""
+    is_narrow = width < NARROW
+    cells = [(name, cell) for name, cell in _cells(track, letters, width if is_narrow else width - 4 - LABEL)]
+    cells = [(name, cell) for name, cell in cells if name in rows]
+    title, subtitle = Text(_title(track), style="bold"), _age(track.latest, age)
+    if is_narrow:
+        lines = [Group(Text(name, style="dim"), cell) for name, cell in cells]
+        return Group(title, *lines, subtitle)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True, min_width=LABEL - 2)
+    grid.add_column()
+    for name, cell in cells:
+        grid.add_row(name, cell)
+    is_fitting = title.cell_len <= width - 6  # a name too long for the frame goes above it
+    framed = Panel(
+        grid,
+        title=title if is_fitting else None,
+        title_align="left",
+        subtitle=subtitle,
+        subtitle_align="right",
+        border_style="dim",
+        width=width,
+    )
+    return framed if is_fitting else Group(title, framed)
+
+
+def format_on_one_line(track: Track, *, age: float | None, width: int) -> Text:
+    """Return throughput and waiting on one line, for short terminals; with the loader's name if it fits."""
+    stats, now = track.latest, track.now
+    speed, share = (now.samples_per_second, now.wait_share) if now else (stats.samples_per_second, stats.wait_share)
+    text = Text(f"{format_number(speed)} samples/s, waiting {format_percent(share)}{_ago(age)}")
+    title = f"  {_title(track)}"
+    return text.append(title, style="dim") if text.cell_len + cell_len(title) <= width else text
+
+
+def memory_of(stats: Stats) -> float | None:
+    """Return the memory of a loader's trainer and workers together; None if not measured."""
+    sizes = [one.pss_bytes for one in (stats.trainer, *stats.workers) if one is not None and one.pss_bytes]
+    return float(sum(sizes)) if sizes else None
+
+
+def _cells(track: Track, letters: Letters, room: int) -> Iterator[tuple[str, RenderableType]]:
+    """Yield the rows with their names, each at most `room` characters wide."""
+    stats = track.latest
+    yield "throughput", _throughput(track, letters, room)
+    yield "step", Text(f"{_quantiles(stats.step_seconds)}; from batch to batch {_quantiles(stats.batch_seconds)}")
+    yield "waiting", _waiting(track, letters, room)
+    if stats.queue_depth is not None:
+        empty = (
+            ""
+            if stats.queue_empty_share is None
+            else f", empty at {format_percent(stats.queue_empty_share)} of requests"
+        )
+        yield "queue", Text(f"{format_number(stats.queue_depth, 2)} batches ready on average{empty}")
+    if stats.seconds and any(one.busy_seconds or one.waiting_seconds for one in stats.stages.values()):
+        yield "stages", _stages(stats, letters, room)
+    yield "CPU", _cores(track, letters, room)
+    yield "memory", Text(_format_memory(stats))
+    if stats.decisions:
+        yield "auto", Text(stats.decisions[-1])
+
+
+def _quantiles(quantiles: Quantiles) -> str:
+    return f"p50 {format_duration(quantiles.p50)}, p99 {format_duration(quantiles.p99)}"
+
+
+def _throughput(track: Track, letters: Letters, room: int) -> Text:
+    stats, now = track.latest, track.now
+    speed = now.samples_per_second if now else stats.samples_per_second
+    text = Text.assemble(
+        (f"{format_number(speed)} samples/s", "bold"), f"  {format_number(stats.samples_per_second)} overall"
+    )
+    spans = list(track.spans)[-CURVE:]
+    while len(spans) >= min(LEAST_BAR, len(track.spans)) > 0:
+        span = format_duration(sum(one.seconds for one in spans))
+        if text.cell_len + 4 + len(spans) + len(span) <= room:
+            text.append(f"  {spark((one.samples_per_second for one in spans), CURVE, letters)}", style="cyan")
+            text.append(f"  {span}", style="dim")
+            break
+        spans = spans[1:]  # keep the latest that fit
+    return text
+
+
+def _waiting(track: Track, letters: Letters, room: int) -> Text:
+    stats, now = track.latest, track.now
+    share = now.wait_share if now else stats.wait_share
+    text = (
+        f"{format_percent(share)}, {format_percent(stats.wait_share)} overall; "
+        f"{format_count(stats.num_stalls, 'stall')}, {format_duration(stats.stall_seconds)}"
+    )
+    length = min(BAR, room - cell_len(text) - 1)
+    if length < LEAST_BAR:
+        return Text(text)
+    return Text.assemble(bar(share, length, letters, warmth(share)), f" {text}")
+
+
+def _title(track: Track) -> str:
+    stats = track.latest
+    parts = [track.name]
+    if stats.num_ranks > 1:
+        parts.append(f"rank {stats.rank} of {stats.num_ranks}")
+    crew = len(stats.workers)
+    parts.append(format_count(crew, "worker") if crew else stats.engine)
+    return ", ".join(parts)
+
+
+def _age(stats: Stats, age: float | None) -> Text:
+    return Text(format_count(stats.num_batches, "batch", "batches") + _ago(age), style="dim")
+
+
+def _ago(age: float | None) -> str:
+    return "" if age is None else f", {format_duration(max(0.0, round(age)))} ago"
+
+
+def _stages(stats: Stats, letters: Letters, room: int) -> RenderableType:
+    """Return the mean number of busy and of waiting workers of each stage."""
+    shown = [(name, stats.stages[name]) for name in STAGES if name in stats.stages]
+    shown = [(name, one) for name, one in shown if one.busy_seconds or one.waiting_seconds]
+    most = max((max(one.busy_seconds, one.waiting_seconds) for _, one in shown), default=0.0) or 1.0
+    lines = [
+        (name, _at_a_time(one.busy_seconds, stats, "busy"), _at_a_time(one.waiting_seconds, stats, "waiting"))
+        for name, one in shown
+    ]
+    widths = [max((cell_len(row[at]) for row in lines), default=0) for at in range(3)]
+    if sum(widths) + 2 > room:
+        return Text("\n".join(" ".join((name, ", ".join(filter(None, numbers)))) for name, *numbers in lines))
+    length = min(STAGE_BAR, (room - sum(widths) - 4) // 2)
+    grid = Table.grid(padding=(0, 1))
+    for (name, busy, waiting), (_, one) in zip(lines, shown):
+        row = [Text(name), Text(busy, style="dim"), Text(waiting, style="dim")]
+        if length >= LEAST_BAR:
+            row.insert(1, bar(one.busy_seconds / most, length, letters, "green"))
+            row.insert(3, bar(one.waiting_seconds / most, length, letters, "yellow"))
+        grid.add_row(*row)
+    return grid
+
+
+def _at_a_time(seconds: float, stats: Stats, what: str) -> str:
+    return f"{format_number(seconds / stats.seconds, 2)} {what}" if seconds else ""
+
+
+def _cores(track: Track, letters: Letters, room: int) -> Text:
+    stats, now = track.latest, track.now
+    text = Text()
+    if now is not None and now.trainer_cores is not None:
+        text.append(f"trainer {format_cores(now.trainer_cores)}")
+    if now is not None and now.workers_cores is not None:
+        text.append(f"{', ' if text else ''}workers {format_cores(now.workers_cores)}")
+        each = [one.cpu_seconds / stats.seconds for one in stats.workers] if stats.seconds else []
+        each = each[:64]
+        if text.cell_len + 1 + len(each) <= room:
+            # scale from 0 to one core each, not to the busiest worker: idle workers should look idle
+            text.append(f" {spark([*each, 1.0], 65, letters)[:-1]}", style="cyan")
+    return text or Text(UNKNOWN)
+
+
+def _format_memory(stats: Stats) -> str:
+    own = stats.trainer.pss_bytes if stats.trainer is not None else None
+    workers = [one.pss_bytes for one in stats.workers if one.pss_bytes]
+    if own is None and not workers:
+        return UNKNOWN
+    parts = [f"trainer {format_bytes(own)}"] if own is not None else []
+    parts += [f"workers {format_bytes(sum(workers))}"] if workers else []
+    return ", ".join(parts)

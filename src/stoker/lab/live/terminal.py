@@ -1,0 +1,135 @@
+"""Draw loaders in the terminal: one panel each, or one line each if there are many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
+
+from stoker.foundation.text import UNKNOWN, format_bytes, format_duration, format_number, format_percent
+from stoker.lab.diagnose.diagnosis import Diagnosis
+from stoker.lab.live.crowd import tracks_table
+from stoker.lab.live.letters import Letters
+from stoker.lab.live.panel import ROWS, format_on_one_line, memory_of, panel
+from stoker.lab.live.track import Track, Tracks
+
+MOST_PANELS = 3
+"""Above this number, loaders get one line each."""
+
+
+def frame(
+    tracks: Tracks,
+    *,
+    diagnosis: Diagnosis | None = None,
+    ages: dict[str, float] | None = None,
+    remarks: Sequence[str] = (),
+    letters: Letters | None = None,
+    height: int | None = None,
+) -> RenderableType:
+    """Return the current state of all loaders, as wide as the terminal.
+
+    Args:
+        diagnosis: the diagnosis of all of them together.
+        ages: seconds since each source was last written to.
+        remarks: more lines to show below.
+        height: available lines; the least important rows are dropped to fit.
+    """
+    return _Frame(tracks, diagnosis, dict(ages or {}), list(remarks), letters or Letters(), height)
+
+
+def verdict(diagnosis: Diagnosis, *, is_short: bool = False) -> Text:
+    """Return the diagnosis on one or two lines; `is_short`: only the name of the verdict."""
+    sign, style = ("\N{CHECK MARK}", "green") if diagnosis.is_healthy else ("!", "bold red")
+    if diagnosis.verdict == "nothing-seen":
+        sign, style = "?", "dim"
+    return Text.assemble((f"{sign} {diagnosis.verdict}", style), "" if is_short else f"  {diagnosis.says}")
+
+
+def line(track: Track) -> str:
+    """Format a loader on one line, for files and pipes."""
+    stats, now = track.latest, track.now
+    parts = [
+        f"{track.name} rank {stats.rank}" if stats.num_ranks > 1 else track.name,
+        f"batch {stats.num_batches:,}",
+        f"{format_number(now.samples_per_second) if now else UNKNOWN} samples/s",
+        f"step p50 {format_duration(stats.step_seconds.p50)} p99 {format_duration(stats.step_seconds.p99)}",
+        f"waiting {format_percent(now.wait_share if now else None)}",
+        f"queue {UNKNOWN if stats.queue_depth is None else format_number(stats.queue_depth, 2)}",
+        f"memory {format_bytes(memory_of(stats))}",
+    ]
+    return "  ".join(parts)
+
+
+@dataclass
+class _Frame:
+    """A rich renderable that adapts to the size of the terminal."""
+
+    tracks: Tracks
+    diagnosis: Diagnosis | None
+    ages: dict[str, float]
+    remarks: list[str]
+    letters: Letters
+    height: int | None
+    _found: list[Track] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._found = self.tracks.all
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for drawn in self._pictures(options.max_width):
+            if self.height is None or len(console.render_lines(drawn, options.reset_height())) <= self.height:
+                break
+        yield drawn
+
+    def _pictures(self, width: int) -> Iterator[RenderableType]:
+        """Yield renderings with fewer and fewer rows."""
+        if len(self._found) > MOST_PANELS:
+            num = len(self._found)
+            yield self._drawn(self._crowd(num, width))
+            for shown in range(num, 0, -1):
+                yield self._drawn(self._crowd(shown, width), is_short=True)
+        else:
+            is_short = False
+            for num_rows in range(len(ROWS), 1, -1):
+                panels = [self._panel(one, width, num_rows) for one in self._found]
+                yield self._drawn(panels, is_short=is_short)
+                if (
+                    not is_short and ROWS[num_rows - 1] == "auto"
+                ):  # the remaining rows are more useful than the sentence
+                    is_short = True
+                    yield self._drawn(panels, is_short=True)
+        lines = [format_on_one_line(one, age=self.ages.get(one.source), width=width) for one in self._found]
+        yield self._drawn(lines, is_short=True)
+        for shown in range(len(lines), 0, -1):
+            yield Group(*lines[:shown])
+
+    def _drawn(self, loaders: Sequence[RenderableType], *, is_short: bool = False) -> RenderableType:
+        above = [verdict(self.diagnosis, is_short=is_short)] if self.diagnosis is not None else []
+        return Group(*above, *loaders, *self._slowest(), *(Text(one, style="dim") for one in self.remarks))
+
+    def _panel(self, track: Track, width: int, num_rows: int) -> RenderableType:
+        age = self.ages.get(track.source)
+        return panel(track, age=age, letters=self.letters, width=width, rows=ROWS[:num_rows])
+
+    def _crowd(self, num: int, width: int) -> list[RenderableType]:
+        """Return a table of `num` loaders including the slowest, and its age."""
+        slowest = self.tracks.slowest
+        shown = self._found[:num]
+        if slowest is not None and slowest not in shown:
+            shown[-1] = slowest
+        drawn: list[RenderableType] = [tracks_table(shown, slowest, self.letters, width=width)]
+        notes = [f"{len(self._found) - num:,} more"] if num < len(self._found) else []
+        known = [age for one in self._found if (age := self.ages.get(one.source)) is not None]
+        if known:
+            youngest, oldest = (format_duration(max(0.0, round(age))) for age in (min(known), max(known)))
+            notes.append(f"{youngest} ago" if youngest == oldest else f"{youngest} to {oldest} ago")
+        return [*drawn, Text(", ".join(notes), style="dim")] if notes else drawn
+
+    def _slowest(self) -> list[Text]:
+        slowest = self.tracks.slowest
+        if slowest is None:
+            return []
+        wait = format_duration(slowest.latest.wait_seconds.mean)
+        return [Text(f"slowest: rank {slowest.latest.rank}, which waits {wait} per batch for data", style="bold")]

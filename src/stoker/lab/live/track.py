@@ -1,0 +1,122 @@
+"""Differences between successive records of a loader: records are cumulative, and `stoker top` shows the present."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stoker.lab.watch.run import Quantiles, Stats
+
+NUM_SPANS = 120
+"""Number of latest spans kept for sparklines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The difference between two records."""
+
+    seconds: float
+    samples_per_second: float
+    wait_share: float
+    workers_cores: float | None
+    trainer_cores: float | None
+
+
+class Track:
+    """One loader of one rank."""
+
+    def __init__(self, stats: Stats, source: str) -> None:
+        self.source = source
+        """Source of the records."""
+        self.latest = stats
+        self.spans: deque[Span] = deque(maxlen=NUM_SPANS)
+        whole = _span(Stats(), stats)
+        if whole is not None:
+            self.spans.append(whole)
+
+    def add(self, stats: Stats) -> None:
+        """Add the next record. If its counts are lower than the previous ones, the loader was reset: start over."""
+        if stats.num_batches < self.latest.num_batches or stats.seconds < self.latest.seconds:
+            self.spans.clear()
+            before = Stats()
+        else:
+            before = self.latest
+        span = _span(before, stats)
+        if span is not None:
+            self.spans.append(span)
+        self.latest = stats
+
+    @property
+    def now(self) -> Span | None:
+        """The latest span; None if there is none yet."""
+        return self.spans[-1] if self.spans else None
+
+    @property
+    def name(self) -> str:
+        """Display name."""
+        kinds = {"stoker": "loader", "torch": "torch DataLoader"}
+        return self.latest.name or kinds.get(self.latest.kind, self.latest.kind or "loader")
+
+
+class Tracks:
+    """All loaders with records, in the order of their first record."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Track] = {}
+
+    def add(self, records: Iterable[Stats], *, source: str = "") -> None:
+        """Add new records from one source."""
+        for stats in records:
+            # two loaders may share a file: constant differences identify them
+            key = (source, stats.kind, stats.name, stats.rank, stats.config.get("batch_size"))
+            known = self._known.get(key)
+            if known is None:
+                self._known[key] = Track(stats, source)
+            else:
+                known.add(stats)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def all(self) -> list[Track]:
+        """All loaders, by name and rank."""
+        return sorted(self._known.values(), key=lambda track: (track.name, track.latest.rank))
+
+    @property
+    def slowest(self) -> Track | None:
+        """The rank that waits longest for data, among several with the same loader; None if no rank or all ranks do."""
+        names = {track.name for track in self._known.values()}
+        ranks = [track for track in self._known.values() if track.latest.num_ranks > 1]
+        if len(names) != 1 or len(ranks) < 2:
+            return None
+        waits = sorted((track.latest.wait_seconds.mean, number) for number, track in enumerate(ranks))
+        (second, _), (most, number) = waits[-2:]
+        period = ranks[number].latest.batch_seconds.mean
+        return ranks[number] if most > 1.1 * second and most - second > 0.01 * period else None
+
+
+def _span(before: Stats, after: Stats) -> Span | None:
+    seconds = after.seconds - before.seconds
+    if seconds <= 0:
+        return None
+    whole = _total(after.batch_seconds) - _total(before.batch_seconds)
+    waited = _total(after.wait_seconds) - _total(before.wait_seconds)
+    own = (
+        None
+        if after.trainer is None
+        else after.trainer.cpu_seconds - (before.trainer.cpu_seconds if before.trainer else 0)
+    )
+    workers = sum(one.cpu_seconds for one in after.workers) - sum(one.cpu_seconds for one in before.workers)
+    return Span(
+        seconds=seconds,
+        samples_per_second=max(0, after.num_samples - before.num_samples) / seconds,
+        wait_share=min(1.0, max(0.0, waited / whole)) if whole > 0 else 0.0,
+        workers_cores=max(0.0, workers) / seconds if after.workers else None,
+        trainer_cores=None if own is None else max(0.0, own) / seconds,
+    )
+
+
+def _total(quantiles: Quantiles) -> float:
+    return quantiles.mean * quantiles.num

@@ -1,0 +1,92 @@
+"""Write a run as one self-contained HTML file: verdict, figures and charts; opens from disk without a network."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from stoker.lab.diagnose.diagnosis import Diagnosis
+    from stoker.lab.page.subject import Subject
+    from stoker.lab.watch.run import Run
+
+__all__ = ["Report", "report"]
+
+
+class Report:
+    """An HTML page about a run. Notebooks display it, `.save("report.html")` writes it, `str` returns the HTML."""
+
+    def __init__(self, page: str, diagnoses: Sequence[Diagnosis]) -> None:
+        self.html = page
+        self.diagnoses = list(diagnoses)
+        """The diagnosis of the run, and of the run it is compared with."""
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to a file atomically, and return its path."""
+        from stoker.lab.watch.whole_file import whole_or_not
+
+        path = Path(path)
+        whole_or_not(path, self.html)
+        return path
+
+    def __str__(self) -> str:
+        return self.html
+
+    def __repr__(self) -> str:
+        verdicts = " vs. ".join(one.verdict for one in self.diagnoses)
+        return f"<Report: {verdicts}; .save(path) writes it>"
+
+    def _repr_html_(self) -> str:
+        inside = html.escape(self.html)
+        return f'<iframe srcdoc="{inside}" style="width:100%;height:900px;border:0" title="stoker report"></iframe>'
+
+
+def report(run: Any, *, against: Any = None, title: str | None = None) -> Report:
+    """Make a page about a run: verdict, figures, timeline, durations, stages, workers, ranks, memory, cores.
+
+    `run` is a `stoker.lab.watch.run.Run` (or a list, one per rank), or a loader. For a loader, the page
+    shows what it has counted so far. Memory and cores over time need sampling: `stoker doctor`, `stoker.watch`.
+
+    Args:
+        against: another run to compare it with, such as the one before a change.
+        title: title of the page (default: the command that was run).
+    """
+    from stoker.lab.page.document import document
+
+    subjects = [_subject(run, "" if against is None else "this run")]
+    if against is not None:
+        subjects.append(_subject(against, "baseline"))
+    return Report(document(subjects, title=title), [one.diagnosis for one in subjects])
+
+
+def _subject(given: Any, name: str) -> Subject:
+    from stoker.lab.diagnose.verdict import diagnose
+    from stoker.lab.page.subject import Subject
+    from stoker.lab.watch.parts import joined
+
+    parts = [_run_of(one) for one in given] if isinstance(given, list | tuple) else [_run_of(given)]
+    run = joined(parts)
+    return Subject(run, diagnose(run), name, parts)
+
+
+def _run_of(given: Any) -> Run:
+    from stoker.foundation.machine import described
+    from stoker.lab.watch.run import Run, Stats
+
+    if isinstance(given, Run):
+        return given
+    if isinstance(given, Stats):
+        return Run(title=given.name, machine=described(), seconds=given.seconds, loaders=[given])
+    if callable(seen := getattr(given, "run", None)) and isinstance(run := seen(), Run):  # a stoker.watch
+        return run
+    if callable(counted := getattr(given, "stats", None)) and isinstance(stats := counted(laps=True), Stats):
+        title = f"{type(given).__name__} of {type(given.dataset).__name__}"
+        return Run(title=title, machine=described(), seconds=stats.seconds, loaders=[stats])
+    raise ArgumentError(
+        f"expected a run or a loader, got {type(given).__name__}",
+        hint="pass a stoker.lab.watch.run.Run, a Stoker loader, or a loader wrapped by stoker.watch",
+    )

@@ -1,0 +1,1 @@
+"""Draw records as plots and terminal tables."""

@@ -1,0 +1,302 @@
+"""Many trials side by side: several configurations, each several times, in an order that is fair to all.
+
+Machines drift, and other work comes and goes. So configurations are never measured one after the other: in each *round*
+every one of them has a trial. Every other round runs backwards, so that a steady drift harms all alike, and from one
+pair of rounds to the next the order rotates, so that nobody always comes first. What is told is the mean over rounds
+and the standard deviation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, TypeVar
+
+from stoker.engine.stats import Plain
+from stoker.foundation.machine import described
+from stoker.lab.trial.trial import OK, Order, Trial, run_trial, watched_run
+from stoker.lab.watch.record_file import csv_of, load_record, save_record
+from stoker.lab.watch.run import Run
+
+FORMAT = "stoker-sweep"
+
+T = TypeVar("T")
+Config = dict[str, Any]
+Watch = Callable[[int, int, str], None]
+"""Told before each trial: how many are done, how many there will be, and what comes now."""
+
+QUANTITIES: dict[str, Callable[[Trial], float | None]] = {
+    "samples_per_second": lambda trial: trial.samples_per_second,
+    "batches_per_second": lambda trial: trial.batches_per_second,
+    "bytes_per_second": lambda trial: trial.bytes_per_second,
+    "seconds_per_batch": lambda trial: trial.seconds_per_batch,
+    "p50_seconds": lambda trial: trial.batch_seconds.p50,
+    "p90_seconds": lambda trial: trial.batch_seconds.p90,
+    "p99_seconds": lambda trial: trial.batch_seconds.p99,
+    "wait_seconds": lambda trial: trial.wait_seconds.mean,
+    "step_seconds": lambda trial: trial.step_seconds.mean,
+    "cpu_seconds_per_sample": lambda trial: trial.cpu_seconds_per_sample,
+    "startup_seconds": lambda trial: trial.startup.total,
+    "interpreter_seconds": lambda trial: trial.startup.interpreter,
+    "import_seconds": lambda trial: trial.startup.imports,
+    "construction_seconds": lambda trial: trial.startup.construction,
+    "first_batch_seconds": lambda trial: trial.startup.first_batch,
+    "epoch_start_seconds": lambda trial: fmean(trial.epoch_start_seconds) if trial.epoch_start_seconds else None,
+    "trainer_bytes": lambda trial: trial.trainer_bytes,
+    "workers_bytes": lambda trial: trial.workers_bytes,
+    "worker_bytes": lambda trial: trial.worker_bytes,
+    "largest_worker_bytes": lambda trial: trial.largest_worker_bytes,
+    "memory_bytes": lambda trial: trial.memory_bytes,
+    "private_bytes": lambda trial: trial.private_bytes,
+}
+"""What is told of a configuration, and how it follows from one trial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread(Plain):
+    """A number that was measured several times."""
+
+    mean: float
+    deviation: float | None = None
+    """The standard deviation; None of a single measurement."""
+    num: int = 1
+
+    @staticmethod
+    def of(values: Iterable[float | None]) -> Spread | None:
+        """Return that of some values, or None if there are none."""
+        known = [float(value) for value in values if value is not None]
+        if not known:
+            return None
+        return Spread(mean=fmean(known), deviation=stdev(known) if len(known) > 1 else None, num=len(known))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(Plain):
+    """What all trials of one configuration came to."""
+
+    config: Config
+    label: str
+    """What sets it apart from the others, in words."""
+    outcome: str = OK
+    """"ok" if any trial went well; otherwise what became of the first."""
+    error: str | None = None
+    """Why a trial did not go well, if one did not."""
+    num_ok: int = 0
+    num_not: int = 0
+    kind: str = "iterable"
+    found: Config = field(default_factory=dict)
+    """The arguments that the loader had."""
+    counts_epoch_starts: bool = False
+    spreads: dict[str, Spread] = field(default_factory=dict)
+    """By the names in `QUANTITIES`, as far as they are known."""
+    processes: dict[str, Spread] = field(default_factory=dict)
+    """The memory of each process when all together had most, by its name; the means add up to that of all."""
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a quantity; None if it is not known."""
+        spread = self.spreads.get(name)
+        return None if spread is None else spread.mean
+
+    def deviation(self, name: str) -> float:
+        """Return the standard deviation of a quantity; 0 if it is not known."""
+        spread = self.spreads.get(name)
+        return 0.0 if spread is None else spread.deviation or 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep(Plain):
+    """All that was measured, and how."""
+
+    format: str = FORMAT
+    version: int = 1
+    verb: str = "loader"
+    """"loader", "compare" or "tune"."""
+    target: str = ""
+    step: str | None = None
+    machine: dict[str, Any] = field(default_factory=described)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Seconds of each trial, number of rounds, and so on."""
+    configs: list[Config] = field(default_factory=list)
+    """In the order in which they are to be shown."""
+    trials: list[Trial] = field(default_factory=list)
+    """In the order in which they were done."""
+    notes: list[str] = field(default_factory=list)
+    """What else a reader has to know: what was left out, and why."""
+    is_interrupted: bool = False
+    run: Run | None = None
+    """A record of the quickest configuration, for `stoker report`, if asked for. It is not saved with the rest."""
+
+    def results(self) -> list[Result]:
+        """Return what the trials of each configuration came to."""
+        names = varied(self.configs)
+        return [
+            summed_up(config, [trial for trial in self.trials if trial.config == config], names=names)
+            for config in self.configs
+        ]
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a JSON file, whole or not at all."""
+        save_record(replace(self, run=None), path)
+
+    @staticmethod
+    def load(path: str | Path) -> Sweep:
+        """Return what `save` wrote; refuse other files."""
+        hint = "`stoker bench loader --out folder` writes one, and so do `stoker bench compare` and `stoker tune`"
+        return load_record(Sweep, path, format_name=FORMAT, what="a record of measurements", hint=hint)
+
+    def results_csv(self) -> str:
+        """Return a table with one line for each configuration: means, and standard deviations (`_std`)."""
+        names = names_of(self.configs)
+        rows = []
+        for result in self.results():
+            row: dict[str, Any] = {name: result.config.get(name) for name in names}
+            row |= {"outcome": result.outcome, "num_ok": result.num_ok, "num_not": result.num_not}
+            for name in QUANTITIES:
+                spread = result.spreads.get(name)
+                row |= {name: spread and spread.mean, f"{name}_std": spread and spread.deviation}
+            rows.append({**row, "kind": result.kind, "error": result.error})
+        return csv_of(rows)
+
+    def trials_csv(self) -> str:
+        """Return a table with one line for each trial."""
+        return csv_of(
+            {
+                **self._place(trial),
+                "outcome": trial.outcome,
+                "seconds": trial.seconds,
+                "num_batches": trial.num_batches,
+                "num_samples": trial.num_samples,
+                **{name: tell(trial) if trial.is_ok else None for name, tell in QUANTITIES.items()},
+                "error": trial.error,
+            }
+            for trial in self.trials
+        )
+
+    def processes_csv(self) -> str:
+        """Return a table with one line for each process of each trial: its memory."""
+        return csv_of(
+            {
+                **self._place(trial),
+                "process": process.name,
+                "peak_bytes": process.peak_bytes,
+                "held_bytes": process.held_bytes,
+            }
+            for trial in self.trials
+            for process in trial.processes
+        )
+
+    def _place(self, trial: Trial) -> dict[str, Any]:
+        """Return which trial it is, as the first columns of a table."""
+        return {"round": trial.number, **{name: trial.config.get(name) for name in names_of(self.configs)}}
+
+
+class Rounds:
+    """Runs trials round by round, and keeps what came of them."""
+
+    def __init__(self, order_of: Callable[[Config], Order], *, watch: Watch | None = None) -> None:
+        self._order_of, self._watch = order_of, watch
+        self.trials: list[Trial] = []
+        self.num_planned = 0
+        """How many trials there will be, as far as that is known."""
+
+    def plan(self, num_trials: int) -> None:
+        """So many more trials are to come."""
+        self.num_planned += num_trials
+
+    def go(self, configs: Sequence[Config], number: int) -> list[Trial]:
+        """Return a trial of each configuration, in the order of this round.
+
+        One that did not go well in an earlier round is left out: it would cost as much again, and a hung one most.
+        """
+        done = []
+        for config in in_turn(configs, number):
+            if any(trial.config == config and not trial.is_ok for trial in self.trials):
+                self.num_planned -= 1
+                continue
+            if self._watch is not None:
+                self._watch(len(self.trials), max(self.num_planned, len(self.trials) + 1), label_of(config))
+            trial = run_trial(self._order_of(config), config, number=number)
+            self.trials.append(trial)
+            done.append(trial)
+        return done
+
+    def record(self, config: Config) -> Run | None:
+        """Return the record of a run with a configuration: one more trial, which is watched and not counted."""
+        if self._watch is not None:
+            self._watch(len(self.trials), len(self.trials) + 1, f"{label_of(config)}, watched")
+        return watched_run(self._order_of(config), config)
+
+    def of(self, config: Config) -> list[Trial]:
+        """Return the trials of a configuration."""
+        return [trial for trial in self.trials if trial.config == config]
+
+
+def in_turn(things: Sequence[T], number: int) -> list[T]:
+    """Return the order in which things come in the round of this number."""
+    if not things:
+        return []
+    shift = number // 2 % len(things)
+    turn = [*things[shift:], *things[:shift]]
+    return turn[::-1] if number % 2 else turn
+
+
+def summed_up(config: Config, trials: Sequence[Trial], *, names: Sequence[str] | None = None) -> Result:
+    """Return what the trials of one configuration came to."""
+    well = [trial for trial in trials if trial.is_ok]
+    ill = [trial for trial in trials if not trial.is_ok]
+    latest = (well or ill or [Trial(config=config, outcome="not run")])[-1]
+    spreads = {name: Spread.of(tell(trial) for trial in well) for name, tell in QUANTITIES.items()}
+    return Result(
+        config=config,
+        label=label_of(config, names),
+        outcome=latest.outcome,
+        error=ill[0].error if ill else None,
+        num_ok=len(well),
+        num_not=len(ill),
+        kind=latest.kind,
+        found=latest.found,
+        counts_epoch_starts=any(trial.counts_epoch_starts for trial in well),
+        spreads={name: spread for name, spread in spreads.items() if spread is not None},
+        processes=_each_process(well),
+    )
+
+
+def _each_process(trials: Sequence[Trial]) -> dict[str, Spread]:
+    """Return what each process had when all together had most; one that was not there had nothing."""
+    held = [{one.name: one.held_bytes or 0 for one in trial.processes} for trial in trials if trial.processes]
+    names = dict.fromkeys(name for each in held for name in each)
+    spreads = {name: Spread.of(each.get(name, 0) for each in held) for name in names}
+    return {name: spread for name, spread in spreads.items() if spread is not None}
+
+
+_WORDS = {"num_workers": "worker", "num_threads": "thread"}
+
+
+def label_of(config: Config, names: Sequence[str] | None = None) -> str:
+    """Return a configuration in words: `2 workers, 4 threads, batch 64`; of these arguments alone, if any are named."""
+    words = []
+    for name, value in config.items():
+        if names is not None and name not in names:
+            continue
+        if name in _WORDS:
+            words.append(f"{value} {_WORDS[name]}{'' if value == 1 else 's'}")
+        elif name in ("batch_size", "prefetch_factor"):
+            words.append(f"{name.partition('_')[0]} {value}")
+        else:
+            words.append(str(value))
+    return ", ".join(words) or "as it is"
+
+
+def varied(configs: Sequence[Config]) -> list[str]:
+    """Return the arguments that are not the same in all configurations, or all if there is but one."""
+    names = names_of(configs)
+    if len(configs) < 2:
+        return names
+    return [name for name in names if len({str(config.get(name, "")) for config in configs}) > 1]
+
+
+def names_of(configs: Sequence[Config]) -> list[str]:
+    """Return the arguments that any configuration has."""
+    return list(dict.fromkeys(name for config in configs for name in config))

@@ -1,0 +1,237 @@
+"""The real training step, three ways: batches resident on the device, cached batches through the loader, the loader.
+
+The ways take turns, round by round, so that a noisy machine harms all alike. Loaders stay open between their turns;
+what they have made ahead meanwhile is used up before the clock starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from stoker.engine.stats import Quantiles
+from stoker.errors import ArgumentError
+from stoker.foundation import machine
+from stoker.lab.diagnose.effort import Effort, Gauge, Threaded, Watched, gauge_of
+from stoker.lab.trial.batch_contents import num_samples_in
+from stoker.lab.trial.drive import arguments_of, batch_size_of, kind_of, quantiles
+from stoker.lab.trial.ready_batches import cached_loader, device_of, on_device, taken, widening_of
+from stoker.lab.trial.step_window import CudaTicks, Iterated, Resident, Step, Ticks, WaitingTicks, Window, settle
+from stoker.lab.trial.sweep import Watch, in_turn
+from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, WAYS, TrainBench, Way
+from stoker.lab.watch.run import Run
+
+MIN_STEPS, MAX_STEPS = 8, 2000
+"""Timed in a round."""
+
+SMALL_SHARE, SMALL_SHARE_WATCHED = 0.02, 0.1
+"""A stall of less than this part of a step is not split: what workers do while they are ahead says nothing of it. The
+other is for workers of whom it is not known how long they are busy."""
+
+SETTLE_SECONDS = 5.0
+"""How long loaders may take at the most to make ahead what they may."""
+
+
+def bench_train(
+    step: Step,
+    loader: Any,
+    *,
+    target: str = "",
+    seconds: float = 2.0,
+    num_rounds: int = 5,
+    num_gpus: int = 1,
+    device: str | torch.device | None = None,
+    watch: Watch | None = None,
+) -> TrainBench:
+    """Return how long a training step takes each of the three ways, and what follows from it.
+
+    `step(batch)` is a whole step: it may copy the batch to the device by itself, and need not wait for the device.
+    `seconds` is about how long each way is timed in each round. Ctrl-C ends it and returns what there is by then, if
+    there is anything.
+    """
+    if num_rounds < 1 or seconds <= 0:
+        raise ArgumentError("there is nothing to measure", hint="give at least one round, of some time")
+    if not callable(step):
+        raise ArgumentError(
+            f"the step is {type(step).__name__}, which cannot be called", hint="give a function that takes a batch"
+        )
+    tell = watch or (lambda *_: None)
+    tell(0, 3 * num_rounds + 1, "the first batches")
+    kind = kind_of(loader)
+    batches = taken(loader)
+    place = _place(device, loader, batches)
+    clock = CudaTicks(place) if place.type == "cuda" else Ticks() if place.type == "cpu" else WaitingTicks()
+    with ExitStack() as stack:
+        real = Iterated(loader)
+        stack.callback(real.close)
+        if getattr(loader, "auto", None) is not None:
+            _run_in(real, step, seconds)
+        num_steps = {REAL: _num_steps(real, step, seconds, clock)}
+        settle(SETTLE_SECONDS)
+        resident = [on_device(one, place, widening_of(loader)) for one in batches]
+        sources: dict[str, Resident | Iterated] = {RESIDENT: Resident(resident)}
+        cached = cached_loader(loader, batches)
+        if cached is not None:
+            between = sources[CACHED] = Iterated(cached)
+            stack.callback(between.close)
+        for name, source in sources.items():
+            try:
+                num_steps[name] = _num_steps(source, step, seconds, clock)
+            except Exception as error:
+                if name == RESIDENT and device is None:
+                    error.add_note(f"this batch lies on {place}; if the step wants it elsewhere, say so: --device cpu")
+                raise
+            settle(SETTLE_SECONDS)
+        sources[REAL] = real
+        gauges = {RESIDENT: None, CACHED: gauge_of(cached, kind), REAL: gauge_of(loader, kind)}
+        windows: dict[str, list[Window]] = {name: [] for name in sources}
+        is_interrupted = False
+        try:
+            for number in range(num_rounds):
+                for name in in_turn(list(sources), number):
+                    tell(sum(map(len, windows.values())) + 1, len(sources) * num_rounds + 1, f"{name} batches")
+                    window = Window(sources[name], step, clock=clock, gauge=gauges[name]).run(num_steps[name])
+                    windows[name].append(window)
+                    settle(SETTLE_SECONDS)
+        except KeyboardInterrupt:
+            if not any(windows.values()):
+                raise
+            is_interrupted = True
+    windows = {name: done for name, done in windows.items() if done}
+    # the real loader comes last in the first round: if it has had its turn, the others have, too
+    effort = _effort(windows, gauges[REAL], kind) if REAL in windows else None
+    share, how = _blocked_share(windows, effort, gauges[REAL]) if REAL in windows else (None, "")
+    return TrainBench(
+        target=target,
+        machine=_described(place),
+        device=str(place),
+        num_gpus=num_gpus,
+        kind=kind,
+        config=arguments_of(loader),
+        num_samples=num_samples_in(batches[0], expected=batch_size_of(loader)),
+        ways=[_way(name, windows[name]) for name in WAYS if name in windows],
+        blocked_share=share,
+        making_cpu_seconds=None if effort is None else effort.cpu_seconds / sum(one.num_steps for one in windows[REAL]),
+        split_by=how,
+        counts_slowing=place.type == "cpu",
+        notes=_notes(loader, cached, windows),
+        is_interrupted=is_interrupted,
+    )
+
+
+def recorded_run(step: Step, loader: Any, *, seconds: float = 2.0, title: str = "") -> Run | None:
+    """Return a record of training with a loader for some seconds, watched, for `stoker report` and `stoker doctor`.
+
+    None if there was not a single batch.
+    """
+    from stoker.lab.watch.watch import watch
+
+    with watch(loader, name=title) as watched:
+        deadline = time.perf_counter() + seconds
+        for batch in watched:
+            step(batch)
+            if time.perf_counter() > deadline:
+                break
+        run = watched.run()
+    return run if run.loaders and run.loaders[0].num_batches else None
+
+
+def _run_in(source: Iterated, step: Step, seconds: float) -> None:
+    """Train for a while, so that arguments that are "auto" are chosen by the time that others are made like them."""
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline:
+        with suppress(StopIteration):
+            step(source.take())
+
+
+def _num_steps(source: Resident | Iterated, step: Step, seconds: float, clock: Ticks) -> int:
+    """Return how many steps fill the time of a round."""
+    window = Window(source, step, clock=clock).run(2)
+    return max(MIN_STEPS, min(MAX_STEPS, round(seconds * window.num_steps / max(window.seconds, 1e-9))))
+
+
+def _place(device: str | torch.device | None, loader: Any, batches: list[Any]) -> torch.device:
+    """Return where resident batches are to be: where the loader delivers, or else where a step would want them."""
+    if device is not None:
+        place = torch.device(device)
+    else:
+        given = getattr(loader, "_device", None) or device_of(batches[0])
+        place = given if given is not None and given.type != "cpu" else torch.device("cpu")
+        if place.type == "cpu" and torch.cuda.is_available():
+            place = torch.device("cuda")
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(f"device {str(place)!r}: there is no CUDA here", hint="leave it out, or give cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if str(place) == "cuda" else place
+
+
+def _way(name: str, windows: Sequence[Window]) -> Way:
+    return Way(
+        name=name,
+        num_steps=sum(window.num_steps for window in windows),
+        step_seconds=[window.seconds / window.num_steps for window in windows],
+        wait_seconds=[window.wait_seconds / window.num_steps for window in windows],
+        quantiles=Quantiles(**quantiles([period for window in windows for period in window.periods])),
+    )
+
+
+def _effort(windows: Mapping[str, Sequence[Window]], gauge: Gauge | None, kind: str) -> Effort | None:
+    """Return what those who make the real loader's batches used while they were timed; None if nobody is known."""
+    if gauge is None and kind == "iterable":
+        return None
+    total = sum((window.waiting if gauge is None else window.effort for window in windows[REAL]), Effort())
+    if isinstance(gauge, Threaded):
+        others = sum((window.effort for window in windows[CACHED]), Effort())
+        scale = sum(window.num_steps for window in windows[REAL]) / sum(one.num_steps for one in windows[CACHED])
+        total = total._replace(
+            cpu_seconds=max(0.0, total.cpu_seconds - scale * others.cpu_seconds),
+            delay_seconds=max(0.0, total.delay_seconds - scale * others.delay_seconds),
+        )
+    return total
+
+
+def _blocked_share(
+    windows: Mapping[str, Sequence[Window]], effort: Effort | None, gauge: Gauge | None
+) -> tuple[float | None, str]:
+    """Return how much of their busy time those who make batches were blocked, and how that is known, or why not."""
+    real = fmean(window.seconds / window.num_steps for window in windows[REAL])
+    stall = real - fmean(window.seconds / window.num_steps for window in windows.get(CACHED, windows[RESIDENT]))
+    if stall < SMALL_SHARE * real:
+        return None, "the loader keeps up, so there is nothing to tell apart"
+    if effort is None:
+        return None, "it is not known who makes the batches of this loader, so fetching and preparing are told together"
+    if isinstance(gauge, Watched) and stall < SMALL_SHARE_WATCHED * real:
+        return None, "the stall is too small to tell what the workers did meanwhile"
+    how = gauge.how if gauge is not None else "by the CPU time of the trainer's thread, which makes the batches itself"
+    share = effort.blocked_share
+    return share, how if share is not None else "the system does not tell what the workers did"
+
+
+def _notes(loader: Any, cached: Any, windows: Mapping[str, Sequence[Window]]) -> list[str]:
+    found = []
+    if cached is None:
+        found.append("cached batches cannot be sent through a loader of this kind, so the copy is told with the data")
+    elif type(loader).__iter__ is not type(cached).__iter__:
+        found.append(f"cached batches went through {type(cached).__name__}, not through {type(loader).__name__}")
+    if getattr(loader, "auto", None) is not None:
+        found.append(f'arguments are "auto", and may have changed meanwhile; in the end they were {loader.auto}')
+    if getattr(loader, "_decode", "cpu") != "cpu":
+        found.append("pictures are decoded on the device: cached batches are decoded already, so that counts as data")
+    if (getattr(loader, "num_threads", None) or 0) > 1:
+        found.append("a thread that waits for the interpreter's lock looks blocked: some of the fetching may be that")
+    if any(window.is_short for window in windows.get(REAL, ())):
+        found.append(
+            "epochs are short, so what was made ahead at their starts counts: with more data there is less of it"
+        )
+    return found
+
+
+def _described(place: torch.device) -> dict[str, Any]:
+    told = machine.described()
+    if place.type == "cuda":
+        told["gpu"] = torch.cuda.get_device_name(place)
+    return told

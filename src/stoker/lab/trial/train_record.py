@@ -1,0 +1,196 @@
+"""A training step timed three ways, as a record, and what follows: where the time of a step goes.
+
+A step with batches that are on the device already costs what it computes. With cached batches through the loader, what
+is added is the way of a batch: the hand-over and the copy. With the real loader, what is added is the making of
+batches: waiting for storage, and work on the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from stoker.engine.stats import Plain, Quantiles
+from stoker.lab.watch.record_file import load_record, save_record
+
+FORMAT = "stoker-train"
+
+RESIDENT, CACHED, REAL = "resident", "cached", "real"
+WAYS = (RESIDENT, CACHED, REAL)
+
+COMPUTE, COPY, PREPARATION, FETCH, DATA = "compute", "copy", "preparation", "fetch", "data"
+PARTS = (COMPUTE, COPY, PREPARATION, FETCH, DATA)
+"""Of a step's time: the step itself; hand-over and copy; batches being made on the CPU; being waited for from storage;
+being made, where that could not be told apart."""
+
+HOURS = 24.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way(Plain):
+    """One of the three ways, measured in several rounds. Times are in seconds."""
+
+    name: str
+    num_steps: int = 0
+    """That were timed, in all rounds together."""
+    step_seconds: list[float] = field(default_factory=list)
+    """From step to step, the mean of each round."""
+    wait_seconds: list[float] = field(default_factory=list)
+    """Of it, how long the next batch was waited for, the mean of each round, by the clock of the trainer's thread."""
+    quantiles: Quantiles = field(default_factory=Quantiles)
+    """From step to step, over all steps of all rounds."""
+
+    @property
+    def mean(self) -> float:
+        """The mean time of a step."""
+        return fmean(self.step_seconds)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation over rounds."""
+        return stdev(self.step_seconds) if len(self.step_seconds) > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(Plain):
+    """One part of a step's time, in seconds."""
+
+    name: str
+    """One of `PARTS`."""
+    seconds: float
+    deviation: float = 0.0
+    """Over rounds."""
+    share: float = 0.0
+    """Of the step with the real loader."""
+    gpu_hours_per_day: float = 0.0
+    """What is lost to it, by all GPUs together; of computing, what is used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBench(Plain):
+    """A training step, three ways."""
+
+    format: str = FORMAT
+    version: int = 1
+    target: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    """Where resident batches lay."""
+    num_gpus: int = 1
+    kind: str = "iterable"
+    """Whose loader it is: "stoker", "torch", or "iterable" for anything else."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """The loader's arguments."""
+    num_samples: int | None = None
+    """In a batch."""
+    ways: list[Way] = field(default_factory=list)
+    blocked_share: float | None = None
+    """Of the time in which workers were busy, what they spent blocked, as when they wait for storage; None if that
+    cannot be told."""
+    making_cpu_seconds: float | None = None
+    """CPU time that the making of a batch takes, where that is known."""
+    split_by: str = ""
+    """How that was found out, or why not, in words."""
+    counts_slowing: bool = False
+    """Whether the step's own time is seen by the trainer's clock, as on a CPU: where workers slow it down, it shows."""
+    notes: list[str] = field(default_factory=list)
+    """What else a reader has to know."""
+    is_interrupted: bool = False
+
+    def way(self, name: str) -> Way | None:
+        """Return one of the ways, if it was measured."""
+        return next((way for way in self.ways if way.name == name), None)
+
+    def _needed(self, name: str) -> Way:
+        way = self.way(name)
+        assert way is not None, f"a step was not timed with {name} batches"
+        return way
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it can be told where a step's time goes: not if it was interrupted before all ways had their turn."""
+        return self.way(RESIDENT) is not None and self.way(REAL) is not None
+
+    @property
+    def slowing_seconds(self) -> float:
+        """How much longer the step itself takes where batches are made: by workers that share its cores, or before it
+        in its own thread. 0 if it is not seen. It is not more than what the making takes: the rest is noise.
+        """
+        before, real = self.way(CACHED) or self.way(RESIDENT), self.way(REAL)
+        if not self.counts_slowing or before is None or real is None:
+            return 0.0
+        own = [[whole - wait for whole, wait in zip(way.step_seconds, way.wait_seconds)] for way in (before, real)]
+        most = float("inf") if self.making_cpu_seconds is None else self.making_cpu_seconds
+        return min(most, max(0.0, fmean(own[1]) - fmean(own[0])))
+
+    @property
+    def compute_seconds(self) -> float:
+        """What a step takes without stalls: with batches on the device, unless noise made another way quicker."""
+        return self.parts()[0].seconds
+
+    def parts(self) -> list[Part]:
+        """Return the parts of a step's time with the real loader; together they are all of it.
+
+        Where noise makes a way quicker than one that does less, it counts as if both took as long as the quicker one.
+        """
+        real = self._needed(REAL)
+        found: list[tuple[str, float, float]] = []
+        above, whole = real, real.mean
+        for name, way in ((DATA, self.way(CACHED)), (COPY if self.way(CACHED) else DATA, self._needed(RESIDENT))):
+            if way is not None:
+                least = min(way.mean, whole)
+                found.insert(0, (name, whole - least, _deviation_between(above, way)))
+                above, whole = way, least
+        found.insert(0, (COMPUTE, whole, above.deviation))
+        if self.blocked_share is not None:
+            _, data, deviation = found.pop()
+            preparation, fetch = told_apart(data, self.slowing_seconds, self.blocked_share)
+            found += [(PREPARATION, preparation, deviation), (FETCH, fetch, deviation)]
+        return [
+            Part(
+                name=name,
+                seconds=seconds,
+                deviation=deviation,
+                share=seconds / real.mean,
+                gpu_hours_per_day=HOURS * self.num_gpus * seconds / real.mean,
+            )
+            for name, seconds, deviation in found
+        ]
+
+    @property
+    def stall_share(self) -> float:
+        """The part of a step's time in which the device does not compute, from 0 to 1."""
+        return 1 - self.parts()[0].share
+
+    @property
+    def lost_gpu_hours_per_day(self) -> float:
+        """What all stalls together cost, on all GPUs."""
+        return HOURS * self.num_gpus * self.stall_share
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a JSON file, whole or not at all."""
+        save_record(self, path)
+
+    @staticmethod
+    def load(path: str | Path) -> TrainBench:
+        """Return what `save` wrote; refuse other files."""
+        hint = "`stoker bench train --out folder` writes one"
+        return load_record(TrainBench, path, format_name=FORMAT, what="a record of a training step", hint=hint)
+
+
+def told_apart(data_seconds: float, slowing_seconds: float, blocked_share: float) -> tuple[float, float]:
+    """Return how much of the time that batches take to be made is preparation, and how much is fetching.
+
+    What slows the step itself down is work on its cores, so preparation. The rest goes by what workers did meanwhile.
+    """
+    slowing = min(max(0.0, slowing_seconds), data_seconds)
+    fetch = (data_seconds - slowing) * min(1.0, max(0.0, blocked_share))
+    return data_seconds - fetch, fetch
+
+
+def _deviation_between(more: Way, less: Way) -> float:
+    """Return the standard deviation of a difference, taken round by round: noise that lasts for a round is in both."""
+    each = [one - other for one, other in zip(more.step_seconds, less.step_seconds)]
+    return stdev(each) if len(each) > 1 else 0.0

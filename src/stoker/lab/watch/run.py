@@ -1,0 +1,100 @@
+"""What was seen of a training run: its loaders' counters, its processes and cores over time. One JSON file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.engine.stats import STAGES, Copies, Plain, ProcessStats, Quantiles, Sampled, Stage, Stats
+from stoker.errors import ArgumentError
+from stoker.lab.watch.whole_file import whole_or_not
+
+__all__ = [
+    "FORMAT",
+    "STAGES",
+    "Copies",
+    "Moment",
+    "Plain",
+    "ProcessStats",
+    "Quantiles",
+    "Run",
+    "Sampled",
+    "Stage",
+    "Stats",
+]
+
+FORMAT = "stoker-run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment(Plain):
+    """What was in use at one time."""
+
+    at: float
+    """Seconds since the run began."""
+    trainer_pss_bytes: int | None = None
+    """Of all trainers' processes, one for each rank."""
+    workers_pss_bytes: int | None = None
+    """Of all processes that descend from them."""
+    private_bytes: int | None = None
+    """Of all of them together, without pages of files, which the system can drop: what grows when something leaks."""
+    trainer_cores: float = 0.0
+    """Cores' worth of time used since the moment before."""
+    workers_cores: float = 0.0
+    others_cores: float = 0.0
+    """Used by programs that are none of ours."""
+    trainer_delay_share: float | None = None
+    """The share of the time since the moment before for which the trainer's main thread, ready to run, had no core."""
+    cores: list[float] = field(default_factory=list)
+    """How busy each core of the machine was since the moment before, from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Plain):
+    """A run that was watched."""
+
+    format: str = FORMAT
+    version: int = 1
+    title: str = ""
+    """What was run, in a few words."""
+    machine: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    began: float | None = None
+    """When it began, by the clock that laps have; moments are counted from there."""
+    loaders: list[Stats] = field(default_factory=list)
+    """One for each loader and rank."""
+    moments: list[Moment] = field(default_factory=list)
+    """Some hundreds at the most, evenly spaced."""
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file, whole or not at all."""
+        whole_or_not(path, json.dumps(self.as_dict(), allow_nan=False))
+
+    @staticmethod
+    def load(path: str | Path) -> Run:
+        """Return the run that a file tells of; refuse other files."""
+        hint = "`stoker doctor --save run.json -- python train.py` writes one, and so do `stoker bench` and `Run.save`"
+        try:
+            values = json.loads(Path(path).read_text(), parse_constant=_refused)
+        except FileNotFoundError:
+            raise ArgumentError(f"there is no file {path}", hint=hint) from None
+        except (ValueError, UnicodeDecodeError) as error:
+            raise ArgumentError(f"{path} is not a record of a run: {error}", hint=hint) from None
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise ArgumentError(f"{path} is not a record of a run", hint=hint)
+        version = values.get("version", 0)
+        if isinstance(version, int) and version > 1:
+            raise ArgumentError(
+                f"{path} was written by a newer version of stoker (format {version})",
+                hint="update stoker to read it",
+            )
+        try:
+            return Run.from_dict(values)
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            raise ArgumentError(f"{path} is damaged: its fields do not fit together ({error})", hint=hint) from None
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"it holds {constant}, which is no number")
