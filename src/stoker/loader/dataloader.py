@@ -945,7 +945,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return HostDecodeFallback(maker)
 
     def _teller(self) -> Callable[[], Any]:
-        return epoch_setter_state(self._course.dataset) if self.split is None else self.split.tell
+        return epoch_setter_state(self._course.dataset) if self.split is None else self.split.batch_hint
 
     def _told(self) -> Any:
         """Return what the dataset has to say to whoever reads it, without a recipe that counts."""
