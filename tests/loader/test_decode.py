@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import stoker
+from stoker.batch.ledger import Policy
 from stoker.deliver import Split, check_nvjpeg
-from stoker.engine.ledger import Policy
 from stoker.errors import ArgumentError, BadImage, MissingExtra
 from stoker.loader import dataloader
 from stoker.loader.arguments import resolved_decode

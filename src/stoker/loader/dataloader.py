@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, de
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
+from stoker.batch.ledger import Ledger, Policy
 from stoker.compose.contents import Content, contents
 from stoker.compose.mixed import Mixture
 from stoker.compose.packed import differing_versions
@@ -27,9 +28,7 @@ from stoker.compose.wrapped import (
     has_wrapped_mixture,
 )
 from stoker.deliver import CudaPageLock, Delivery, Normalize, NvJpeg, Split, To, Widening, checked_device
-from stoker.engine.global_generators import BorrowedGenerators
 from stoker.engine.inline import Inline
-from stoker.engine.ledger import Ledger, Policy
 from stoker.engine.processes.engine import Processes
 from stoker.engine.processes.requests import WorkerOptions
 from stoker.engine.processes.worker import WorkerJob
@@ -40,6 +39,7 @@ from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable, StokerError
 from stoker.foundation import machine
+from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.foundation.torch_private import pin_memory
 from stoker.loader.arguments import (
     check_arguments,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.engine.ledger import Skipped
+from stoker.batch.ledger import Skipped
 from stoker.loader.work import BatchResult, MapMaker
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 
 from torch.autograd.profiler import record_function
 
-from stoker.engine.ledger import Ledger
+from stoker.batch.ledger import Ledger
 from stoker.engine.task import Engine
 from stoker.errors import NestedNext, TooManySkipped
 from stoker.foundation.torch_private import is_profiling
