@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# No deadline: timings are noisy. `make test` and CI repeat the same examples every time; `make check` and a plain `pytest`
-# try new ones, and print what reproduces a failure.
+# No deadline: timings are noisy. `make test` and CI repeat the same examples every time; `make check` and a plain
+# `pytest` try new ones, and print what reproduces a failure.
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("repeat", parent=settings.get_profile("explore"), derandomize=True)
 settings.load_profile("repeat" if os.environ.get("CI") else "explore")

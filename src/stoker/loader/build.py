@@ -140,7 +140,7 @@ class EngineBuilder:
 
     def _epoch_state(self) -> Callable[[], Any]:
         loader = self.loader
-        return epoch_setter_state(loader._course.dataset) if loader.split is None else loader.split.tell
+        return epoch_setter_state(loader._course.dataset) if loader.split is None else loader.split.batch_hint
 
     def peeked_state(self) -> Any:
         """Return what goes with a recipe that is only looked at, and does not count."""
