@@ -36,7 +36,7 @@ $(BENCH): $(STAMP) $(NATIVE)
 	@touch $@
 
 demo: $(NATIVE)  ## Load, train, stop, resume: the main job end to end, on data it makes itself
-	@$(BIN)/stoker demo
+	@$(BIN)/python -m examples.demo
 
 test: $(NATIVE)  ## Run the tests; they pass whatever else the machine does
 	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile repeat -m "not timed"
