@@ -21,6 +21,7 @@ from stoker.transform import (
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomVerticalFlip,
     Resize,
 )
 from stoker.transform.image.decoding import decode
@@ -28,7 +29,7 @@ from stoker.transform.image.view import View
 from tests.compose.picture_sets import InMemory
 from tests.transform.pictures import photograph
 
-CROP = [RandomResizedCrop((24, 20)), RandomHorizontalFlip()]
+CROP = [RandomResizedCrop((24, 20)), RandomHorizontalFlip(), RandomVerticalFlip()]
 
 
 def batches(dataset: Any, batch_size: int = 8, **options: Any) -> list[Any]:
@@ -325,7 +326,7 @@ def test_files_left_for_the_device_become_the_same_pictures(layout: Any, share: 
     for number, row in enumerate(encoded.rows.tolist()):
         region = tuple(encoded.regions[number].tolist())
         box = tuple(encoded.boxes[number].tolist())
-        view = View(region, box, (24, 20), bool(encoded.flips[number]))
+        view = View(region, box, (24, 20), cast(Any, tuple(encoded.flips[number].tolist())))
         data = encoded.file(number).numpy()
         assert data.tobytes() == pictures.files[row]
         sizes: list[Any] = []

@@ -107,7 +107,7 @@ class ImageRowWriter:
             self._filled([file.size for file in files], np.int64),
             self._filled([file.view.region for file in files], np.int64),
             self._filled([file.view.box for file in files], np.float64),
-            self._filled([file.view.flip for file in files], np.bool_),
+            self._filled([file.view.flips for file in files], np.bool_),
             is_channels_last=is_last,
         )
 
