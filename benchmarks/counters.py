@@ -21,10 +21,11 @@ import stoker
 from benchmarks.datasets import Same
 from benchmarks.measure import Clock, Contender, Pace, Record, interleaved
 from benchmarks.report import INK, Column, Report, Setting, only
+from stoker.batch import builder
+from stoker.batch.result import BatchResult
 from stoker.engine.processes import messages
-from stoker.loader import iterator, stream, work
+from stoker.loader import iterator, stream
 from stoker.loader.looking.counters import Counters
-from stoker.loader.work import BatchResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,7 +90,7 @@ def without_counting() -> Iterator[None]:
     """Take the counters out, in this process and those that are forked from it meanwhile."""
     clocks = SimpleNamespace(perf_counter=_still, process_time=_still)
     with ExitStack() as stack:
-        for module in (iterator, stream, work):
+        for module in (iterator, stream, builder):
             stack.enter_context(patch.object(module, "perf_counter", _still))
         stack.enter_context(patch.object(messages, "time", clocks))
         stack.enter_context(patch.object(Counters, "note", _nothing))

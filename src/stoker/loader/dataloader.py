@@ -45,7 +45,7 @@ from stoker.loader.arguments import (
 )
 from stoker.loader.auto import Auto
 from stoker.loader.build import start_engine
-from stoker.loader.growth import has_grown_from, next_epoch
+from stoker.loader.growth import next_epoch
 from stoker.loader.iterator import LoaderIterator
 from stoker.loader.looking.counters import Counters
 from stoker.loader.looking.locations import SampleLocation, find_locations
@@ -66,6 +66,7 @@ from stoker.loader.state.stream_progress import StreamProgress
 from stoker.loader.stream import Sharing, StreamSetting
 from stoker.plan import Layout, Order, Plan, Recipe, Sequential, Shuffle, Tail, order_named
 from stoker.source import LineStream
+from stoker.source.protocols import has_grown_from
 from stoker.tuning.parallelism import AUTO, Choice
 
 if TYPE_CHECKING:
