@@ -23,6 +23,7 @@
     ├── StateError (ValueError)             a state that cannot be loaded
     │   ├── StateUnreadable                 not a state of ours, or from a newer version
     │   └── StateMismatch                   a state of another plan or dataset
+    ├── CheckFailed (AssertionError)        a dataset breaks a promise (stoker.testing)
     └── WorkerError (RuntimeError)          something happened to whoever does the work
         ├── NotPicklable                    an object cannot travel to a worker process
         ├── WorkerStuck                     no batch within `timeout`
@@ -228,6 +229,14 @@ class NothingCollated(BatchError):
             "To leave bad samples out, raise in `__getitem__` and pass on_error='skip'"
         )
         self.function, self.step = function, step
+
+
+class CheckFailed(StokerError, AssertionError):
+    """A dataset breaks a promise of a protocol in `stoker.source.protocols`."""
+
+    def __init__(self, check: str, problem: str) -> None:
+        super().__init__(f"{check}: {problem}")
+        self.check = check
 
 
 class StateError(StokerError, ValueError):
