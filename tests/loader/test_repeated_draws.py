@@ -29,6 +29,7 @@ from stoker.batch.encoded import Encoded
 from stoker.compose.images import Images
 from stoker.loader.build import HostDecodeFallback, build_batch_maker
 from stoker.loader.order.repeated_draws import Draws, may_repeat
+from stoker.loader.state.loader_state import new_progress
 from stoker.transform import RandomHorizontalFlip, RandomResizedCrop
 from tests.compose.picture_sets import InMemory
 from tests.loader.datasets import KeyedMany, KeyedOnly, KeyedWhole, Numbers, listed, plain
@@ -294,7 +295,7 @@ def test_files_left_to_the_device_are_cut_anew_in_each_draw() -> None:
     loader: Any = stoker.DataLoader(Images(InMemory(1, labels=None), transform=CROP), 6, sampler=[0] * 6, seed=7)
     maker = build_batch_maker(loader)
     maker.dataset = images
-    recipe = next(iter(loader._new_progress(0).recipes()))
+    recipe = next(iter(new_progress(loader, 0).recipes()))
     made = maker.make(recipe)
     assert isinstance(made.batch, Encoded)
     assert len(set(map(tuple, made.batch.boxes.tolist()))) == 6

@@ -574,6 +574,10 @@ class Mixture:
             )
         return new
 
+    def has_changed_since(self, state: Mapping[str, Any]) -> bool:
+        """Return whether weights, limits or sources are others than when `state` was taken."""
+        return bool(self.state(0, 0)["phases"] != state["phases"])
+
     # ---------------------------------------------------------------- inside
 
     def _view(self, key: int) -> Any:

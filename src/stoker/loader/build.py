@@ -5,29 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import finalize
 
 import torch
 
 from stoker.batch.ledger import Skipped
-from stoker.deliver import CudaPageLock, Delivery, NvJpeg
 from stoker.engine.inline import Inline
-from stoker.engine.processes.engine import Processes
-from stoker.engine.processes.requests import WorkerOptions
-from stoker.engine.processes.worker import WorkerJob
-from stoker.engine.slots.batch_pickle import SMALL_BYTES
-from stoker.engine.slots.ring import Ring
 from stoker.engine.task import Engine
-from stoker.engine.threads import Threads
 from stoker.foundation.torch_private import pin_memory
-from stoker.loader.auto import TuningDriver
-from stoker.loader.engine_factory import EngineFactory, start_tuned_engine
 from stoker.loader.requests import ErrorCapturingIterator, MapRequests, StreamRequests
-from stoker.loader.sample_costs import CostProbingForwarder
 from stoker.loader.state.progress import Progress
-from stoker.loader.state.stream_progress import StreamProgress
-from stoker.loader.stream import StreamMaker
 from stoker.loader.work import (
     BatchResult,
     Beginning,
@@ -41,7 +29,12 @@ from stoker.plan import derived_key
 from stoker.tuning.parallelism import Parallelism
 
 if TYPE_CHECKING:
+    from stoker.engine.processes.engine import Processes
+    from stoker.engine.threads import Threads
+    from stoker.loader.auto import TuningDriver
     from stoker.loader.dataloader import DataLoader
+    from stoker.loader.state.stream_progress import StreamProgress
+    from stoker.loader.stream import Sharing, StreamSetting
 
 
 def start_engine(
@@ -51,6 +44,8 @@ def start_engine(
     engine, driver = EngineBuilder(loader, progress).start()
     if loader._device is None:
         return engine, driver
+    from stoker.deliver import Delivery, NvJpeg
+
     fallback: Any = None if loader._decode == "cpu" else HostDecodeFallback(build_batch_maker(loader))
     delivery: Engine[BatchResult | EndOfStream] = Delivery(
         engine,
@@ -71,13 +66,39 @@ def start_engine(
 def build_batch_maker(loader: DataLoader[Any], pin: Callable[[Any], Any] | None = None) -> Any:
     """Return what turns a recipe into a batch: a `MapMaker`, or a `StreamMaker` for an iterable dataset."""
     own_collate = loader._own_collate if loader._auto_collation else loader.collate_fn
-    part = None if loader._mesh is None else loader._mesh.part
+    part = loader._schedule.placement.part
     finish = Finisher(own_collate, is_batched=loader._auto_collation, pin=pin, mixture=loader._mixture, part=part)
-    schedule, policy, loan = loader._schedule, loader.ledger.policy, loader._loan
+    schedule, policy, loan = loader._schedule, loader.ledger.policy, loader._generators
     if loader._is_stream:
-        return StreamMaker(loader.dataset, finish, loader._setting, seed=schedule.seed, policy=policy, loan=loan)
+        from stoker.loader.stream import StreamMaker
+
+        return StreamMaker(loader.dataset, finish, loader._stream_setting, seed=schedule.seed, policy=policy, loan=loan)
     return MapMaker(
         schedule.dataset, finish, seed=schedule.seed, policy=policy, loan=loan, owns_order=loader._is_planned
+    )
+
+
+def stream_setting(loader: DataLoader[Any]) -> StreamSetting:
+    """Return how an iterable dataset is shared out among workers and ranks, and cut into batches."""
+    from stoker.loader.stream import StreamSetting
+
+    schedule, num_workers = loader._schedule, max(1, loader.num_workers)
+    sharing: Sharing = "whole"
+    if num_workers * schedule.num_ranks > 1:
+        if loader.shard is None:
+            sharing = "own"
+        elif callable(getattr(loader.dataset, "split", None)):
+            sharing = "split"
+    return StreamSetting(
+        sharing=sharing,
+        batch_size=schedule.batch_size,
+        rank=schedule.rank,
+        num_ranks=schedule.num_ranks,
+        num_workers=num_workers,
+        tail=schedule.tail,
+        hides_worker=loader.shard == "auto",
+        stays=loader.persistent_workers,
+        layout=schedule.layout,
     )
 
 
@@ -97,6 +118,8 @@ class EngineBuilder:
         if loader._has_workers and self._pin is not None and self._pin.device is None:
             warnings.warn("worker processes give page-locked batches for CUDA alone; these are not", stacklevel=4)
         if loader.auto is not None:
+            from stoker.loader.engine_factory import EngineFactory, start_tuned_engine
+
             return start_tuned_engine(EngineFactory(self, loader.auto, recipes), loader.auto)
         setting = Parallelism(loader.num_workers, loader.num_threads, loader.prefetch_factor or 1)
         if setting.num_workers:
@@ -122,6 +145,8 @@ class EngineBuilder:
             maker.tell = self._epoch_state()
         if setting.is_inline:
             return Inline(recipes, maker.make if loader.auto is None else loader.auto.footprint.watched(maker.make))
+        from stoker.engine.threads import Threads
+
         tasks: Iterator[Any] = map(maker.task, recipes)
         return Threads(
             tasks,
@@ -134,8 +159,8 @@ class EngineBuilder:
     def requests(self, recipes: Iterator[Any]) -> MapRequests | StreamRequests:
         """Return what is asked of worker processes."""
         chosen = self.loader._chosen_epoch
-        if isinstance(self.progress, StreamProgress):
-            return StreamRequests(self.progress, recipes, chosen_epoch=chosen)
+        if self.loader._is_stream:
+            return StreamRequests(cast("StreamProgress", self.progress), recipes, chosen_epoch=chosen)
         return MapRequests(recipes, chosen_epoch=chosen, tell=self._epoch_state())
 
     def _epoch_state(self) -> Callable[[], Any]:
@@ -160,9 +185,21 @@ class EngineBuilder:
         if loader._processes is not None:
             return loader._processes
         is_delivered = loader._device is not None and loader._device.type == "cuda"
+        from stoker.engine.processes.engine import Processes
+        from stoker.engine.processes.requests import WorkerOptions
+        from stoker.engine.processes.worker import WorkerJob
+        from stoker.engine.slots.batch_pickle import SMALL_BYTES
+
         if loader._ring is None:
+            from stoker.engine.slots.ring import Ring
+
+            page_lock = None
+            if locks:
+                from stoker.deliver import CudaPageLock
+
+                page_lock = CudaPageLock()
             # a delivery sees to it that slots are not used again before their copies are complete
-            loader._ring = Ring(CudaPageLock() if locks else None, is_watched=is_delivered)
+            loader._ring = Ring(page_lock, is_watched=is_delivered)
             finalize(loader, loader._ring.close)
         options = WorkerOptions(
             num_workers=setting.num_workers,
@@ -178,11 +215,15 @@ class EngineBuilder:
             pins_small=locks,
             most_workers=0 if loader.auto is None else loader.auto.most_workers,
         )
-        forwarder = EpochForwarder if loader.auto is None else CostProbingForwarder
+        forwarder = EpochForwarder
+        if loader.auto is not None:
+            from stoker.loader.sample_costs import CostProbingForwarder
+
+            forwarder = CostProbingForwarder
         maker = forwarder(build_batch_maker(loader), loader._chosen_epoch)
         job = WorkerJob(maker, loader._schedule.dataset, Beginning(loader.worker_init_fn))
         workers: Processes[BatchResult | EndOfStream] = Processes(
-            job, options, loader._ring, is_persistent=loader.persistent_workers, tally=loader.counters.tally
+            job, options, loader._ring, is_persistent=loader.persistent_workers, tally=loader.counters.worker_totals
         )
         if loader.persistent_workers:
             loader._processes = workers
