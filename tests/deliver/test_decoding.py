@@ -22,7 +22,7 @@ from torch import Tensor
 from stoker.batch.encoded import Encoded
 from stoker.deliver import Delivery, Widening
 from stoker.deliver.cutting import Cuts, cut
-from stoker.deliver.decoding import Bench, DecodeJob, Decoding
+from stoker.deliver.decode_thread import Bench, DecodeJob, Decoding
 from stoker.deliver.split import Split
 from stoker.errors import BadImage
 from tests.deliver.test_delivery_cpu import Script

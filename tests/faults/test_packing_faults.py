@@ -23,10 +23,11 @@ import pytest
 from numpy.typing import NDArray
 
 import stoker
-from stoker.compose import packed as packed_module
-from stoker.compose import plan_cache, planning
-from stoker.compose.layout import Layout
-from stoker.compose.packed import Packed
+from stoker.compose.packs import pack_plan_cache as plan_cache
+from stoker.compose.packs import pack_planning as planning
+from stoker.compose.packs import packed as packed_module
+from stoker.compose.packs.pack_tables import Layout
+from stoker.compose.packs.packed import Packed
 from stoker.errors import ArgumentError, DataError, StaleSource
 from stoker.plan import exchange
 from stoker.store import Store, Writer, build, open_store, verify

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker import native
-from stoker.compose.packed import Packed
-from stoker.compose.rows import FittedRows
+from stoker.compose.packs.packed import Packed
+from stoker.compose.packs.packed_rows import FittedRows
 from stoker.errors import ArgumentError, DataError
 from stoker.native import Finder, Found, Parts, Sheet
 from tests.laws.test_packing import packed_in, places, sizes

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from stoker.batch.encoded import Encoded
 from stoker.deliver.copy_counter import CopyCounter
-from stoker.deliver.decoding import DecodeJob
+from stoker.deliver.decode_thread import DecodeJob
 from stoker.deliver.structure import OnTensor, mapped, moved, tensors_in
 
 _cuda: Any = torch.cuda  # parts of it have no types

@@ -14,8 +14,8 @@ from torch import Tensor
 from stoker.batch.encoded import Encoded
 from stoker.deliver.copy_counter import CopyCounter
 from stoker.deliver.copy_stream import Copy, CopyStream
+from stoker.deliver.decode_thread import Bench, DecodeJob, Decoding, FallbackReader
 from stoker.deliver.decoder import Decoder
-from stoker.deliver.decoding import Bench, DecodeJob, Decoding, FallbackReader
 from stoker.deliver.split import Split
 from stoker.deliver.structure import OnTensor, mapped, moved, put_row, tensors_in
 from stoker.engine.task import Engine

@@ -16,10 +16,10 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, de
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-from stoker.compose.contents import Content, contents
-from stoker.compose.mixed import Mixture
-from stoker.compose.packed import differing_versions
-from stoker.compose.wrapped import (
+from stoker.compose.mixtures.mixture import Mixture
+from stoker.compose.packs.packed import differing_versions
+from stoker.compose.step_contents import Content, contents
+from stoker.compose.wrapped_datasets import (
     SHUFFLED_MIXTURE,
     SORTED_ROWS,
     fingerprint_of,

@@ -1,4 +1,4 @@
-"""What is in packed rows, looked up in one pass: `compose/layout.py` says how, `compose/rows.py` does it by NumPy."""
+"""What is in packed rows, looked up in one pass: see `compose/packs/pack_tables.py`; `packed_rows.py` there does it in NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.errors import ArgumentError
 from stoker.native.arrays import INT64, SOURCES, TARGETS, address, inputs, is_readable
 from stoker.native.faults import NO_ROOM
 from stoker.native.library import LAYOUTS, library
-from stoker.native.rows import LONGEST, bytes_for
+from stoker.native.token_rows import LONGEST, bytes_for
 
 Indices = NDArray[np.int64]
 
@@ -44,7 +44,7 @@ class Parts(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The spans of some rows: see `compose/spans.py`."""
+    """The spans of some rows: see `compose/packs/row_spans.py`."""
 
     row_starts: Indices
     documents: Indices

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.compose.layout import TABLES, Facts, Layout
+from stoker.compose.packs.pack_tables import TABLES, Facts, Layout
 from stoker.errors import ArgumentError, DataError
 from stoker.store import Column, Store, Writer
 from stoker.store.reader import Stretch

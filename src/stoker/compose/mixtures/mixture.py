@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import native
-from stoker.compose.fields import Empty, Fields, Form
-from stoker.compose.mixed_parts import Part, check_alike, common_fields, parts_of, tokens_in
-from stoker.compose.mixed_scatter import scattered
-from stoker.compose.mixed_terms import (
+from stoker.compose.batch_fields import Empty, Fields, Form
+from stoker.compose.mixtures.mixture_sources import Part, check_alike, common_fields, parts_of, tokens_in
+from stoker.compose.mixtures.mixture_terms import (
     Phase,
     Stop,
     Terms,
@@ -30,6 +29,7 @@ from stoker.compose.mixed_terms import (
     checked_stop,
     epoch_length,
 )
+from stoker.compose.mixtures.scattered import scattered
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable
 from stoker.foundation.randomness import epoch as epoch_being_read
 from stoker.foundation.randomness import strand

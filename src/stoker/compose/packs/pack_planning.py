@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.compose.layout import Facts, Layout
+from stoker.compose.packs.pack_tables import Facts, Layout
 from stoker.errors import ArgumentError
 from stoker.plan.exchange import exchange
 from stoker.plan.packing import Packing, best_fit, starts_of

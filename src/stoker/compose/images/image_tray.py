@@ -18,7 +18,7 @@ from stoker.transform.image.orientation import UPRIGHT
 from stoker.transform.image.view import View
 
 if TYPE_CHECKING:
-    from stoker.compose.images import Images
+    from stoker.compose.images.image_dataset import Images
 
 
 class File(NamedTuple):
@@ -170,6 +170,6 @@ class Labels:
         """Return the pictures of a batch with their labels, or alone if there are none."""
         if self._found is None:
             return image
-        from stoker.compose.images import Picture
+        from stoker.compose.images.image_dataset import Picture
 
         return Picture(image, self._found)

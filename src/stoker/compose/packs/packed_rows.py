@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.compose.documents import Documents
-from stoker.compose.layout import Facts, Layout, Numbers
-from stoker.compose.spans import Span, Spans
+from stoker.compose.packs.pack_tables import Facts, Layout, Numbers
+from stoker.compose.packs.row_spans import Span, Spans
+from stoker.compose.packs.token_documents import Documents
 from stoker.errors import DataError
 from stoker.native import Finder, Parts, Sheet
 from stoker.plan.mixing import derived_key

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.compose.fields import Fields
-from stoker.compose.wrapped import fingerprint_of
+from stoker.compose.batch_fields import Fields
+from stoker.compose.wrapped_datasets import fingerprint_of
 from stoker.errors import ArgumentError
 from stoker.plan import Order, Sequential, derived_key
 from stoker.plan.order import Indices, order_to_dict

@@ -13,15 +13,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.compose.assembly import fill_rows
-from stoker.compose.documents import Documents, documents_of, lengths_of
-from stoker.compose.fields import Empty, Fields, Form
-from stoker.compose.layout import Facts, Layout
-from stoker.compose.plan_cache import VERSION, PackPlanCache
-from stoker.compose.planning import laid_out, planned
-from stoker.compose.report import Report
-from stoker.compose.rows import FittedRows, LaidRows, Rows
-from stoker.compose.spans import Span, Spans
+from stoker.compose.batch_fields import Empty, Fields, Form
+from stoker.compose.packs.pack_plan_cache import VERSION, PackPlanCache
+from stoker.compose.packs.pack_planning import laid_out, planned
+from stoker.compose.packs.pack_report import Report
+from stoker.compose.packs.pack_tables import Facts, Layout
+from stoker.compose.packs.packed_rows import FittedRows, LaidRows, Rows
+from stoker.compose.packs.row_filling import fill_rows
+from stoker.compose.packs.row_spans import Span, Spans
+from stoker.compose.packs.token_documents import Documents, documents_of, lengths_of
 from stoker.errors import ArgumentError, DataError
 from stoker.foundation.randomness import epoch as epoch_being_read
 from stoker.native import Sheet
@@ -138,7 +138,7 @@ def _check_choices(*, length: Any, strategy: Any, window: Any, long: Any, blocks
             hint="window= and long= are for best_fit: leave them out",
         )
     if blocks is not None:
-        from stoker.compose.blocks import num_blocks
+        from stoker.compose.packs.block_tables import num_blocks
 
         num_blocks(length, _whole(blocks, "blocks"))
 
@@ -448,7 +448,7 @@ class Packed:
             "max_seqlen": ((), small),
         }
         if self.settings.blocks is not None:
-            from stoker.compose.blocks import block_fields
+            from stoker.compose.packs.block_tables import block_fields
 
             fields.update(block_fields(length, self.settings.blocks))
         return fields
@@ -484,7 +484,7 @@ class Packed:
         """Write what does not depend on the tokens."""
         batch["max_seqlen"][rows] = self.facts.max_seqlen
         if self.settings.blocks is not None:
-            from stoker.compose.blocks import block_tables
+            from stoker.compose.packs.block_tables import block_tables
 
             block_tables(batch["cu_seqlens"][rows], self.length, self.settings.blocks, batch, rows)
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.batch.tray import Empty
-from stoker.compose.chosen_pictures import Chosen
-from stoker.compose.image_tray import LooseTray, PictureTray
+from stoker.compose.images.image_subset import Chosen
+from stoker.compose.images.image_tray import LooseTray, PictureTray
 from stoker.errors import ArgumentError, PositionError
 from stoker.foundation.randomness import rng_of
 from stoker.foundation.stages import transforming
