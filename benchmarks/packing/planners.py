@@ -84,16 +84,16 @@ def _stoker_listed(lengths: Lengths, length: int) -> Plan:
 
 
 def _rows_of(lengths: Lengths, length: int) -> Callable[[Any], Any]:
-    from stoker.compose.packs.packed_rows import FittedRows
-    from stoker.compose.packs.token_documents import Held
+    from stoker.compose.packs.packed_rows import BestFitRows
+    from stoker.compose.packs.token_documents import DocumentsInMemory
 
     starts = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
     flat = np.broadcast_to(np.zeros(1, np.uint16), (int(starts[-1]),))  # tokens that take no memory
-    documents = Held(flat, starts)
+    documents = DocumentsInMemory(flat, starts)
 
     def rows(layout: Any) -> Any:
-        return FittedRows(documents, layout, length=length, window=None, is_cut=True, seed=0, renewed=lambda: layout)
+        return BestFitRows(documents, layout, length=length, window=None, is_cut=True, seed=0, renewed=lambda: layout)
 
     return rows
 

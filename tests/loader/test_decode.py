@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.deliver import Split, check_nvjpeg
+from stoker.deliver import DecodeSplit, check_nvjpeg
 from stoker.engine.ledger import Policy
 from stoker.errors import ArgumentError, BadImage, MissingExtra
 from stoker.loader import dataloader
@@ -167,7 +167,7 @@ def test_workers_are_told_the_share(folder: Path, engine: dict[str, Any], monkey
             return super().decode(files, num_channels=num_channels)
 
     monkeypatch.setattr(dataloader, "NvJpeg", Counting)
-    monkeypatch.setattr(Split, "tell", lambda _: 0.5)
+    monkeypatch.setattr(DecodeSplit, "tell", lambda _: 0.5)
     loaded(pictures(folder, "auto"), **engine)
     assert seen == [3, 3, 3, 3]
 

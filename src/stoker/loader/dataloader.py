@@ -26,7 +26,7 @@ from stoker.compose.wrapped_datasets import (
     has_sorted_rows,
     has_wrapped_mixture,
 )
-from stoker.deliver import CudaPageLock, Delivery, Normalize, NvJpeg, Split, To, Widening, checked_device
+from stoker.deliver import CudaPageLock, DecodeSplit, Delivery, Normalize, NvJpeg, To, Widening, checked_device
 from stoker.engine.global_generators import BorrowedGenerators
 from stoker.engine.inline import Inline
 from stoker.engine.ledger import Ledger, Policy
@@ -339,12 +339,12 @@ class DataLoader(TorchDataLoader[T_co]):
             self._device,
             collates=collate_fn in (None, default_collate) and self._auto_collation and not is_stream,
         )
-        self.split: Split | None = None
+        self.split: DecodeSplit | None = None
         """For pictures with decode="auto": the share of them that is left to the device, and who is waited for."""
         if self._decode == "auto":
             num_hands = max(1, num_workers) * max(1, num_threads)
             num_cores = machine.num_cores()
-            self.split = Split(num_cores=num_cores if self.auto is not None else min(num_hands, num_cores))
+            self.split = DecodeSplit(num_cores=num_cores if self.auto is not None else min(num_hands, num_cores))
         # torch's defaults are what None stands for, and loaders made again from attributes have them
         self._own_collate = None if collate_fn in (default_collate, default_convert) else collate_fn
         self._is_stream, self._is_planned = is_stream, is_planned

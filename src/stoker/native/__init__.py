@@ -10,16 +10,16 @@ from stoker.native.faults import JpegFault
 from stoker.native.jpeg_headers import JpegHeader, jpeg_header
 from stoker.native.library import describe, describe_jpeg, without
 from stoker.native.pixels import decode_jpeg, has_jpeg, resize
-from stoker.native.spans import Finder, Found, Parts, Sheet
+from stoker.native.spans import ArrayParts, FoundSpans, RowMemory, SpanFinder
 from stoker.native.token_rows import can_gather, fill_rows, gather_rows
 
 __all__ = [
-    "Finder",
-    "Found",
+    "ArrayParts",
+    "FoundSpans",
     "JpegFault",
     "JpegHeader",
-    "Parts",
-    "Sheet",
+    "RowMemory",
+    "SpanFinder",
     "apportion",
     "block_tables",
     "can_gather",

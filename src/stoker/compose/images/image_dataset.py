@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.batch.tray import Empty
-from stoker.compose.images.image_subset import Chosen
+from stoker.compose.images.image_subset import ImageSubset
 from stoker.compose.images.image_tray import LooseTray, PictureTray
 from stoker.errors import ArgumentError, PositionError
 from stoker.foundation.randomness import rng_of
@@ -221,7 +221,7 @@ class Images:
     def subset(self, positions: Any) -> Images:
         """Return some of the pictures, in the order of `positions`, with the same transforms and the same classes."""
         chosen = copy.copy(self)
-        chosen.pictures = Chosen(self.pictures, positions)
+        chosen.pictures = ImageSubset(self.pictures, positions)
         chosen._labels = chosen.pictures.labels
         return chosen
 
