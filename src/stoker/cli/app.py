@@ -24,7 +24,7 @@ from stoker.cli.inspect import inspect
 from stoker.cli.lines import lines
 from stoker.cli.pack import pack
 from stoker.cli.piped import trim_when_piped
-from stoker.cli.plan import plan_app
+from stoker.cli.plan_command import plan_app
 from stoker.cli.prepare import prepare_app
 from stoker.cli.report import report
 from stoker.cli.top import top

@@ -9,11 +9,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.compose.documents import Documents
-from stoker.compose.layout import Facts, Layout, Numbers
-from stoker.compose.spans import Span, Spans
+from stoker.compose.packs.pack_tables import PackFacts, PackTables, StoredIntegers
+from stoker.compose.packs.row_spans import DocumentSpan, RowSpans
+from stoker.compose.packs.token_documents import Documents
 from stoker.errors import DataError
-from stoker.native import Finder, Parts, Sheet
+from stoker.native import ArrayParts, RowMemory, SpanFinder
 from stoker.plan.mixing import derived_key
 from stoker.plan.packing import rotations
 
@@ -28,47 +28,47 @@ more, it is put together for those that are asked for.
 _EPOCHS_KEPT = 4
 
 
-class Rows(Protocol):
+class PackedRows(Protocol):
     """Packed rows, of any epoch. Safe to use from threads."""
 
-    facts: Facts
+    facts: PackFacts
 
-    def spans(self, rows: Indices, epoch: int) -> Spans:
+    def spans(self, rows: Indices, epoch: int) -> RowSpans:
         """Return what is in some rows, which are there."""
         ...
 
-    def placed(self, rows: Indices, epoch: int) -> tuple[Spans, NDArray[Any], Indices]:
+    def placed(self, rows: Indices, epoch: int) -> tuple[RowSpans, NDArray[Any], Indices]:
         """Return the same, memory in which all their tokens are, checked, and where in it each span begins."""
         ...
 
-    def write(self, rows: Indices, epoch: int, sheet: Sheet, memory: NDArray[np.uint8]) -> bool:
+    def write(self, rows: Indices, epoch: int, sheet: RowMemory, memory: NDArray[np.uint8]) -> bool:
         """Write rows into memory in one go; False if they have to be filled from `placed` spans."""
         ...
 
-    def find(self, document: int, epoch: int) -> list[Span]:
+    def find(self, document: int, epoch: int) -> list[DocumentSpan]:
         """Return where a document is, from its beginning to its end."""
         ...
 
 
-class FittedRows:
+class BestFitRows:
     """Rows by best fit: see `Layout` for the arithmetic."""
 
     def __init__(
         self,
         documents: Documents,
-        layout: Layout,
+        layout: PackTables,
         *,
         length: int,
         window: int | None,
         is_cut: bool,
         seed: int,
-        renewed: Callable[[], Layout],
+        renewed: Callable[[], PackTables],
     ) -> None:
         self._documents, self._length, self._window, self._is_cut = documents, length, window, is_cut
         self._seed, self._renewed = seed, renewed
         self._layout, self.facts = layout, layout.facts
         self._tables: dict[int, Indices] = {}
-        self._finders: dict[int, tuple[Finder, NDArray[Any]]] = {}
+        self._finders: dict[int, tuple[SpanFinder, NDArray[Any]]] = {}
         self._numbers = np.arange(4096)
 
     def _known(self, slots: Indices, epoch: int) -> Indices:
@@ -89,7 +89,7 @@ class FittedRows:
             self._tables = _with(self._tables, epoch, table)
         return table
 
-    def _finder(self, epoch: int) -> tuple[Finder, NDArray[Any]] | None:
+    def _finder(self, epoch: int) -> tuple[SpanFinder, NDArray[Any]] | None:
         """Return what looks spans up in C, and the memory of the tokens. Files that it reads are checked now.
 
         None unless all tables are in memory, or in files that are mapped, and will stay there.
@@ -105,7 +105,7 @@ class FittedRows:
             table = self._table(epoch)
             if table is None:
                 return None
-            finder = Finder(
+            finder = SpanFinder(
                 layout.row_starts,
                 layout.slot_starts,
                 table,
@@ -145,7 +145,7 @@ class FittedRows:
 
     def _taken(self, name: str, places: Indices) -> Indices:
         """Return numbers that may be on disk. If they are damaged there, they are planned anew."""
-        numbers: Numbers = getattr(self._layout, name)
+        numbers: StoredIntegers = getattr(self._layout, name)
         try:
             return numbers.take(places).astype(np.int64)
         except DataError:
@@ -153,26 +153,26 @@ class FittedRows:
             numbers = getattr(self._layout, name)
             return numbers.take(places).astype(np.int64)
 
-    def spans(self, rows: Indices, epoch: int) -> Spans:
+    def spans(self, rows: Indices, epoch: int) -> RowSpans:
         """Return what is in some rows."""
         finder = self._finder(epoch)
         found = None if finder is None else finder[0](rows)
-        return self._looked_up(rows, epoch) if found is None else Spans(*found[:6])
+        return self._looked_up(rows, epoch) if found is None else RowSpans(*found[:6])
 
-    def placed(self, rows: Indices, epoch: int) -> tuple[Spans, NDArray[Any], Indices]:
+    def placed(self, rows: Indices, epoch: int) -> tuple[RowSpans, NDArray[Any], Indices]:
         """Return what is in some rows, and where it lies."""
         finder = self._finder(epoch)
         found = None if finder is None else finder[0](rows)
         if finder is None or found is None:
             return _placed(self._documents, self._looked_up(rows, epoch))
-        return Spans(*found[:6]), finder[1], found.elements
+        return RowSpans(*found[:6]), finder[1], found.elements
 
-    def write(self, rows: Indices, epoch: int, sheet: Sheet, memory: NDArray[np.uint8]) -> bool:
+    def write(self, rows: Indices, epoch: int, sheet: RowMemory, memory: NDArray[np.uint8]) -> bool:
         """Write rows into memory in one go, where that can be."""
         finder = self._finder(epoch)
         return finder is not None and finder[0].write(rows, sheet, memory)
 
-    def _looked_up(self, rows: Indices, epoch: int) -> Spans:
+    def _looked_up(self, rows: Indices, epoch: int) -> RowSpans:
         """Return what is in some rows, by NumPy: the definition of it. What is not seen yet is checked now."""
         layout = self._layout
         sections = layout.row_starts.searchsorted(rows, "right")
@@ -219,9 +219,9 @@ class FittedRows:
                 "the plan of packed rows is not one of these documents: their lengths are others\n"
                 "hint: remove the folder that the plan is kept in, .packs beside a store"
             )
-        return Spans(starts, documents, offsets, sizes, begins + offsets, has_next)
+        return RowSpans(starts, documents, offsets, sizes, begins + offsets, has_next)
 
-    def find(self, document: int, epoch: int) -> list[Span]:
+    def find(self, document: int, epoch: int) -> list[DocumentSpan]:
         """Return where a document is."""
         layout, length = self._layout, self._length
         size = int(self._documents.bounds(np.array([document]))[1][0])
@@ -232,7 +232,7 @@ class FittedRows:
             number = self._class(window, length)
             section = self._sections(np.array([self._slots_of(number)[0]]))[0]
             row = self._rank(number, document) + int(layout.row_starts[section])
-            found = [Span(row + piece, document, piece * length, 0, length) for piece in range(num_full)]
+            found = [DocumentSpan(row + piece, document, piece * length, 0, length) for piece in range(num_full)]
         rest = size - num_full * length
         if not rest or (num_full and not self._is_cut):
             return found
@@ -250,7 +250,7 @@ class FittedRows:
         before = layout.slots[int(layout.slot_starts[section]) : slot, 0]
         column = int(layout.classes[before, 2].sum())
         row = int(layout.row_starts[section] + rows[at])
-        found.append(Span(row, document, size - rest, column, column + rest))
+        found.append(DocumentSpan(row, document, size - rest, column, column + rest))
         return found
 
     def _class(self, window: int, length: int) -> int:
@@ -273,13 +273,13 @@ class FittedRows:
         return bisect_left(range(count), document, key=lambda rank: int(taken("order", np.array([start + rank]))[0]))
 
 
-class LaidRows:
+class ConcatRows:
     """Rows by concatenation: row `i` has the tokens from `i * length` on, of all documents one after the other."""
 
-    def __init__(self, documents: Documents, facts: Facts, *, length: int) -> None:
+    def __init__(self, documents: Documents, facts: PackFacts, *, length: int) -> None:
         self._documents, self.facts, self._length = documents, facts, length
 
-    def spans(self, rows: Indices, epoch: int) -> Spans:  # noqa: ARG002
+    def spans(self, rows: Indices, epoch: int) -> RowSpans:  # noqa: ARG002
         """Return what is in some rows."""
         begins = rows * self._length
         ends = np.minimum(begins + self._length, self._documents.num_values)
@@ -301,17 +301,17 @@ class LaidRows:
                 part[is_there] for part in (documents, document_begins, document_ends)
             )
             here, sizes = here[is_there], sizes[is_there]
-        return Spans(starts, documents, here - document_begins, sizes, here, here + sizes < document_ends)
+        return RowSpans(starts, documents, here - document_begins, sizes, here, here + sizes < document_ends)
 
-    def placed(self, rows: Indices, epoch: int) -> tuple[Spans, NDArray[Any], Indices]:
+    def placed(self, rows: Indices, epoch: int) -> tuple[RowSpans, NDArray[Any], Indices]:
         """Return what is in some rows, and where it lies."""
         return _placed(self._documents, self.spans(rows, epoch))
 
-    def write(self, rows: Indices, epoch: int, sheet: Sheet, memory: NDArray[np.uint8]) -> bool:  # noqa: ARG002
+    def write(self, rows: Indices, epoch: int, sheet: RowMemory, memory: NDArray[np.uint8]) -> bool:  # noqa: ARG002
         """Leave it to `placed`."""
         return False
 
-    def find(self, document: int, epoch: int) -> list[Span]:  # noqa: ARG002
+    def find(self, document: int, epoch: int) -> list[DocumentSpan]:  # noqa: ARG002
         """Return where a document is."""
         begins, sizes = self._documents.bounds(np.array([document]))
         begin, end = int(begins[0]), int(begins[0] + sizes[0])
@@ -319,20 +319,20 @@ class LaidRows:
         while at < end:
             row, column = divmod(at, self._length)
             stop = min(column + end - at, self._length)
-            found.append(Span(row, document, at - begin, column, stop))
+            found.append(DocumentSpan(row, document, at - begin, column, stop))
             at += stop - column
         return found
 
 
-def _placed(documents: Documents, spans: Spans) -> tuple[Spans, NDArray[Any], Indices]:
+def _placed(documents: Documents, spans: RowSpans) -> tuple[RowSpans, NDArray[Any], Indices]:
     return spans, *documents.spans(spans.begins, spans.sizes + spans.has_next)
 
 
-def _parts(numbers: Any, name: str) -> Parts | None:
+def _parts(numbers: Any, name: str) -> ArrayParts | None:
     """Return where numbers lie that are in memory, or say so themselves."""
     if type(numbers) is np.ndarray:
-        return Parts.of(numbers)
-    parts: Callable[[], Parts | None] | None = getattr(numbers, name, None)
+        return ArrayParts.of(numbers)
+    parts: Callable[[], ArrayParts | None] | None = getattr(numbers, name, None)
     return None if parts is None else parts()
 
 

@@ -92,7 +92,7 @@ class DecodeJob:
         return self._num_pictures
 
 
-class Bench:
+class DecodeRunner:
     """Does jobs, one at a time, in whichever thread."""
 
     def __init__(
@@ -197,10 +197,10 @@ def _is_lost(error: RuntimeError) -> bool:
     return "CUDA error" in str(error) or "CUDA driver" in str(error)
 
 
-class _Line:
+class _DecodeQueue:
     """What the thread shares with its owner. It holds on to this and never to the `Decoding`, whose end is its end."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: DecodeRunner) -> None:
         self.bench = bench
         self.jobs: deque[DecodeJob] = deque()
         self.process = os.getpid()
@@ -287,15 +287,15 @@ class _Line:
         self.stop()
 
 
-class Decoding:
+class DecodeThread:
     """Does jobs in a thread, in their order.
 
     The thread begins with the first job. It ends with `stop`, and begins again when someone waits for a job that is
     left; with `close`, and with the collection of this object, for good.
     """
 
-    def __init__(self, bench: Bench) -> None:
-        self._line = _Line(bench)
+    def __init__(self, bench: DecodeRunner) -> None:
+        self._line = _DecodeQueue(bench)
         self.bench = bench
         finalize(self, self._line.close)
 

@@ -12,7 +12,7 @@ from stoker.errors import ArgumentError, PositionError
 from stoker.source.images import Encoded, Pictures
 
 
-class Chosen:
+class ImageSubset:
     """The pictures at some positions of others, in the order of these."""
 
     def __init__(self, pictures: Pictures, positions: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.compose.layout import Facts, Layout
+from stoker.compose.packs.pack_tables import PackFacts, PackTables
 from stoker.errors import ArgumentError
 from stoker.plan.exchange import exchange
 from stoker.plan.packing import Packing, best_fit, starts_of
@@ -19,12 +19,12 @@ SORTED_TOGETHER = 1 << 22
 """Documents that are sorted in one go: sorting takes some 20 bytes for each."""
 
 
-def planned(lengths: Iterable[NDArray[np.integer[Any]]], *, length: int, window: int | None, long: str) -> Layout:
+def planned(lengths: Iterable[NDArray[np.integer[Any]]], *, length: int, window: int | None, long: str) -> PackTables:
     """Return how documents of these lengths, given in parts, are packed into rows of `length` by best fit.
 
     Takes about 6 bytes for each document, of which 4 stay. A pure function of what is given.
     """
-    making = _Making(length, is_cut=long != "truncate", is_refused=long == "error")
+    making = _PackPlanner(length, is_cut=long != "truncate", is_refused=long == "error")
     for parts in _windows(lengths, window):
         making.add_window(parts)
     return making.layout()
@@ -56,7 +56,7 @@ def _windows(lengths: Iterable[NDArray[Any]], window: int | None) -> Iterator[It
         yield parts()
 
 
-class _Making:
+class _PackPlanner:
     """Tables that grow window by window."""
 
     def __init__(self, length: int, *, is_cut: bool, is_refused: bool) -> None:
@@ -204,7 +204,7 @@ class _Making:
             first += len(part)
         self._order.append(order)
 
-    def layout(self) -> Layout:
+    def layout(self) -> PackTables:
         """Return the tables, with the items of rows mixed."""
         slots = _joined(self._slots, (3,))
         classes = np.concatenate([np.zeros((0, 5), np.int64), *self._classes])
@@ -221,7 +221,7 @@ class _Making:
         slots[:, 1] += (found.offsets * slots[:, 2]).astype(slots.dtype)
         slot_starts = starts_of(found.num_slots)
         padding = self._length - np.diff(starts_of(lengths)[slot_starts])
-        facts = Facts(
+        facts = PackFacts(
             num_rows=int(found.num_rows.sum()),
             num_documents=self._num_documents,
             num_empty=self._num_empty,
@@ -234,7 +234,7 @@ class _Making:
             max_documents=int((found.num_slots + (padding > 0)).max(initial=0)),
             max_seqlen=int(max(lengths.max(initial=0), padding.max(initial=0))),
         )
-        return Layout(
+        return PackTables(
             facts=facts,
             row_starts=starts_of(found.num_rows),
             slot_starts=slot_starts,
@@ -258,7 +258,7 @@ def _joined(parts: list[NDArray[Any]], shape: tuple[int, ...] = ()) -> NDArray[A
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros((0, *shape), np.uint32), *parts])
 
 
-def laid_out(lengths: Iterable[NDArray[np.integer[Any]]], *, length: int) -> Facts:
+def laid_out(lengths: Iterable[NDArray[np.integer[Any]]], *, length: int) -> PackFacts:
     """Return what is known of documents that are put into rows one after the other, and cut where a row ends."""
     num_documents = num_empty = num_cut = begin = longest = 0
     row, in_row = 0, 1
@@ -301,7 +301,7 @@ def laid_out(lengths: Iterable[NDArray[np.integer[Any]]], *, length: int) -> Fac
     if padding:
         most, fewest = max(most, in_row), min(fewest, in_row)
         max_documents = max(max_documents, in_row + 1)
-    return Facts(
+    return PackFacts(
         num_rows=num_rows,
         num_documents=num_documents,
         num_empty=num_empty,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.compose.layout import TABLES, Facts, Layout
+from stoker.compose.packs.pack_tables import TABLES, PackFacts, PackTables
 from stoker.errors import ArgumentError, DataError
 from stoker.store import Column, Store, Writer
 from stoker.store.reader import Stretch
@@ -48,7 +48,7 @@ class PackPlanCache:
         """Where the plan is, if it is kept."""
         return None if self._folder is None else self._folder / self._key
 
-    def layout(self, planned: Callable[[], Layout]) -> tuple[Layout, bool]:
+    def layout(self, planned: Callable[[], PackTables]) -> tuple[PackTables, bool]:
         """Return the plan, and whether it is on the shelf: found there, or planned and put there, or only planned.
 
         Of several processes one plans, and the others wait for it.
@@ -69,7 +69,7 @@ class PackPlanCache:
                 return found, True
             return self._put(planned)
 
-    def renewed(self, planned: Callable[[], Layout]) -> Layout:
+    def renewed(self, planned: Callable[[], PackTables]) -> PackTables:
         """Return the plan after a part of it was found to be damaged: planned anew, unless somebody else has."""
         path = self.path
         assert path is not None
@@ -80,7 +80,7 @@ class PackPlanCache:
             _log.warning("the plan of packed rows in %s is damaged, and is made anew", path)
             return self._put(planned)[0]
 
-    def _put(self, planned: Callable[[], Layout]) -> tuple[Layout, bool]:
+    def _put(self, planned: Callable[[], PackTables]) -> tuple[PackTables, bool]:
         path = self.path
         assert path is not None
         layout = planned()
@@ -95,7 +95,7 @@ class PackPlanCache:
         found = self._opened()
         return (layout, False) if found is None else (found, True)
 
-    def _only_planned(self, planned: Callable[[], Layout], error: Exception) -> tuple[Layout, bool]:
+    def _only_planned(self, planned: Callable[[], PackTables], error: Exception) -> tuple[PackTables, bool]:
         assert self._folder is not None
         if self._folder not in _told:
             _told.add(self._folder)
@@ -105,7 +105,7 @@ class PackPlanCache:
             )
         return planned(), False
 
-    def _opened(self, *, is_thorough: bool = False) -> Layout | None:
+    def _opened(self, *, is_thorough: bool = False) -> PackTables | None:
         """Return the plan on the shelf; None if there is none, or none that can be used."""
         path = self.path
         assert path is not None
@@ -114,7 +114,7 @@ class PackPlanCache:
             meta = store.meta["pack"]
             if meta["depends_on"] != self._depends_on:
                 return None
-            layout = read(store, Facts.from_json(meta["facts"]))
+            layout = read(store, PackFacts.from_json(meta["facts"]))
             layout.check(self._depends_on["length"], is_laid=self._depends_on["strategy"] == "concat")
             if is_thorough:
                 for name in ("order", "pieces"):
@@ -147,7 +147,7 @@ def _alone(folder: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def written(path: Path, layout: Layout, *, meta: dict[str, Any]) -> None:
+def written(path: Path, layout: PackTables, *, meta: dict[str, Any]) -> None:
     """Write a plan as a store: the tables are the first sample, and parts of `order` and `pieces` the others."""
     flat = {name: table.reshape(-1) for name, table in layout.tables().items()}
     lists = {name: np.asarray(getattr(layout, name)) for name in ("order", "pieces")}
@@ -160,12 +160,12 @@ def written(path: Path, layout: Layout, *, meta: dict[str, Any]) -> None:
             writer.extend({**nothing, **{name: (part, [len(part)]) for name, part in parts.items()}})
 
 
-def read(store: Store, facts: Facts) -> Layout:
+def read(store: Store, facts: PackFacts) -> PackTables:
     """Return the plan that a store holds. The tables are checked now, and the rest when it is looked at."""
     tables = {name: whole(store, name) for name in TABLES}
     tables["slots"] = tables["slots"].reshape(-1, 3)
     tables["classes"] = tables["classes"].reshape(-1, 5)
-    return Layout(facts=facts, order=store.stretch("order"), pieces=store.stretch("pieces"), **tables)
+    return PackTables(facts=facts, order=store.stretch("order"), pieces=store.stretch("pieces"), **tables)
 
 
 def whole(store: Store, name: str) -> NDArray[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, DataError
-from stoker.native import Parts
+from stoker.native import ArrayParts
 from stoker.plan.packing import starts_of
 from stoker.store import Store
 from stoker.store.checksums import checksum
@@ -59,7 +59,7 @@ class Documents(Protocol):
         ...
 
 
-class Held:
+class DocumentsInMemory:
     """Documents in memory."""
 
     def __init__(self, flat: NDArray[Any], starts: Indices) -> None:
@@ -67,7 +67,7 @@ class Held:
         self.dtype = flat.dtype
 
     @classmethod
-    def of(cls, documents: Sequence[Any]) -> Held:
+    def of(cls, documents: Sequence[Any]) -> DocumentsInMemory:
         """Return documents that are given one by one: arrays or lists of whole numbers."""
         arrays = [_whole_numbers(document, number) for number, document in enumerate(documents)]
         kinds = {array.dtype for array in arrays if array.size}
@@ -109,13 +109,13 @@ class Held:
         """Return the memory, and where tokens are in it."""
         return self._flat, begins
 
-    def parts(self) -> Parts:
+    def parts(self) -> ArrayParts:
         """Return where the tokens lie, for functions in C."""
-        return Parts.of(self._flat)
+        return ArrayParts.of(self._flat)
 
-    def offset_parts(self) -> Parts:
+    def offset_parts(self) -> ArrayParts:
         """Return where documents begin, for functions in C."""
-        return Parts.of(self._starts, self.num_documents)
+        return ArrayParts.of(self._starts, self.num_documents)
 
 
 def _whole_numbers(document: Any, number: int) -> NDArray[Any]:
@@ -139,7 +139,7 @@ def _hint_for(document: Any) -> str:
     return "pass token ids, a list or an array of them for each document"
 
 
-class Adapted:
+class DocumentsByWindow:
     """Tokens of others that know their borders, and can be read by windows alone."""
 
     def __init__(self, tokens: Tokens) -> None:
@@ -154,7 +154,7 @@ class Adapted:
         return getattr(self._tokens, "fingerprint", None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Adapted, (self._tokens,)
+        return DocumentsByWindow, (self._tokens,)
 
     def borders(self, first: int, last: int) -> Indices:
         """Return where documents begin."""
@@ -205,7 +205,7 @@ def documents_of(source: Any, column: str) -> Documents:
             )
         if all(hasattr(source, name) for name in ("bounds", "documents_at", "spans")):
             return source  # type: ignore[no-any-return]
-        return Adapted(source)
+        return DocumentsByWindow(source)
     is_listed = isinstance(source, np.ndarray) or (isinstance(source, Sequence) and not isinstance(source, bytes))
     if not is_listed or (isinstance(source, np.ndarray) and source.ndim != 2):
         raise ArgumentError(
@@ -213,7 +213,7 @@ def documents_of(source: Any, column: str) -> Documents:
             hint="pass a store of tokens or its path, a Megatron dataset, or a list of lists of tokens; text becomes a "
             "store by `stoker prepare tokens`",
         )
-    return Held.of(source)
+    return DocumentsInMemory.of(source)
 
 
 def _named(source: Any) -> str:

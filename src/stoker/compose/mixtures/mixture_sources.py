@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.compose.fields import Fields
-from stoker.compose.wrapped import fingerprint_of
+from stoker.compose.batch_fields import Fields
+from stoker.compose.wrapped_datasets import fingerprint_of
 from stoker.errors import ArgumentError
 from stoker.plan import Order, Sequential, derived_key
 from stoker.plan.order import Indices, order_to_dict
@@ -21,7 +21,7 @@ GROWING = frozenset({"cu_seqlens"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class MixtureSource:
     """One source: samples in an order of its own, epoch after epoch."""
 
     name: str
@@ -82,7 +82,7 @@ class Part:
         return self.order.positions(ordinals, epoch=epoch, num_samples=self.length, seed=self.seed)
 
 
-def parts_of(datasets: Mapping[str, Any], *, order: Order, seed: int) -> tuple[Part, ...]:
+def parts_of(datasets: Mapping[str, Any], *, order: Order, seed: int) -> tuple[MixtureSource, ...]:
     """Return the sources by name, each with a seed of its own."""
     parts = []
     for name, dataset in datasets.items():
@@ -100,7 +100,9 @@ def parts_of(datasets: Mapping[str, Any], *, order: Order, seed: int) -> tuple[P
         key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
         own = Sequential() if getattr(dataset, "owns_order", False) else order
         # 63 bits, so that a state in JSON can be read by anything
-        parts.append(Part(name=name, dataset=dataset, length=length, order=own, seed=derived_key(seed, key) >> 1))
+        parts.append(
+            MixtureSource(name=name, dataset=dataset, length=length, order=own, seed=derived_key(seed, key) >> 1)
+        )
     return tuple(parts)
 
 
@@ -119,7 +121,7 @@ def tokens_in(name: str, dataset: Any) -> Fraction:
     )
 
 
-def check_alike(parts: Sequence[Part], *, force: bool) -> None:
+def check_alike(parts: Sequence[MixtureSource], *, force: bool) -> None:
     """Refuse sources whose samples should not, or cannot, be in one batch."""
     kinds = {
         "the tokens' type": _stored_dtype,
@@ -136,7 +138,7 @@ def check_alike(parts: Sequence[Part], *, force: bool) -> None:
                 )
 
 
-def common_fields(parts: Sequence[Part]) -> Fields | None:
+def common_fields(parts: Sequence[MixtureSource]) -> Fields | None:
     """Return the fields of a row of the mixture, if every source can fill its rows of a batch; otherwise None."""
     if not all(getattr(part.dataset, "fields", None) and hasattr(part.dataset, "fill") for part in parts):
         return None

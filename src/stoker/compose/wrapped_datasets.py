@@ -42,7 +42,7 @@ def fingerprint_of(dataset: Any) -> str | None:
     order. Takes microseconds and never raises.
     """
     try:
-        found = _Search().fingerprints(dataset, 0)
+        found = _DatasetSearch().fingerprints(dataset, 0)
     except Exception:  # a dataset that cannot be examined has no fingerprint
         return None
     if not found:
@@ -55,7 +55,7 @@ def has_wrapped_mixture(dataset: Any) -> bool:
     if _is_mixture(dataset):
         return False
     try:
-        return _Search().finds(dataset, 0, _is_mixture)
+        return _DatasetSearch().finds(dataset, 0, _is_mixture)
     except Exception:
         return False
 
@@ -66,12 +66,12 @@ def has_sorted_rows(dataset: Any) -> bool:
     False where the order is chosen already: by a mixture, or by the indices of a `Subset`.
     """
     try:
-        return _Search().finds(dataset, 0, _is_sorted, unless=_has_chosen_order)
+        return _DatasetSearch().finds(dataset, 0, _is_sorted, unless=_has_chosen_order)
     except Exception:
         return False
 
 
-class _Search:
+class _DatasetSearch:
     """One walk through a dataset and what it contains."""
 
     def __init__(self) -> None:

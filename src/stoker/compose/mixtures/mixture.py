@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker import native
-from stoker.compose.fields import Empty, Fields, Form
-from stoker.compose.mixed_parts import Part, check_alike, common_fields, parts_of, tokens_in
-from stoker.compose.mixed_scatter import scattered
-from stoker.compose.mixed_terms import (
+from stoker.compose.batch_fields import Empty, FieldLayout, Fields
+from stoker.compose.mixtures.mixture_sources import MixtureSource, check_alike, common_fields, parts_of, tokens_in
+from stoker.compose.mixtures.mixture_terms import (
     Phase,
     Stop,
     Terms,
@@ -30,6 +29,7 @@ from stoker.compose.mixed_terms import (
     checked_stop,
     epoch_length,
 )
+from stoker.compose.mixtures.scattered import scattered
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable
 from stoker.foundation.randomness import epoch as epoch_being_read
 from stoker.foundation.randomness import strand
@@ -157,7 +157,7 @@ class Mixture:
 
     def __init__(
         self,
-        parts: tuple[Part, ...],
+        parts: tuple[MixtureSource, ...],
         terms: Terms,
         *,
         label: str | None = None,
@@ -196,7 +196,7 @@ class Mixture:
         lengths = [getattr(part.dataset, "max_seqlen", None) for part in present]
         self.max_seqlen: int | None = max((length for length in lengths if length is not None), default=None)
         """The longest span in any row, where the sources are packed."""
-        self._forms: dict[int, tuple[Form, Indices]] = {}
+        self._forms: dict[int, tuple[FieldLayout, Indices]] = {}
         self._views: dict[int, Any] = {}
         self._is_chosen = epoch is not None
         """The epoch was chosen, by `in_epoch` or a state; otherwise it is the one that is being read."""
@@ -399,7 +399,7 @@ class Mixture:
         source, length = int(sources[0]), self._parts[int(sources[0])].length
         low, high = self.blend.counts(np.array([first, first + size]))[:, source].tolist()
         own = int(drawn[0]) // length * length
-        return _Others(self.blend, source, range(max(low, own), min(high, own + length)), first)
+        return _SameSourcePositions(self.blend, source, range(max(low, own), min(high, own + length)), first)
 
     def instead(self, position: int, other: int) -> Any:
         """Return the sample at `other`, labelled as the one at `position`, whose place it takes."""
@@ -487,7 +487,7 @@ class Mixture:
         if kept is None:
             if len(self._forms) >= _FORMS_KEPT:
                 self._forms.clear()
-            self._forms[num_rows] = kept = Form(self._fields, num_rows), np.arange(num_rows)
+            self._forms[num_rows] = kept = FieldLayout(self._fields, num_rows), np.arange(num_rows)
         batch = kept[0].taken(empty)
         self.fill(positions, batch, kept[1])
         return batch
@@ -627,7 +627,7 @@ class Mixture:
                 looked_up = positions
         keys, places = self._placed(looked_up + self._first)
         if stride >= 1:
-            self._ahead = _Ahead(low, stride, looked_up, keys, places)
+            self._ahead = _Lookahead(low, stride, looked_up, keys, places)
         return keys[:count], places[:count]
 
     def _labelled(self, fields: Fields | None) -> Fields | None:
@@ -661,7 +661,7 @@ class Mixture:
         )
 
 
-class _Ahead(NamedTuple):
+class _Lookahead(NamedTuple):
     """Samples that were looked up together."""
 
     first: int
@@ -671,7 +671,7 @@ class _Ahead(NamedTuple):
     places: Indices
 
 
-class _Others(Sequence[int]):
+class _SameSourcePositions(Sequence[int]):
     """Positions of one source's samples, found when they are asked for."""
 
     def __init__(self, blend: Blend, source: int, numbers: range, first: int) -> None:
@@ -699,7 +699,7 @@ def _reading_state() -> Iterator[None]:
 
 _NO_DRAWS = nullcontext()
 _NONE = np.empty(0, np.int64)
-_NOTHING = _Ahead(0, 1, _NONE, _NONE, _NONE)
+_NOTHING = _Lookahead(0, 1, _NONE, _NONE, _NONE)
 
 
 def _form(sample: Any) -> Any:
@@ -723,9 +723,9 @@ def _groups(keys: Indices) -> list[tuple[int, Indices]]:
     return [(int(found[start]), ordered[start:stop]) for start, stop in pairwise(bounds) if stop > start]
 
 
-def _gone(name: str, identity: Mapping[str, Any]) -> Part:
+def _gone(name: str, identity: Mapping[str, Any]) -> MixtureSource:
     length, order = int(identity["length"]), order_named("sequential")
-    return Part(name=name, dataset=None, length=length, order=order, seed=0, past=identity)
+    return MixtureSource(name=name, dataset=None, length=length, order=order, seed=0, past=identity)
 
 
 @lru_cache(maxsize=16)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.compose.fields import Empty
+from stoker.compose.batch_fields import Empty
 from stoker.plan.order import Indices
 
 

@@ -18,7 +18,7 @@ ALIGNMENT = 64
 """A cache line, and what vectorised copies like best."""
 
 
-class Form:
+class FieldLayout:
     """Where the fields of a batch lie. Made once for each number of rows."""
 
     def __init__(self, fields: Fields, num_rows: int) -> None:
@@ -45,4 +45,4 @@ class Form:
 
 def taken(fields: Fields, num_rows: int, empty: Empty) -> dict[str, NDArray[Any]]:
     """Return arrays for a batch of `num_rows` rows with these fields, not filled yet: see `Form`."""
-    return Form(fields, num_rows).taken(empty)
+    return FieldLayout(fields, num_rows).taken(empty)

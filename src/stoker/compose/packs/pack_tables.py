@@ -19,7 +19,7 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class PackFacts:
     """What is known of packed rows as a whole."""
 
     num_rows: int
@@ -48,7 +48,7 @@ class Facts:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, table: Any) -> Facts:
+    def from_json(cls, table: Any) -> PackFacts:
         """Return what `to_json` has made; ValueError or TypeError if it was something else."""
         facts = cls(**table)
         if not all(type(value) is int and value >= 0 for value in asdict(facts).values()):
@@ -56,7 +56,7 @@ class Facts:
         return facts
 
 
-class Numbers(Protocol):
+class StoredIntegers(Protocol):
     """Whole numbers by their place, in memory or on disk."""
 
     @property
@@ -82,10 +82,10 @@ TABLES = ("row_starts", "slot_starts", "slots", "classes")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class PackTables:
     """The tables of packed rows."""
 
-    facts: Facts
+    facts: PackFacts
     row_starts: Indices
     """The first row of each section, and the number of rows."""
     slot_starts: Indices
@@ -96,9 +96,9 @@ class Layout:
     """[classes, 5]: where it begins in `order`, how many it has, the length of its items, its window; and, of a class
     of full rows, which has the length of a row, where it begins in `pieces`.
     """
-    order: Numbers
+    order: StoredIntegers
     """Numbers of documents: of each window, those of its full rows, then those of each class, ascending."""
-    pieces: Numbers
+    pieces: StoredIntegers
     """Of each full row, which of its document it is."""
 
     def tables(self) -> Mapping[str, NDArray[Any]]:
@@ -152,7 +152,7 @@ class Layout:
             raise ValueError("these are no tables of packed rows")
 
     @classmethod
-    def of(cls, facts: Facts) -> Layout:
+    def of(cls, facts: PackFacts) -> PackTables:
         """Return the tables of rows that need none."""
         nothing, small = np.zeros(0, np.int64), np.zeros(0, np.uint32)
         return cls(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class PackReport:
     """What became of the documents of a source. `str()` is a small table."""
 
     num_rows: int

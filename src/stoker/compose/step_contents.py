@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from stoker.compose.mixed import Mixture
+from stoker.compose.mixtures.mixture import Mixture
 from stoker.plan import Plan
 
 

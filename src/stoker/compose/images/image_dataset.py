@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.batch.row_writer import Empty
-from stoker.compose.chosen_pictures import Chosen
-from stoker.compose.image_rows import ImageRowWriter, LooseImageWriter
+from stoker.compose.images.image_rows import ImageRowWriter, LooseImageWriter
+from stoker.compose.images.image_subset import ImageSubset
 from stoker.errors import ArgumentError, PositionError
 from stoker.foundation.randomness import rng_of
 from stoker.foundation.stages import transforming
@@ -221,7 +221,7 @@ class Images:
     def subset(self, positions: Any) -> Images:
         """Return some of the pictures, in the order of `positions`, with the same transforms and the same classes."""
         chosen = copy.copy(self)
-        chosen.pictures = Chosen(self.pictures, positions)
+        chosen.pictures = ImageSubset(self.pictures, positions)
         chosen._labels = chosen.pictures.labels
         return chosen
 

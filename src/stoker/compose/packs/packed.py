@@ -13,18 +13,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from stoker.compose.assembly import fill_rows
-from stoker.compose.documents import Documents, documents_of, lengths_of
-from stoker.compose.fields import Empty, Fields, Form
-from stoker.compose.layout import Facts, Layout
-from stoker.compose.plan_cache import VERSION, PackPlanCache
-from stoker.compose.planning import laid_out, planned
-from stoker.compose.report import Report
-from stoker.compose.rows import FittedRows, LaidRows, Rows
-from stoker.compose.spans import Span, Spans
+from stoker.compose.batch_fields import Empty, FieldLayout, Fields
+from stoker.compose.packs.pack_plan_cache import VERSION, PackPlanCache
+from stoker.compose.packs.pack_planning import laid_out, planned
+from stoker.compose.packs.pack_report import PackReport
+from stoker.compose.packs.pack_tables import PackFacts, PackTables
+from stoker.compose.packs.packed_rows import BestFitRows, ConcatRows, PackedRows
+from stoker.compose.packs.row_filling import fill_rows
+from stoker.compose.packs.row_spans import DocumentSpan, RowSpans
+from stoker.compose.packs.token_documents import Documents, documents_of, lengths_of
 from stoker.errors import ArgumentError, DataError
 from stoker.foundation.randomness import epoch as epoch_being_read
-from stoker.native import Sheet
+from stoker.native import RowMemory
 from stoker.store.build import PACKS
 from stoker.store.crops import IGNORED
 from stoker.store.positions import Positions, in_range, one_position
@@ -41,7 +41,7 @@ _FORMS_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class PackSettings:
     """How documents are packed."""
 
     length: int
@@ -94,7 +94,7 @@ def pack(
     """
     _check_choices(length=length, strategy=strategy, window=window, long=long, blocks=blocks)
     documents = documents_of(source, column)
-    settings = Settings(
+    settings = PackSettings(
         length=int(length),
         strategy=strategy,
         window=None if window is None else int(window),
@@ -138,7 +138,7 @@ def _check_choices(*, length: Any, strategy: Any, window: Any, long: Any, blocks
             hint="window= and long= are for best_fit: leave them out",
         )
     if blocks is not None:
-        from stoker.compose.blocks import num_blocks
+        from stoker.compose.packs.block_tables import num_blocks
 
         num_blocks(length, _whole(blocks, "blocks"))
 
@@ -179,7 +179,7 @@ def _meta(documents: Documents) -> dict[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
-def _shelf(documents: Documents, settings: Settings, cache: Any) -> PackPlanCache:
+def _shelf(documents: Documents, settings: PackSettings, cache: Any) -> PackPlanCache:
     fingerprint = getattr(documents, "fingerprint", None) if cache is not False else ""
     folder: Path | None = None
     is_own = False
@@ -198,7 +198,7 @@ def _shelf(documents: Documents, settings: Settings, cache: Any) -> PackPlanCach
     return PackPlanCache(folder, fingerprint=fingerprint or "", settings=settings.planning(), is_own=is_own)
 
 
-def _planned(documents: Documents, settings: Settings) -> Layout:
+def _planned(documents: Documents, settings: PackSettings) -> PackTables:
     """Return the plan."""
     lengths = lengths_of(documents)
     if settings.strategy == "best_fit":
@@ -209,7 +209,7 @@ def _planned(documents: Documents, settings: Settings) -> Layout:
             f"the documents have {facts.num_tokens} tokens together, and there are {documents.num_values}\n"
             "hint: `stoker verify` checks a store; make the file anew"
         )
-    return Layout.of(facts)
+    return PackTables.of(facts)
 
 
 _VERSION = re.compile(r"\.pack(\d+)\.")
@@ -246,10 +246,10 @@ class Packed:
     def __init__(
         self,
         documents: Documents,
-        settings: Settings,
+        settings: PackSettings,
         shelf: PackPlanCache,
         *,
-        layout: Layout | None = None,
+        layout: PackTables | None = None,
     ) -> None:
         self._documents, self.settings, self._shelf = documents, settings, shelf
         self._epoch: int | None = None
@@ -259,12 +259,12 @@ class Packed:
         if layout is None:
             layout, self._is_kept = shelf.layout(plan)
         self._layout = layout
-        self.facts: Facts = layout.facts
-        self._rows: Rows
+        self.facts: PackFacts = layout.facts
+        self._rows: PackedRows
         if settings.strategy == "concat":
-            self._rows = LaidRows(documents, layout.facts, length=settings.length)
+            self._rows = ConcatRows(documents, layout.facts, length=settings.length)
         else:
-            self._rows = FittedRows(
+            self._rows = BestFitRows(
                 documents,
                 layout,
                 length=settings.length,
@@ -275,7 +275,7 @@ class Packed:
             )
         self._size = layout.facts.num_rows
         self._fields = self._made_fields()
-        self._forms: dict[int, tuple[Form, Sheet, NDArray[np.int64]]] = {}
+        self._forms: dict[int, tuple[FieldLayout, RowMemory, NDArray[np.int64]]] = {}
         self._root: Packed = self
         self._views: dict[int, Packed] = {}
 
@@ -367,11 +367,11 @@ class Packed:
         way = "by best fit" if self.settings.strategy == "best_fit" else "by concatenation"
         return f"<Packed: {self._size:,} rows of {self.length} tokens ({self.dtype}), {way}>"
 
-    def report(self) -> Report:
+    def report(self) -> PackReport:
         """Return how well the documents fill their rows."""
         facts = self.facts
         room = facts.num_rows * self.length
-        return Report(
+        return PackReport(
             num_rows=facts.num_rows,
             length=self.length,
             num_documents=facts.num_documents - facts.num_empty,
@@ -402,7 +402,7 @@ class Packed:
 
     # ------------------------------------------------------------ what is where
 
-    def spans(self, positions: Positions) -> Spans:
+    def spans(self, positions: Positions) -> RowSpans:
         """Return which stretches of which documents are in the rows at `positions`."""
         return self._rows.spans(self._numbers(positions), self.epoch)
 
@@ -413,12 +413,12 @@ class Packed:
             return positions  # type: ignore[no-any-return]
         return in_range(positions, self._size, what="the packed rows")
 
-    def documents(self, row: int) -> list[Span]:
+    def documents(self, row: int) -> list[DocumentSpan]:
         """Return what is in one row, from its first column on."""
         rows = in_range([one_position(row)], self._size, what="the packed rows")
         return self._rows.spans(rows, self.epoch).listed(rows.tolist())
 
-    def find(self, document: int) -> list[Span]:
+    def find(self, document: int) -> list[DocumentSpan]:
         """Return where a document is, from its beginning to its end: in no row, in one, or, if it was cut, in several.
 
         What `long="truncate"` has left away is nowhere.
@@ -448,7 +448,7 @@ class Packed:
             "max_seqlen": ((), small),
         }
         if self.settings.blocks is not None:
-            from stoker.compose.blocks import block_fields
+            from stoker.compose.packs.block_tables import block_fields
 
             fields.update(block_fields(length, self.settings.blocks))
         return fields
@@ -484,7 +484,7 @@ class Packed:
         """Write what does not depend on the tokens."""
         batch["max_seqlen"][rows] = self.facts.max_seqlen
         if self.settings.blocks is not None:
-            from stoker.compose.blocks import block_tables
+            from stoker.compose.packs.block_tables import block_tables
 
             block_tables(batch["cu_seqlens"][rows], self.length, self.settings.blocks, batch, rows)
 
@@ -507,10 +507,10 @@ class Packed:
             self.fill(numbers, batch, every)
         return batch
 
-    def _formed(self, num_rows: int) -> tuple[Form, Sheet, NDArray[np.int64]]:
+    def _formed(self, num_rows: int) -> tuple[FieldLayout, RowMemory, NDArray[np.int64]]:
         """Return how batches of so many rows lie in memory, and the numbers of all their rows."""
-        form, chosen = Form(self._fields, num_rows), self.settings
-        sheet = Sheet(
+        form, chosen = FieldLayout(self._fields, num_rows), self.settings
+        sheet = RowMemory(
             form.places,
             num_bytes=form.num_bytes,
             shape=(num_rows, self.length),
@@ -536,7 +536,7 @@ class Packed:
 
 
 def _remade(
-    documents: Documents, settings: Settings, shelf: PackPlanCache, layout: Layout | None, epoch: int | None
+    documents: Documents, settings: PackSettings, shelf: PackPlanCache, layout: PackTables | None, epoch: int | None
 ) -> Packed:
     packed = Packed(documents, settings, shelf, layout=layout)
     return packed if epoch is None else packed.in_epoch(epoch)

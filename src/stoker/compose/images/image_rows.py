@@ -18,10 +18,10 @@ from stoker.transform.image.orientation import UPRIGHT
 from stoker.transform.image.view import View
 
 if TYPE_CHECKING:
-    from stoker.compose.images import Images
+    from stoker.compose.images.image_dataset import Images
 
 
-class File(NamedTuple):
+class UndecodedImage(NamedTuple):
     """A picture that the device is to decode, and what of it."""
 
     data: NDArray[np.uint8]
@@ -48,8 +48,8 @@ class ImageRowWriter:
         else:
             self._rows = empty((num_samples, *size, channels), dtype)
             self._pixels = self._rows.transpose(0, 3, 1, 2)
-        self._labels = Labels(images.labels, num_samples, empty)
-        self._files: list[File | None] = [None] * num_samples if num_files else []
+        self._labels = BatchLabels(images.labels, num_samples, empty)
+        self._files: list[UndecodedImage | None] = [None] * num_samples if num_files else []
 
     def write(self, row: int, position: int) -> None:
         """Decode the picture at `position` into its row, or keep its file."""
@@ -87,11 +87,11 @@ class ImageRowWriter:
             view = drawing.view(header.width, header.height)
             if not drawing.left:
                 size = header.width, header.height
-                self._files[row] = File(np.frombuffer(data, np.uint8), position, size, view)
+                self._files[row] = UndecodedImage(np.frombuffer(data, np.uint8), position, size, view)
                 return
         images.decoded(data, position, drawing, self._rows[row])
 
-    def _encoded(self, kept: list[tuple[int, File]], is_last: bool) -> Encoded:
+    def _encoded(self, kept: list[tuple[int, UndecodedImage]], is_last: bool) -> Encoded:
         """Return the batch with its files, one after the other, in memory of the batch."""
         files = [file for _, file in kept]
         offsets = self._filled([0, *np.cumsum([len(file.data) for file in files]).tolist()], np.int64)
@@ -123,7 +123,7 @@ class LooseImageWriter:
 
     def __init__(self, images: Images, num_samples: int, empty: Empty) -> None:
         self._images = images
-        self._labels = Labels(images.labels, num_samples, empty)
+        self._labels = BatchLabels(images.labels, num_samples, empty)
         self._pictures: list[Any] = [None] * num_samples
         self._positions = [0] * num_samples
 
@@ -154,7 +154,7 @@ class LooseImageWriter:
         return self._labels.beside(image)
 
 
-class Labels:
+class BatchLabels:
     """The labels of a batch, of the type that they have in the dataset; or none."""
 
     def __init__(self, known: NDArray[Any] | None, num_samples: int, empty: Empty) -> None:
@@ -170,6 +170,6 @@ class Labels:
         """Return the pictures of a batch with their labels, or alone if there are none."""
         if self._found is None:
             return image
-        from stoker.compose.images import Picture
+        from stoker.compose.images.image_dataset import Picture
 
         return Picture(image, self._found)

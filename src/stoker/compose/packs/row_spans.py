@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 
 
-class Span(NamedTuple):
+class DocumentSpan(NamedTuple):
     """A stretch of one document in one row."""
 
     row: int
@@ -33,7 +33,7 @@ class Span(NamedTuple):
         return range(self.start, self.stop)
 
 
-class Spans(NamedTuple):
+class RowSpans(NamedTuple):
     """The spans of some rows, one row after the other, each from its first column on."""
 
     row_starts: Indices
@@ -47,7 +47,7 @@ class Spans(NamedTuple):
     has_next: NDArray[np.bool_]
     """Whether its document goes on, in another row, so that its last token has a label."""
 
-    def listed(self, rows: list[int]) -> list[Span]:
+    def listed(self, rows: list[int]) -> list[DocumentSpan]:
         """Return them one by one; `rows` are the numbers of the rows."""
         found = []
         bounds = self.row_starts.tolist()
@@ -55,6 +55,6 @@ class Spans(NamedTuple):
         for row, first, last in zip(rows, bounds[:-1], bounds[1:]):
             column = 0
             for at in range(first, last):
-                found.append(Span(row, documents[at], offsets[at], column, column + sizes[at]))
+                found.append(DocumentSpan(row, documents[at], offsets[at], column, column + sizes[at]))
                 column += sizes[at]
         return found
