@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
-from stoker.lab.watch.hook import copying, pickling, recording
+from stoker.lab.watch.hook import device_copies, recording
 from stoker.lab.watch.hook import watched_iteration as courses
-from stoker.lab.watch.hook.opening import Opening
 from stoker.lab.watch.hook.patches import Patches
 
 COURSE, TALLY = "_stoker_course", "_stoker_tally"
@@ -124,8 +124,8 @@ def _iterated(original: Any, patches: Patches) -> Any:
         try:
             if is_first:  # only now torch is sure to be imported as a whole
                 is_first = False
-                pickling.install(patches)
-                copying.install(patches, sys.modules["torch"])
+                install_pickler(patches)
+                device_copies.install(patches, sys.modules["torch"])
             config = config_of(self)
             course = courses.begun(now, self, kind="torch", config=config)
         except Exception:
@@ -149,7 +149,7 @@ def _opened(loader: Any, now: recording.Recording, number: int, config: dict[str
         yield
         return
     then = loader.worker_init_fn
-    loader.worker_init_fn = Opening(now.folder, number, then, is_ours=False)
+    loader.worker_init_fn = courses.WatchedWorkerInit(now.folder, number, then, is_ours=False)
     try:
         yield
     finally:
@@ -241,3 +241,201 @@ def _quietly(do: Any, *args: Any) -> None:
         do(*args)
     except Exception:
         recording.give_up()
+
+
+# -------------------------------------------------------------------- how batches are made
+
+
+class Stopwatch:
+    """Stands before a fetcher's `collate_fn`, and notes when it is called."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self.collate_fn = collate_fn
+        self.began = self.cpu_began = 0.0
+        self.num_samples = 0
+
+    def __call__(self, data: Any) -> Any:
+        """Collate."""
+        self.num_samples = len(data) if isinstance(data, list) else 1
+        self.began, self.cpu_began = perf_counter(), thread_time()
+        return self.collate_fn(data)
+
+
+def install_fetchers(patches: Patches, torch_data: Any) -> None:
+    """Put stopwatches into the fetchers of `torch.utils.data`."""
+    fetch = torch_data._utils.fetch
+    patches.wrap(fetch._BaseDatasetFetcher, "__init__", lambda original: _numbered(original, patches))
+    for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+        patches.wrap(kind, "fetch", _timed_fetch)
+
+
+def _numbered(original: Any, patches: Patches) -> Any:
+    def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807
+        original(self, *args, **named)
+        now = recording.current
+        if now is None:
+            return
+        try:
+            self._stoker_turn, self._stoker_ordinal = next(now.turns), 0
+            _note_worker(now, patches)
+        except Exception:
+            recording.give_up()
+
+    return __init__
+
+
+def _timed_fetch(original: Any) -> Any:
+    def fetch(self: Any, *args: Any, **named: Any) -> Any:
+        now = recording.current
+        turn = getattr(self, "_stoker_turn", None)
+        if now is None or turn is None:
+            return original(self, *args, **named)
+        try:
+            stopwatch = self.collate_fn
+            if type(stopwatch) is not Stopwatch:
+                stopwatch = self.collate_fn = Stopwatch(stopwatch)
+                now.probe.start()
+            stopwatch.began = 0.0
+            is_begun = now.begin_work()
+            began, cpu, delay = perf_counter(), thread_time(), now.times()[1]
+        except Exception:
+            recording.give_up()
+            return original(self, *args, **named)
+        try:
+            batch = original(self, *args, **named)
+        finally:
+            if is_begun:
+                now.end_work()
+        try:
+            _note(now, self, stopwatch, began, cpu, delay)
+        except Exception:
+            recording.give_up()
+        return batch
+
+    return fetch
+
+
+def _note(now: recording.Recording, fetcher: Any, stopwatch: Stopwatch, began: float, cpu: float, delay: float) -> None:
+    made, cpu_made = perf_counter(), thread_time()
+    collating = stopwatch.began or made
+    cpu_collating = stopwatch.cpu_began if stopwatch.began else cpu_made
+    turn, ordinal = fetcher._stoker_turn, fetcher._stoker_ordinal
+    fetcher._stoker_ordinal = ordinal + 1
+    now.here.last_work = turn, ordinal
+    is_sent = "worker" in now.worker_note
+    serial = now.add_work(
+        turn,
+        ordinal,
+        began,
+        made,
+        0.0 if is_sent else made,
+        collating - began,
+        cpu_collating - cpu,
+        made - collating,
+        cpu_made - cpu_collating,
+        now.times()[1] - delay,
+        stopwatch.num_samples,
+        *now.used(),
+    )
+    if is_sent:
+        unsent.append(serial)
+
+
+def _note_worker(now: recording.Recording, patches: Patches) -> None:
+    """Note which worker this is, if it is one, and from now on whether the dataset looks."""
+    import torch.utils.data._utils.worker as torch_worker
+
+    told: Any = torch_worker._worker_info
+    if told is None:
+        return
+    if now.worker_note.get("worker") is None:
+        unsent.clear()
+        install_pickler(patches)
+        now.note_work(worker=told.id, looked=False)
+    torch_worker._worker_info = _looked_at(told, now)
+
+
+def _looked_at(told: Any, now: recording.Recording) -> Any:
+    """Return torch's `WorkerInfo` as it is, but for noting that somebody has looked at it."""
+    kind: Any = type(told)
+    if getattr(kind, "_stoker_looks", False):
+        return told
+    names = getattr(kind, "__dataclass_fields__", None) or vars(told)
+
+    def __getattribute__(self: Any, name: str) -> Any:  # noqa: N807
+        if not name.startswith("_") and not now.worker_note.get("looked"):
+            try:
+                now.note_work(looked=True)
+            except Exception:
+                recording.give_up()
+        return kind.__getattribute__(self, name)
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:  # noqa: N807
+        # pickled as torch's own, which others know; by an old protocol, for the new ones insist on the class
+        return _like(kind, self, names).__reduce_ex__(min(protocol, 1))
+
+    methods = {"__getattribute__": __getattribute__, "__reduce_ex__": __reduce_ex__}
+    names_of_kind = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    looked: Any = type(kind.__name__, (kind,), {**methods, **names_of_kind, "_stoker_looks": True})
+    return _like(looked, told, names)
+
+
+def _like(kind: Any, told: Any, names: Any) -> Any:
+    again: Any = object.__new__(kind)
+    for name in names:
+        object.__setattr__(again, name, getattr(told, name))
+    return again
+
+
+# -------------------------------------------------------------------- how batches travel
+
+unsent: deque[int] = deque()
+"""The rows of batches that this worker has made and not yet pickled."""
+
+
+def install_pickler(patches: Patches) -> None:
+    """Put a stopwatch into multiprocessing's queues, unless there is one."""
+    import multiprocessing.queues as queues
+
+    if not getattr(queues._ForkingPickler, "_stoker_times", False):  # type: ignore[attr-defined]
+        patches.wrap(queues, "_ForkingPickler", _timed_pickler)
+
+
+def note_pickled(message: Any) -> None:
+    """Note that a message has been pickled in this process: perhaps a batch, on its way to the trainer."""
+    now = recording.current
+    if now is None or not unsent or not (type(message) is tuple and len(message) == 2 and type(message[0]) is int):
+        return
+    made = message[1]
+    if type(made) is tuple and made:  # torchdata's workers tell who they are, and their state, behind what they made
+        made = made[0]
+    if type(made).__name__ not in ("ExceptionWrapper", "_IterableDatasetStopIteration"):
+        now.put_sent(unsent.popleft(), perf_counter())
+
+
+def _timed_pickler(original: Any) -> Any:
+    original_loads = original.loads
+
+    class TimedPickler(original):  # type: ignore[misc]
+        _stoker_times = True
+
+        @classmethod
+        def dumps(cls, message: Any, protocol: Any = None) -> Any:
+            content = original.dumps(message, protocol)
+            try:
+                note_pickled(message)
+            except Exception:
+                recording.give_up()
+            return content
+
+        @staticmethod
+        def loads(content: Any, /, **named: Any) -> Any:
+            now = recording.current
+            if now is None or not now.here.is_asking:
+                return original_loads(content, **named)
+            began = perf_counter()
+            message = original_loads(content, **named)
+            now.here.unpack_seconds += perf_counter() - began
+            return message
+
+    return TimedPickler

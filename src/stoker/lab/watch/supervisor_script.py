@@ -1,6 +1,6 @@
 """Run one command, and kill all that it has started if the process that asked for it dies.
 
-This file is run as a script, by `stoker.lab.watch.supervised`, and imports nothing of Stoker: it starts in some 20 ms.
+This file is run as a script by `stoker.lab.watch.supervised_process` and imports nothing of Stoker: it starts in 20 ms.
 The supervisor is the parent of the command and, as its subreaper, of everything that the command leaves behind: nothing
 escapes by forking twice or by leaving the process group. It watches its owner through a socket and a pidfd. If the
 owner ends first, even by SIGKILL, the supervisor kills the command and all of its descendants, and removes the folders
@@ -238,7 +238,7 @@ def _pidfd(pid: int) -> int:
 
 
 def _remove_stale_folders() -> None:
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "folder.py")
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shared_folder.py")
     spec = importlib.util.spec_from_file_location("folder", path)
     if spec is not None and spec.loader is not None:
         folder = importlib.util.module_from_spec(spec)

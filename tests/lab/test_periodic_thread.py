@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from stoker.foundation.machine import Clock
-from stoker.lab.watch.hook.alarm import Alarm, Rest
+from stoker.lab.watch.hook.periodic_thread import Alarm, Rest
 
 pytestmark = pytest.mark.timed
 
@@ -95,7 +95,7 @@ def test_without_a_timer_of_the_kernels_it_sleeps_all_the_same(monkeypatch: pyte
         def timerfd_create(*_: int) -> int:
             return -1
 
-    monkeypatch.setattr("stoker.lab.watch.hook.alarm.ctypes.PyDLL", lambda _: Without())
+    monkeypatch.setattr("stoker.lab.watch.hook.periodic_thread.ctypes.PyDLL", lambda _: Without())
     found = rests(lambda: time.sleep(0.001), num=3)
     assert len(found) == 3
     test_a_thread_is_woken_at_once_when_it_is_over()

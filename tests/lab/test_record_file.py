@@ -10,13 +10,13 @@ import pytest
 
 from stoker.lab.page import Report
 from stoker.lab.trial.sweep import Sweep
+from stoker.lab.watch.record_file import write_atomically
 from stoker.lab.watch.run import Run
-from stoker.lab.watch.whole_file import whole_or_not
 
 
 def test_a_file_is_replaced_and_nothing_lies_beside_it(tmp_path: Path) -> None:
-    whole_or_not(tmp_path / "a.json", "one")
-    whole_or_not(tmp_path / "a.json", "twö")
+    write_atomically(tmp_path / "a.json", "one")
+    write_atomically(tmp_path / "a.json", "twö")
     assert (tmp_path / "a.json").read_text("utf-8") == "twö"
     assert os.listdir(tmp_path) == ["a.json"]
 
@@ -25,7 +25,7 @@ def test_a_link_goes_on_pointing_where_it_did(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     link = tmp_path / "latest.json"
     link.symlink_to(tmp_path / "there" / "a.json")
-    whole_or_not(link, "one")
+    write_atomically(link, "one")
     assert link.is_symlink()
     assert (tmp_path / "there" / "a.json").read_text() == "one"
 
@@ -49,5 +49,5 @@ def test_what_is_no_file_is_written_to_and_not_replaced(save: object, tmp_path: 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        whole_or_not(tmp_path / "nowhere" / "a.json", "one")
+        write_atomically(tmp_path / "nowhere" / "a.json", "one")
     assert caught.value.filename == str(tmp_path / "nowhere" / "a.json")

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-from stoker.lab.watch import supervisor
-from stoker.lab.watch.signals import KEPT
+from stoker.foundation.processes import BLOCKED_SIGNALS
+from stoker.lab.watch import supervisor_script
 
-_HELD = {*KEPT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+_HELD = {*BLOCKED_SIGNALS, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 """Signals of a terminal, which reach a supervisor until it has left the terminal's session."""
 
 
@@ -54,7 +54,7 @@ class SupervisedProcess:
         try:
             with theirs:
                 # what `-I -S` leaves out takes ten times as long as the rest, and is the command's business
-                start = [sys.executable, "-I", "-S", supervisor.__file__, str(theirs.fileno()), str(os.getpid())]
+                start = [sys.executable, "-I", "-S", supervisor_script.__file__, str(theirs.fileno()), str(os.getpid())]
                 self._supervisor = subprocess.Popen(
                     start,
                     pass_fds=[theirs.fileno(), *descriptors],
@@ -68,7 +68,7 @@ class SupervisedProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
-            request = supervisor.Request(
+            request = supervisor_script.Request(
                 arguments=[os.fsencode(part) for part in command],
                 environment=dict(os.environb) if environment is None else _encoded(environment),
                 blocked_signals=[int(number) for number in (before if blocked_signals is None else blocked_signals)],
@@ -77,7 +77,7 @@ class SupervisedProcess:
                 descriptors=list(descriptors),
             )
             content = marshal.dumps(tuple(request))
-            ours.sendall(supervisor.SIZE.pack(len(content)) + content)
+            ours.sendall(supervisor_script.SIZE.pack(len(content)) + content)
             self.pid, error = self._received() or (0, errno.ECHILD)
             if error:
                 raise OSError(error, os.strerror(error), command[0])
@@ -131,15 +131,15 @@ class SupervisedProcess:
 
     def _received(self) -> tuple[int, int] | None:
         content = b""
-        while len(content) < supervisor.REPLY.size:
+        while len(content) < supervisor_script.REPLY.size:
             try:
-                part = self._channel.recv(supervisor.REPLY.size - len(content))
+                part = self._channel.recv(supervisor_script.REPLY.size - len(content))
             except ConnectionError:
                 part = b""
             if not part:
                 return None
             content += part
-        first, second = supervisor.REPLY.unpack(content)
+        first, second = supervisor_script.REPLY.unpack(content)
         return first, second
 
 

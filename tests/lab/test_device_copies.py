@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import stoker
-from stoker.lab.watch.hook import copying, recording
+from stoker.lab.watch.hook import device_copies, recording
 from stoker.lab.watch.hook.patches import Patches
 from stoker.lab.watch.watch import watch
 from tests.lab.pathologies import Quick
@@ -33,8 +33,8 @@ def now(tmp_path: Path) -> Iterator[recording.Recording]:
 @pytest.fixture
 def patched(now: recording.Recording) -> Iterator[None]:
     patches = Patches()
-    goes: Any = copying._goes_to_device
-    patches.wrap(torch.Tensor, "to", lambda original: copying.counted(original, torch, goes=goes))
+    goes: Any = device_copies._goes_to_device
+    patches.wrap(torch.Tensor, "to", lambda original: device_copies.counted(original, torch, goes=goes))
     yield
     patches.undo()
 
@@ -63,7 +63,7 @@ def test_torchs_lock_is_not_taken_which_workers_forked_by_another_thread_would_f
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA may be in use already")
 def test_copies_of_batches_of_our_loader_are_counted_too() -> None:
     def num_waiting() -> int:
-        return sum(call.__module__ == copying.__name__ for call, _ in torch.cuda._queued_calls)
+        return sum(call.__module__ == device_copies.__name__ for call, _ in torch.cuda._queued_calls)
 
     before = num_waiting()
     with watch(stoker.DataLoader(Quick(16), batch_size=8)) as watched:
@@ -80,14 +80,14 @@ def test_copies_are_counted_once_however_many_loaders_are_watched(now: recording
     fake = SimpleNamespace(cuda=cuda, Tensor=tensor, compiler=compiler, overrides=torch.overrides)
     patches = Patches()
     for _ in range(2):
-        copying.install(patches, fake)
+        device_copies.install(patches, fake)
     original: Any = tensor.to  # type: ignore[attr-defined]
     for begin, stack in begun:
         assert "".join(stack) == ""
         begin()
     assert tensor.to.__wrapped__ is original  # type: ignore[attr-defined]
     cuda.is_initialized = lambda: True
-    copying.install(patches, fake)
+    device_copies.install(patches, fake)
     assert tensor.to.__wrapped__ is original  # type: ignore[attr-defined]
     patches.undo()
     assert tensor.to is original  # type: ignore[attr-defined]
@@ -96,11 +96,12 @@ def test_copies_are_counted_once_however_many_loaders_are_watched(now: recording
 COMPILING = """
 import sys, threading, torch
 import stoker
-from stoker.lab.watch.hook import copying, recording
+from stoker.lab.watch.hook import device_copies, recording
 from stoker.lab.watch.hook.patches import Patches
 
 recording.begin(sys.argv[1]).trainer_note["thread"] = threading.get_native_id()
-Patches().wrap(torch.Tensor, "to", lambda original: copying.counted(original, torch, goes=copying._goes_to_device))
+goes = device_copies._goes_to_device
+Patches().wrap(torch.Tensor, "to", lambda original: device_copies.counted(original, torch, goes=goes))
 
 
 def half(tensor):
@@ -187,8 +188,8 @@ def fake_torch(*, is_capturing: bool = False) -> Any:
 def test_copies_are_counted_with_how_they_were_asked_for(
     now: recording.Recording, args: Any, named: Any, is_blocking: bool, is_pinned: bool
 ) -> None:
-    goes: Any = copying._goes_to_device
-    to = copying.counted(Tensor.to, fake_torch(), goes=goes)
+    goes: Any = device_copies._goes_to_device
+    to = device_copies.counted(Tensor.to, fake_torch(), goes=goes)
     for _ in range(3):
         assert to(Tensor(is_pinned=is_pinned), *args, **named).is_cuda
     to(Tensor(size=100), *args, **named)  # no batch
@@ -202,16 +203,16 @@ def test_copies_are_counted_with_how_they_were_asked_for(
 
 
 def test_what_our_loader_copies_or_a_graph_captures_is_not_counted(now: recording.Recording) -> None:
-    goes: Any = copying._goes_to_device
-    assert copying.counted(Tensor.to, fake_torch(is_capturing=True), goes=goes)(Tensor(), "cuda").is_cuda
+    goes: Any = device_copies._goes_to_device
+    assert device_copies.counted(Tensor.to, fake_torch(is_capturing=True), goes=goes)(Tensor(), "cuda").is_cuda
     now.here.is_delivering = True
-    assert copying.counted(Tensor.to, fake_torch(), goes=goes)(Tensor(), "cuda").is_cuda
+    assert device_copies.counted(Tensor.to, fake_torch(), goes=goes)(Tensor(), "cuda").is_cuda
     assert "copies" not in now.trainer_note
 
 
 def test_other_threads_are_left_alone(now: recording.Recording) -> None:
-    goes: Any = copying._goes_to_device
-    to = copying.counted(Tensor.to, fake_torch(), goes=goes)
+    goes: Any = device_copies._goes_to_device
+    to = device_copies.counted(Tensor.to, fake_torch(), goes=goes)
     thread = threading.Thread(target=to, args=(Tensor(), "cuda"))
     thread.start()
     thread.join()

@@ -1,11 +1,7 @@
-"""Sleep, and know afterwards whether the GIL was held, and how long it was waited for.
+"""A thread that does something every so often, and is out of the way whenever the process is forked.
 
-A thread that wakes up and finds the GIL free goes on; one that finds it held blocks once more. The kernel counts how
-often a thread blocks, so the answer does not depend on how fast or how busy the machine is.
-
-A timer of the kernel's counts how often it has expired by the moment at which the thread has a core again, and before
-it asks for the GIL. What comes on top is the wait for the GIL. Without such a timer, a thread that is late was either
-woken late or waited for the GIL, and short waits cannot be distinguished.
+A process that has threads is forked with them in the middle of something; Python warns of that, and the user's
+training would get the warning because of us.
 """
 
 from __future__ import annotations
@@ -16,8 +12,10 @@ import resource
 import struct
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
+from weakref import WeakSet
 
 from stoker.foundation.machine import Clock
 
@@ -102,3 +100,72 @@ class Alarm:
 def _num_blocked() -> int:
     """Return how often this thread has blocked so far."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+class PeriodicThread:
+    """Calls `do` every `every_seconds`, with what it was to wake up for that."""
+
+    def __init__(self, name: str, every_seconds: Callable[[], float], do: Callable[[Rest], None]) -> None:
+        self._name, self._every_seconds, self._do = name, every_seconds, do
+        self._thread: threading.Thread | None = None
+        self._alarm: Alarm | None = None
+        self._lock = threading.RLock()  # what is collected meanwhile may come here again
+        self._process = os.getpid()
+        _all.add(self)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a thread."""
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Begin, unless it does already. Any thread may ask for it."""
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._alarm = Alarm()
+                    thread = threading.Thread(target=self._run, args=(self._alarm,), name=self._name, daemon=True)
+                    thread.start()
+                    self._thread = thread
+
+    def stop(self, *, waits: bool = True) -> None:
+        """End the thread; with `waits`, before control returns."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if self._alarm is not None:
+                self._alarm.end()
+        if thread is not None and waits and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self, alarm: Alarm) -> None:
+        clock = Clock()
+        try:
+            while (rest := alarm.rest(self._every_seconds(), clock)) is not None:
+                self._do(rest)
+        finally:
+            clock.close()
+            alarm.close()
+
+
+_all: WeakSet[PeriodicThread] = WeakSet()
+_paused: list[PeriodicThread] = []
+
+
+def _before_fork() -> None:
+    _paused[:] = [thread for thread in list(_all) if thread.is_running]
+    for thread in _paused:
+        thread.stop()
+
+
+def _after_in_parent() -> None:
+    while _paused:
+        _paused.pop().start()
+
+
+def _after_in_child() -> None:
+    _paused.clear()
+    _all.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

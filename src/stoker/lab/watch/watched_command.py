@@ -14,12 +14,12 @@ from time import perf_counter
 
 from stoker.errors import ArgumentError
 from stoker.foundation.machine import described, tree
+from stoker.foundation.processes import BLOCKED_SIGNALS
 from stoker.lab.watch.collector import Collector
-from stoker.lab.watch.folder import new_folder
 from stoker.lab.watch.monitor import Monitor
 from stoker.lab.watch.run import Run
-from stoker.lab.watch.signals import KEPT
-from stoker.lab.watch.supervised import SupervisedProcess, inherited_descriptors
+from stoker.lab.watch.shared_folder import new_folder
+from stoker.lab.watch.supervised_process import SupervisedProcess, inherited_descriptors
 
 DOOR = Path(__file__).parent / "hook" / "door"
 """The folder that is put on Python's path."""
@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attendance:
+class WatchedCommand:
     """What was seen of a command, and how it ended."""
 
     run: Run
@@ -43,14 +43,14 @@ class Attendance:
     """What has failed of ours. The command did not notice."""
 
 
-def attend(
+def watch_command(
     command: Sequence[str],
     *,
     seconds: float | None = None,
     teller: Callable[[Run], None] | None = None,
     every_seconds: float = 1.0,
     output: int | None = None,
-) -> Attendance:
+) -> WatchedCommand:
     """Run a command and watch it. It has our input and output; signals that come to us reach it.
 
     If this process is killed, the command is too, with all that it has started. What it leaves running when it ends by
@@ -61,7 +61,7 @@ def attend(
         teller: is told what was seen so far, every so many seconds, in this thread.
         output: a descriptor that it writes to in the place of our output, and of our errors.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, KEPT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     folder = new_folder()
     collector = Collector(folder.path)
     process: SupervisedProcess | None = None
@@ -89,7 +89,7 @@ def attend(
             raise
         run = seen()
         code = os.waitstatus_to_exitcode(status)
-        return Attendance(
+        return WatchedCommand(
             run=run,
             code=code if code >= 0 else 128 - code,
             was_stopped=was_stopped,
@@ -118,7 +118,7 @@ def _started(
             environment=environment,
             output=output,
             descriptors=inherited_descriptors(),
-            blocked_signals=mask - set(KEPT),
+            blocked_signals=mask - set(BLOCKED_SIGNALS),
         )
     except OSError as error:
         raise ArgumentError(
@@ -173,7 +173,7 @@ class _Vigil:
 
     def _wait_for_signal(self, seconds: float) -> None:
         try:
-            told = signal.sigtimedwait(KEPT, seconds)
+            told = signal.sigtimedwait(BLOCKED_SIGNALS, seconds)
         except KeyboardInterrupt:  # a thread that does not block it got it; the terminal has told the command too
             return
         # What the kernel sends comes from the terminal, and has gone to the whole group: to pass it on would be a

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from stoker.lab.watch.hook.survey import facts_of
+from stoker.lab.watch.hook.dataset_facts import facts_of
 
 pytestmark = pytest.mark.timed
 

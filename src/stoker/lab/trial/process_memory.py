@@ -40,7 +40,7 @@ class ProcessMemory(Plain):
         return self.name.startswith(WORKER)
 
 
-class Witness:
+class ProcessMemoryWatch:
     """Looks at a process tree now and then, in a thread of its own, while the block is open."""
 
     def __init__(self, pid: int) -> None:

@@ -10,9 +10,8 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from stoker.lab.watch.hook import copying, recording
+from stoker.lab.watch.hook import device_copies, recording
 from stoker.lab.watch.hook import watched_iteration as courses
-from stoker.lab.watch.hook.opening import Opening
 from stoker.lab.watch.hook.patches import Patches
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def _iterated(original: Any, patches: Patches) -> Any:
         try:
             if is_first:
                 is_first = False
-                copying.install(patches, sys.modules["torch"])
+                device_copies.install(patches, sys.modules["torch"])
             config = {**self.counters.stats().config, "worker_init_fn": self.worker_init_fn is not None}
             course = courses.begun(now, self, kind="stoker", config=config)
             course.is_inline = not config["num_workers"] and not config.get("num_threads")
@@ -132,7 +131,7 @@ def _iterated(original: Any, patches: Patches) -> Any:
                 now.probe.sees_ours = True
                 now.probe.start()
             then = self.worker_init_fn
-            self.worker_init_fn = Opening(now.folder, course.loader, then, is_ours=True)
+            self.worker_init_fn = courses.WatchedWorkerInit(now.folder, course.loader, then, is_ours=True)
         except Exception:
             recording.give_up()
             return original(self)
