@@ -1,7 +1,7 @@
 """Plain words: no text of the project uses a word of `words.txt`, in code, messages, `--help` or docs.
 
-What is still to be reworded is counted by folder in `words_left.txt`. The sum may fall but not rise, and folders that are
-not listed stay clean.
+What is still to be reworded is counted by folder in `words_left.txt`. The sum may fall but not rise, and folders that
+are not listed stay clean.
 """
 
 from __future__ import annotations
