@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import stoker
 from stoker.errors import ArgumentError
-from stoker.lab.diagnose.effort import Effort
 from stoker.lab.trial import step_window
 from stoker.lab.trial.ready_batches import cached_loader, fresh, on_device, taken
 from stoker.lab.trial.step_window import CudaTicks, Iterated, Resident, Ticks, WaitingTicks, Window
 from stoker.lab.trial.train_bench import bench_train, recorded_run
 from stoker.lab.trial.train_record import CACHED, COPY, DATA, FETCH, PREPARATION, REAL, RESIDENT, TrainBench
+from stoker.lab.trial.work_time import Effort
 
 pytestmark = pytest.mark.timed
 

@@ -22,7 +22,7 @@ from stoker.cli.doctor import doctor
 from stoker.cli.inspect import inspect
 from stoker.cli.lines import lines
 from stoker.cli.pack import pack
-from stoker.cli.plan import plan_app
+from stoker.cli.plan_command import plan_app
 from stoker.cli.prepare import prepare_app
 from stoker.cli.program import CommandLine
 from stoker.cli.report import report
@@ -165,7 +165,11 @@ def stoker(
 ) -> None:
     """Load training data fast, in a deterministic order that can be resumed exactly.
 
+<<<<<<< HEAD
     Is your training waiting for data? [bold cyan]stoker doctor -- python train.py[/] says why, for torch's loader too.
+=======
+    Is your training waiting for data? [bold cyan]stoker doctor -- python train.py[/] says why, also for torch's loader.
+>>>>>>> main
 
     For details and examples of a command: [bold cyan]stoker COMMAND --help[/]
     """

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from stoker.engine.processes.failure import Failure
 from stoker.foundation.processes import describe_exit, die_with_parent
-from stoker.lab.watch.supervised import SupervisedProcess
+from stoker.lab.watch.supervised_process import SupervisedProcess
 
 Answering = Callable[..., Callable[..., Any]]
 """Makes, in the child, what is then called with each question. It is sent by its name, so it stands in a module."""

@@ -12,9 +12,9 @@ import torch
 
 from stoker.errors import ArgumentError
 from stoker.foundation import machine
-from stoker.lab.diagnose.effort import Effort, Gauge
 from stoker.lab.trial.drive import arguments_of, num_ahead_of
 from stoker.lab.trial.ready_batches import fresh
+from stoker.lab.trial.work_time import Effort, Gauge
 
 Step = Callable[[Any], Any]
 

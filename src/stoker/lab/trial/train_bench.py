@@ -17,13 +17,13 @@ import torch
 from stoker.engine.stats import Quantiles
 from stoker.errors import ArgumentError
 from stoker.foundation import machine
-from stoker.lab.diagnose.effort import Effort, Gauge, Threaded, Watched, gauge_of
 from stoker.lab.trial.batch_contents import num_samples_in
 from stoker.lab.trial.drive import arguments_of, batch_size_of, kind_of, quantiles
 from stoker.lab.trial.ready_batches import cached_loader, device_of, on_device, taken, widening_of
 from stoker.lab.trial.step_window import CudaTicks, Iterated, Resident, Step, Ticks, WaitingTicks, Window, settle
 from stoker.lab.trial.sweep import Watch, in_turn
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, WAYS, TrainBench, Way
+from stoker.lab.trial.work_time import Effort, Gauge, Threaded, Watched, gauge_of
 from stoker.lab.watch.run import Run
 
 MIN_STEPS, MAX_STEPS = 8, 2000
