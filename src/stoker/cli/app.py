@@ -165,11 +165,7 @@ def stoker(
 ) -> None:
     """Load training data fast, in a deterministic order that can be resumed exactly.
 
-<<<<<<< HEAD
     Is your training waiting for data? [bold cyan]stoker doctor -- python train.py[/] says why, for torch's loader too.
-=======
-    Is your training waiting for data? [bold cyan]stoker doctor -- python train.py[/] says why, also for torch's loader.
->>>>>>> main
 
     For details and examples of a command: [bold cyan]stoker COMMAND --help[/]
     """
