@@ -23,7 +23,7 @@ from benchmarks.measure import Clock, Contender, Pace, Record, interleaved
 from benchmarks.report import Column, Report, Setting, only
 from examples.packed import Model, kept_apart
 from stoker import masks
-from stoker.compose.blocks import block_fields, block_tables, block_tables_by_numpy
+from stoker.compose.packs.block_tables import block_fields, block_tables, block_tables_by_numpy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.commands import check_command
-from stoker.cli.given import has_dashes
+from stoker.cli.program import check_program, has_dashes
 from stoker.cli.records import SUFFIXES, load_records
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def doctor(
 
         code, run, notes = 0, join_runs(load_records([Path(part) for part in what])), []
     else:
-        check_command(what, verb="doctor", has_dashes=has_dashes(ctx))
+        check_program(what, command="doctor", has_dashes=has_dashes(ctx))
         _check_output(save)
         from stoker.foundation.processes import block_forwarded_signals
 
