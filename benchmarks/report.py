@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import Record
+from stoker.lab.trial.rounds import Measurement
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +64,7 @@ class Column:
     """A column of the table, for benchmarks whose numbers are more than times."""
 
     title: str
-    tell: Callable[[Record], str]
+    tell: Callable[[Measurement], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Report:
 
     name: str
     title: str
-    records: list[Record]
+    records: list[Measurement]
     shows: list[str]
     """What can be read from the numbers, one sentence with numbers each."""
     limits: list[str]
@@ -249,7 +249,7 @@ def power(number: int) -> str:
     return f"10^{len(digits) - 1}" if digits == "1" + "0" * (len(digits) - 1) and number >= 1000 else digits
 
 
-def only(records: Sequence[Record], contender: str | None = None, **case: Any) -> list[Record]:
+def only(records: Sequence[Measurement], contender: str | None = None, **case: Any) -> list[Measurement]:
     """Return the records of a contender in the cases that have these values."""
     return [
         record
@@ -272,7 +272,7 @@ def _microseconds(time: float) -> str:
     return f"{time:,.1f}" if time < 1000 else f"{time:,.0f}"
 
 
-def _plain(record: Record) -> dict[str, Any]:
+def _plain(record: Measurement) -> dict[str, Any]:
     found = asdict(record)
     if not found["more"]:
         del found["more"]

@@ -19,7 +19,7 @@ from stoker.lab.plots.bench_tables import compare_table, loader_table, tune_tabl
 from stoker.lab.plots.columns import fit_to_width, table_of_rows, table_width
 from stoker.lab.plots.train_tables import parts_table, ways_table
 from stoker.lab.trial.batch_record import BatchTrial, BatchTune
-from stoker.lab.trial.sweep import Spread
+from stoker.lab.trial.rounds import Spread
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, TrainBench, Way
 from stoker.lab.trial.tuning import Tuning
 from tests.lab.test_bench_plots import CONTENDERS, GRID, sweep_of

@@ -13,7 +13,8 @@ from stoker.errors import ArgumentError
 from stoker.lab.trial import contenders
 from stoker.lab.trial.compare import compare, ratio
 from stoker.lab.trial.contenders import CONTENDERS, Unsuited
-from stoker.lab.trial.sweep import Spread, Sweep
+from stoker.lab.trial.rounds import Spread
+from stoker.lab.trial.sweep import Sweep
 from stoker.lab.trial.trial import OK, Trial
 from stoker.lab.trial.trial_child import digest_of
 from tests.lab import torch_loaders

@@ -12,7 +12,8 @@ import pytest
 from stoker.engine.stats import Quantiles
 from stoker.errors import ArgumentError
 from stoker.lab.trial.loader_bench import bench_loader, bytes_per_worker, configurations
-from stoker.lab.trial.sweep import QUANTITIES, Result, Spread, Sweep, in_turn, label_of, summed_up
+from stoker.lab.trial.rounds import Spread, in_turn
+from stoker.lab.trial.sweep import QUANTITIES, Result, Sweep, label_of, summed_up
 from stoker.lab.trial.trial import FAILED, HUNG, KILLED, OK, Trial
 from stoker.lab.watch.witness import ProcessMemory
 from tests.lab import plain_loaders

@@ -9,8 +9,9 @@ import pytest
 
 from stoker.errors import ArgumentError
 from stoker.lab.trial import tuning
+from stoker.lab.trial.rounds import Spread
 from stoker.lab.trial.search import chosen, coarse, cost_of, is_within_noise
-from stoker.lab.trial.sweep import Config, Result, Spread
+from stoker.lab.trial.sweep import Config, Result
 from stoker.lab.trial.trial import FAILED, Order, Trial
 from stoker.lab.trial.tuning import Tuning, code_of, tune, without_run
 from tests.lab import plain_loaders, torch_loaders

@@ -11,7 +11,8 @@ from stoker.lab.trial.batch_record import OK, OUT_OF_MEMORY, SLOW, BatchTrial, B
 from stoker.lab.trial.batch_search import max_trials, next_below, rounded, search
 from stoker.lab.trial.child import Child, ChildEnded, ChildSlow
 from stoker.lab.trial.out_of_memory import may_be_out_of_memory, tells_of_memory
-from stoker.lab.trial.sweep import Watch, in_turn
+from stoker.lab.trial.rounds import in_turn
+from stoker.lab.trial.sweep import Watch
 from stoker.lab.trial.target import check_spec
 
 MARGIN = 0.05

@@ -10,7 +10,8 @@ from stoker.errors import ArgumentError
 from stoker.lab.trial.contenders import CONTENDERS, GRAIN, OURS, SPDL_THREADS, TORCH
 from stoker.lab.trial.drive import Pace
 from stoker.lab.trial.loader_bench import check_pace, swept
-from stoker.lab.trial.sweep import Config, Rounds, Spread, Sweep, Watch
+from stoker.lab.trial.rounds import Spread
+from stoker.lab.trial.sweep import Config, Rounds, Sweep, Watch
 from stoker.lab.trial.target import named
 from stoker.lab.trial.trial import UNSUITED, Order, Trial
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,9 +18,6 @@ Step = Callable[[Any], Any]
 
 NUM_WARM = 3
 """Steps before the clock starts, where nothing is made ahead; also what a step does only at first is then done."""
-
-QUIET_SECONDS, QUIET_CORES = 0.05, 0.25
-"""Nobody works any more if, for so long, others than this thread use no more than that of a core."""
 
 
 class Resident:
@@ -213,23 +208,3 @@ class CudaTicks(Ticks):
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
-
-
-def settle(limit_seconds: float) -> None:
-    """Return when nobody but this thread works any more: loaders that have had their turn have made ahead what they
-    may, and do not disturb whoever comes next. At the latest after so many seconds.
-    """
-    deadline = time.perf_counter() + limit_seconds
-    before = _others_cpu_seconds()
-    while time.perf_counter() < deadline:
-        time.sleep(QUIET_SECONDS)
-        now = _others_cpu_seconds()
-        if now - before <= QUIET_CORES * QUIET_SECONDS:
-            return
-        before = now
-
-
-def _others_cpu_seconds() -> float:
-    own = machine.thread_times(os.getpid(), threading.get_native_id())
-    used = (machine.usage_of(pid) for pid in machine.tree(os.getpid()))
-    return sum(usage.cpu_seconds for usage in used if usage is not None) - (own[0] if own is not None else 0.0)

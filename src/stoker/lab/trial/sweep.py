@@ -8,21 +8,21 @@ and the standard deviation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any, TypeVar
+from statistics import fmean
+from typing import Any
 
 from stoker.engine.stats import Plain
 from stoker.foundation.machine import described
+from stoker.lab.trial.rounds import Spread, in_turn
 from stoker.lab.trial.trial import OK, Order, Trial, run_trial, watched_run
 from stoker.lab.watch.record_file import csv_of, load_record, save_record
 from stoker.lab.watch.run import Run
 
 FORMAT = "stoker-sweep"
 
-T = TypeVar("T")
 Config = dict[str, Any]
 Watch = Callable[[int, int, str], None]
 """Told before each trial: how many are done, how many there will be, and what comes now."""
@@ -52,24 +52,6 @@ QUANTITIES: dict[str, Callable[[Trial], float | None]] = {
     "private_bytes": lambda trial: trial.private_bytes,
 }
 """What is told of a configuration, and how it follows from one trial."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread(Plain):
-    """A number that was measured several times."""
-
-    mean: float
-    deviation: float | None = None
-    """The standard deviation; None of a single measurement."""
-    num: int = 1
-
-    @staticmethod
-    def of(values: Iterable[float | None]) -> Spread | None:
-        """Return that of some values, or None if there are none."""
-        known = [float(value) for value in values if value is not None]
-        if not known:
-            return None
-        return Spread(mean=fmean(known), deviation=stdev(known) if len(known) > 1 else None, num=len(known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,15 +213,6 @@ class Rounds:
     def of(self, config: Config) -> list[Trial]:
         """Return the trials of a configuration."""
         return [trial for trial in self.trials if trial.config == config]
-
-
-def in_turn(things: Sequence[T], number: int) -> list[T]:
-    """Return the order in which things come in the round of this number."""
-    if not things:
-        return []
-    shift = number // 2 % len(things)
-    turn = [*things[shift:], *things[:shift]]
-    return turn[::-1] if number % 2 else turn
 
 
 def summed_up(config: Config, trials: Sequence[Trial], *, names: Sequence[str] | None = None) -> Result:

@@ -21,8 +21,9 @@ from stoker.lab.diagnose.effort import Effort, Gauge, Threaded, Watched, gauge_o
 from stoker.lab.trial.batch_contents import num_samples_in
 from stoker.lab.trial.drive import arguments_of, batch_size_of, kind_of, quantiles
 from stoker.lab.trial.ready_batches import cached_loader, device_of, on_device, taken, widening_of
-from stoker.lab.trial.step_window import CudaTicks, Iterated, Resident, Step, Ticks, WaitingTicks, Window, settle
-from stoker.lab.trial.sweep import Watch, in_turn
+from stoker.lab.trial.rounds import in_turn, wait_until_idle
+from stoker.lab.trial.step_window import CudaTicks, Iterated, Resident, Step, Ticks, WaitingTicks, Window
+from stoker.lab.trial.sweep import Watch
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, WAYS, TrainBench, Way
 from stoker.lab.watch.run import Run
 
@@ -72,7 +73,7 @@ def bench_train(
         if getattr(loader, "auto", None) is not None:
             _run_in(real, step, seconds)
         num_steps = {REAL: _num_steps(real, step, seconds, clock)}
-        settle(SETTLE_SECONDS)
+        wait_until_idle(SETTLE_SECONDS)
         resident = [on_device(one, place, widening_of(loader)) for one in batches]
         sources: dict[str, Resident | Iterated] = {RESIDENT: Resident(resident)}
         cached = cached_loader(loader, batches)
@@ -86,7 +87,7 @@ def bench_train(
                 if name == RESIDENT and device is None:
                     error.add_note(f"this batch lies on {place}; if the step wants it elsewhere, say so: --device cpu")
                 raise
-            settle(SETTLE_SECONDS)
+            wait_until_idle(SETTLE_SECONDS)
         sources[REAL] = real
         gauges = {RESIDENT: None, CACHED: gauge_of(cached, kind), REAL: gauge_of(loader, kind)}
         windows: dict[str, list[Window]] = {name: [] for name in sources}
@@ -97,7 +98,7 @@ def bench_train(
                     tell(sum(map(len, windows.values())) + 1, len(sources) * num_rounds + 1, f"{name} batches")
                     window = Window(sources[name], step, clock=clock, gauge=gauges[name]).run(num_steps[name])
                     windows[name].append(window)
-                    settle(SETTLE_SECONDS)
+                    wait_until_idle(SETTLE_SECONDS)
         except KeyboardInterrupt:
             if not any(windows.values()):
                 raise

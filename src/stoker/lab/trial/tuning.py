@@ -16,8 +16,9 @@ from stoker.foundation.machine import num_cores
 from stoker.lab.trial.drive import Pace
 from stoker.lab.trial.loader_bench import check_pace
 from stoker.lab.trial.override import SWEPT
+from stoker.lab.trial.rounds import Spread
 from stoker.lab.trial.search import AS_IT_IS, LEAST_NOISE, Search, chosen, is_within_noise, seconds_of
-from stoker.lab.trial.sweep import Config, Result, Rounds, Spread, Sweep, Watch, label_of
+from stoker.lab.trial.sweep import Config, Result, Rounds, Sweep, Watch, label_of
 from stoker.lab.trial.target import named
 from stoker.lab.trial.trial import Order
 
