@@ -37,7 +37,7 @@ class Leaving:
     def __getitem__(self, position: int) -> Any:
         raise AssertionError
 
-    def tray(self, num_samples: int, empty: Any, told: Any) -> Any:
+    def open_batch(self, num_samples: int, empty: Any, hint: Any) -> Any:
         raise AssertionError
 
 
@@ -167,7 +167,7 @@ def test_workers_are_told_the_share(folder: Path, engine: dict[str, Any], monkey
             return super().decode(files, num_channels=num_channels)
 
     monkeypatch.setattr(dataloader, "NvJpeg", Counting)
-    monkeypatch.setattr(Split, "tell", lambda _: 0.5)
+    monkeypatch.setattr(Split, "batch_hint", lambda _: 0.5)
     loaded(pictures(folder, "auto"), **engine)
     assert seen == [3, 3, 3, 3]
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeVar, cast
-from weakref import finalize
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, default_collate, default_convert
@@ -26,21 +24,14 @@ from stoker.compose.wrapped import (
     has_sorted_rows,
     has_wrapped_mixture,
 )
-from stoker.deliver import CudaPageLock, Delivery, Normalize, NvJpeg, Split, To, Widening, checked_device
+from stoker.deliver import Normalize, Split, To, Widening, checked_device
 from stoker.engine.global_generators import BorrowedGenerators
-from stoker.engine.inline import Inline
 from stoker.engine.ledger import Ledger, Policy
 from stoker.engine.processes.engine import Processes
-from stoker.engine.processes.requests import WorkerOptions
-from stoker.engine.processes.worker import WorkerJob
-from stoker.engine.slots.batch_pickle import SMALL_BYTES
 from stoker.engine.slots.ring import Ring
 from stoker.engine.stats import Stats
-from stoker.engine.task import Engine
-from stoker.engine.threads import Threads
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable, StokerError
 from stoker.foundation import machine
-from stoker.foundation.torch_private import pin_memory
 from stoker.loader.arguments import (
     check_arguments,
     check_choices,
@@ -52,10 +43,9 @@ from stoker.loader.arguments import (
     room_of,
     workers_for,
 )
-from stoker.loader.auto import Auto, TuningDriver
-from stoker.loader.engine_factory import EngineFactory, start_tuned_engine
+from stoker.loader.auto import Auto
+from stoker.loader.build import start_engine
 from stoker.loader.growth import has_grown_from, next_epoch
-from stoker.loader.host_decoding import HostDecodeFallback
 from stoker.loader.iterator import LoaderIterator
 from stoker.loader.looking.counters import Counters
 from stoker.loader.looking.locations import SampleLocation, find_locations
@@ -65,8 +55,6 @@ from stoker.loader.looking.stats_log import StatsLog
 from stoker.loader.looking.stats_text import format_rank_stats, format_stats, gather_stats
 from stoker.loader.positions import positions_of
 from stoker.loader.rebuilt import describe_class, rebuilt
-from stoker.loader.requests import ErrorCapturingIterator, MapRequests, StreamRequests
-from stoker.loader.sample_costs import CostProbingForwarder
 from stoker.loader.schedule import Schedule
 from stoker.loader.sharing.mesh import Mesh, check_mesh_state, check_samplers, mesh_state, resolved_mesh
 from stoker.loader.sharing.ranks import resolved_ranks, share_of_cores
@@ -75,19 +63,10 @@ from stoker.loader.state.plan_progress import PlanProgress
 from stoker.loader.state.progress import Progress, check_sums, checksums, enclosed, readable
 from stoker.loader.state.sampler_progress import SamplerProgress
 from stoker.loader.state.stream_progress import StreamProgress
-from stoker.loader.stream import Sharing, StreamMaker, StreamSetting
-from stoker.loader.work import (
-    BatchResult,
-    Beginning,
-    EndOfStream,
-    EpochForwarder,
-    Finisher,
-    MapMaker,
-    epoch_setter_state,
-)
-from stoker.plan import Layout, Order, Plan, Recipe, Sequential, Shuffle, Tail, derived_key, order_named
+from stoker.loader.stream import Sharing, StreamSetting
+from stoker.plan import Layout, Order, Plan, Recipe, Sequential, Shuffle, Tail, order_named
 from stoker.source import LineStream
-from stoker.tuning.parallelism import AUTO, Choice, Parallelism
+from stoker.tuning.parallelism import AUTO, Choice
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -386,7 +365,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._num_iterations += 1
         if isinstance(progress, StreamProgress):
             progress.iteration = self._num_iterations
-        engine, helm = self._started(progress)  # may fail, and then nothing has happened
+        engine, helm = start_engine(self, progress)  # may fail, and then nothing has happened
         self._resume = None
         self._num_to_skip = 0
         course.next_epoch = progress.epoch + 1
@@ -911,92 +890,6 @@ class DataLoader(TorchDataLoader[T_co]):
             layout=course.layout,
         )
 
-    def _maker(self, pin: Callable[[Any], Any] | None) -> MapMaker | StreamMaker:
-        own = self._own_collate if self._auto_collation else self.collate_fn
-        part = None if self._mesh is None else self._mesh.part
-        finish = Finisher(own, is_batched=self._auto_collation, pin=pin, mixture=self._mixture, part=part)
-        seed, policy, loan = self._course.seed, self.ledger.policy, self._loan
-        if self._is_stream:
-            return StreamMaker(self.dataset, finish, self._setting, seed=seed, policy=policy, loan=loan)
-        return MapMaker(self._course.dataset, finish, seed=seed, policy=policy, loan=loan, owns_order=self._is_planned)
-
-    def _started(self, progress: Progress) -> tuple[Engine[BatchResult | EndOfStream], TuningDriver | None]:
-        engine, helm = self._engine(progress)
-        if self._device is None:
-            return engine, helm
-        delivery = Delivery(
-            engine,
-            self._device,
-            depth=self.prefetch_factor or 1,
-            widen=self._widening,
-            of=_batch_of,
-            replaced=_with_batch,
-            on_rest=None if self._ring is None else self._ring.unwatch,
-            decoder=None if self._decode == "cpu" else NvJpeg,
-            rescue=None if self._decode == "cpu" else self._rescue(),
-            split=self.split,
-            counter=self.counters.copies,
-        )
-        return delivery, helm
-
-    def _rescue(self) -> Any:
-        maker = self._maker(None)
-        assert isinstance(maker, MapMaker)
-        return HostDecodeFallback(maker)
-
-    def _teller(self) -> Callable[[], Any]:
-        return epoch_setter_state(self._course.dataset) if self.split is None else self.split.tell
-
-    def _told(self) -> Any:
-        """Return what the dataset has to say to whoever reads it, without a recipe that counts."""
-        return epoch_setter_state(self._course.dataset)() if self.split is None else self.split.share
-
-    def _engine(self, progress: Progress) -> tuple[Engine[BatchResult | EndOfStream], TuningDriver | None]:
-        recipes = ErrorCapturingIterator(self._readable(progress))
-        pin = self._pin()
-        if self._has_workers and pin is not None and pin.device is None:
-            warnings.warn("worker processes give page-locked batches for CUDA alone; these are not", stacklevel=5)
-        if self.auto is not None:
-            return start_tuned_engine(EngineFactory(self, self.auto, progress, recipes, pin), self.auto)
-        setting = Parallelism(self.num_workers, self.num_threads, self.prefetch_factor or 1)
-        if setting.num_workers:
-            return self._workers(progress, setting, pin).run(self._errand(progress, recipes)), None
-        return self._here(setting, recipes, pin), None
-
-    def _errand(self, progress: Progress, recipes: Iterator[Any]) -> MapRequests | StreamRequests:
-        """Return what is asked of worker processes."""
-        chosen = self._chosen_epoch
-        if isinstance(progress, StreamProgress):
-            return StreamRequests(progress, recipes, chosen_epoch=chosen)
-        return MapRequests(recipes, chosen_epoch=chosen, tell=self._teller())
-
-    def _here(self, setting: Parallelism, recipes: Iterator[Any], pin: _Pin | None) -> Inline[Any, Any] | Threads[Any]:
-        """Return an engine in this process."""
-        maker = self._maker(pin)
-        if isinstance(maker, MapMaker):
-            maker.tell = self._teller()
-        if setting.is_inline:
-            return Inline(recipes, maker.make if self.auto is None else self.auto.footprint.watched(maker.make))
-        tasks: Iterator[Any] = map(maker.task, recipes)
-        return Threads(
-            tasks,
-            num_threads=setting.num_threads,
-            depth=setting.prefetch_factor,
-            timeout=self.timeout,
-            draws=self._is_stream,  # drawing from a stream is the work
-        )
-
-    def _readable(self, progress: Progress) -> Iterator[Any]:
-        """Return the recipes; what only fills up a batch is not of a source that a mixture no longer has."""
-        mixture = self._mixture
-        if mixture is None or len(mixture.sources) == len(mixture.names):
-            return progress.recipes()
-        view = mixture.in_epoch(progress.epoch)
-        return (
-            recipe if recipe.padding is None else recipe._replace(positions=view.filling(recipe.positions))
-            for recipe in progress.recipes()
-        )
-
     @staticmethod
     def _check_epoch(mixture: Mixture, progress: Progress) -> None:
         """Refuse an epoch that there is not, or not like this: here, and not in a worker."""
@@ -1009,84 +902,3 @@ class DataLoader(TorchDataLoader[T_co]):
                 hint="load a state of that time to go back to it",
             )
         mixture.check_readable(progress.epoch, progress.ordinal)
-
-    def _context(self) -> Any:
-        """Return how worker processes are started."""
-        return self.multiprocessing_context or multiprocessing.get_context()
-
-    def _workers(
-        self, progress: Progress, setting: Parallelism, pin: _Pin | None
-    ) -> Processes[BatchResult | EndOfStream]:
-        locks = pin is not None and pin.device is not None
-        if self._ring is not None and self._ring.is_foreign:
-            self._ring = self._processes = None  # they are the parent's, and so are its slots
-        if self._processes is not None:
-            return self._processes
-        is_delivered = self._device is not None and self._device.type == "cuda"
-        if self._ring is None:
-            # a delivery sees to it that slots are not used again before their copies are complete
-            self._ring = Ring(CudaPageLock() if locks else None, is_watched=is_delivered)
-            finalize(self, self._ring.close)
-        staff = WorkerOptions(
-            num_workers=setting.num_workers,
-            num_threads=setting.num_threads,
-            prefetch_factor=setting.prefetch_factor,
-            context=self._context(),
-            seed=derived_key(self._course.seed, progress.epoch) >> 1,
-            timeout=self.timeout,
-            in_order=self.in_order,
-            is_assigned=self._is_stream,
-            # what goes to a device at once need not be kept apart from its batch
-            small_bytes=0 if is_delivered else SMALL_BYTES,
-            pins_small=locks,
-            most_workers=0 if self.auto is None else self.auto.most_workers,
-        )
-        forwarder = EpochForwarder if self.auto is None else CostProbingForwarder
-        maker = forwarder(self._maker(None), self._chosen_epoch)
-        job = WorkerJob(maker, self._course.dataset, Beginning(self.worker_init_fn))
-        workers: Processes[BatchResult | EndOfStream] = Processes(
-            job, staff, self._ring, is_persistent=self.persistent_workers, tally=self.counters.tally
-        )
-        if self.persistent_workers:
-            self._processes = workers
-        return workers
-
-    def _pin(self) -> _Pin | None:
-        """Return what moves a batch to page-locked memory, with the warnings torch gives."""
-        if self._device is not None and self._device.type == "cuda":
-            return _Pin(self._device.index if self._device.index is not None else torch.cuda.current_device())
-        if not self.pin_memory:
-            return None
-        if self.pin_memory_device:
-            warnings.warn(
-                f"pin_memory_device={self.pin_memory_device!r} is deprecated and ignored",
-                stacklevel=5,
-            )
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        if accelerator is None or accelerator.type == "mps":
-            lack = "there is no accelerator" if accelerator is None else "MPS has none"
-            warnings.warn(f"pin_memory=True, but {lack}, so page-locked memory is not used", stacklevel=5)
-            return None
-        device = torch.cuda.current_device() if accelerator.type == "cuda" else None
-        return _Pin(device)
-
-
-def _batch_of(made: BatchResult | EndOfStream) -> Any:
-    return made.batch if isinstance(made, BatchResult) else None
-
-
-def _with_batch(made: BatchResult | EndOfStream, batch: Any) -> BatchResult | EndOfStream:
-    return made._replace(batch=batch) if isinstance(made, BatchResult) else made
-
-
-class _Pin:
-    """Moves a batch to page-locked memory, for the device of the thread that made the loader's iterator."""
-
-    def __init__(self, device: int | None) -> None:
-        self.device = device
-
-    def __call__(self, batch: Any) -> Any:
-        # a new thread begins on device 0, and would set up a context there for nothing
-        if self.device is not None and torch.cuda.current_device() != self.device:
-            torch.cuda.set_device(self.device)
-        return pin_memory(batch)
