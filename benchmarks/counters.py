@@ -19,7 +19,7 @@ import numpy as np
 
 import stoker
 from benchmarks.datasets import Same
-from benchmarks.report import INK, Column, Report, Setting, only
+from benchmarks.report import INK, Column, Report, Saved, Setting, only
 from stoker.engine.processes import messages
 from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
 from stoker.loader import iterator, stream, work
@@ -66,7 +66,7 @@ def run(setting: Setting) -> Report:
             "more than what is looked for.",
             "the two clocks around unpacking a batch of a worker, which were not taken out.",
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
         columns=(
             Column("µs a batch, best", lambda record: f"{record.best:,.2f}"),
             Column("median", lambda record: f"{record.median:,.2f}"),
@@ -189,7 +189,7 @@ def _shows(records: list[Measurement]) -> list[str]:
     return sentences
 
 
-def _figure(records: list[Measurement]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")

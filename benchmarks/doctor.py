@@ -33,7 +33,7 @@ from rich.console import Console
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import stoker
-from benchmarks.report import OUT, Column, Report, Setting
+from benchmarks.report import OUT, Column, Report, Saved, Setting
 from benchmarks.turns import run_alone
 from stoker.foundation.machine import num_cores
 from stoker.lab.diagnose.diagnosis import Diagnosis
@@ -233,7 +233,7 @@ def run(setting: Setting) -> Report:
         records=records,
         shows=shows(records),
         limits=limits(),
-        draw=lambda: figure(records),
+        draw=draw,
         columns=COLUMNS,
     )
 
@@ -375,7 +375,7 @@ _LEGEND = {
 }
 
 
-def figure(records: list[Measurement]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     """Draw faults by loader and by how busy the machine is, in the color of the most frequent outcome."""
     from matplotlib import pyplot as plt
     from matplotlib.patches import Patch, Rectangle

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from benchmarks.images.jobs import CROPS, SIZE, Job
 from benchmarks.images.photographs import Photographs, made, photographs
 from benchmarks.images.torch_loaders import Files
-from benchmarks.report import INK, OUT, Column, Report, Setting, only, save, show, write
+from benchmarks.report import INK, OUT, Column, Report, Saved, Setting, only, save, show, write
 from benchmarks.turns import failure_of
 from stoker.foundation.machine import tree_cpu_seconds
 from stoker.lab.trial.rounds import Measurement, Series, in_turn, measurement_of
@@ -164,10 +164,11 @@ def measured(size: Size, folder: Path | None) -> Report:
             "beginning of the next. Pictures decoded on the device make steps longer instead.",
             *([] if size.device == "cuda" else ["a GPU: this ran on a CPU, with sizes that mean nothing."]),
         ],
-        draw=lambda: _figure(records, trainer.name),
+        draw=draw,
         columns=COLUMNS,
         extra={
             "photographs": given.told(),
+            "model": trainer.name,
             "workers": size.num_workers,
             "threads": size.num_threads,
             "steps": size.num_steps,
@@ -452,7 +453,8 @@ def _shows(
     return sentences
 
 
-def _figure(records: list[Measurement], model: str) -> Figure:
+def draw(records: list[Measurement], saved: Saved) -> Figure:
+    model = saved.get("model", "ResNet-50")
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.6), layout="constrained", width_ratios=(1.4, 1))

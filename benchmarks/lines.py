@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import stoker
-from benchmarks.report import Report, Setting, only
+from benchmarks.report import Report, Saved, Setting, only
 from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run(setting: Setting) -> Report:
             "offsets 8 bytes a line, Stoker's index one entry for a block of lines.",
             "JSON, CSV or compressed files.",
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
         extra={"file_bytes": num_bytes},
     )
 
@@ -191,7 +191,7 @@ def _shows(records: list[Measurement], num_bytes: int) -> list[str]:
     return sentences
 
 
-def _figure(records: list[Measurement]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(15, 3.2), layout="constrained")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 import stoker
-from benchmarks.report import Column, Report, Setting, only
+from benchmarks.report import Column, Report, Saved, Setting, only
 from examples.packed import Model, kept_apart
 from stoker import masks
 from stoker.compose.blocks import block_fields, block_tables, block_tables_by_numpy
@@ -86,7 +86,7 @@ def run(setting: Setting) -> Report:
             "several GPUs, or a model so small that a loader matters more.",
             *([] if device == "cuda" else ["a GPU: this ran on a CPU, with sizes that mean nothing."]),
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
         columns=(
             Column("median", lambda record: _told(record.median)),
             Column("p90", lambda record: _told(record.p90)),
@@ -423,7 +423,7 @@ def _shows(records: list[Measurement], facts: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def _figure(records: list[Measurement]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.2), layout="constrained", width_ratios=(1.5, 1))

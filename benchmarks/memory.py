@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import stoker
 from benchmarks.datasets import Touched
-from benchmarks.report import INK, Column, Report, Setting, only
+from benchmarks.report import INK, Column, Report, Saved, Setting, only
 from benchmarks.turns import IDLE_SECONDS, run_alone
 from stoker.foundation.machine import pss_bytes, tree, tree_cpu_seconds
 from stoker.lab.trial.rounds import Measurement, Series, in_turn, measurement_of, wait_until_idle
@@ -95,7 +95,7 @@ def run(setting: Setting) -> Report:
             "the most that was in use at any time, such as while a dataset is sent to spawned workers.",
             "several runs: each number was measured once. Memory varies little; times, which are in the record, do.",
         ],
-        draw=lambda: _figure(records, num_bytes),
+        draw=draw,
         columns=(
             Column("trainer before, GB", lambda record: f"{record.more['before_bytes'] / 1e9:.2f}"),
             Column("trainer, GB", lambda record: f"{record.more['trainer_bytes'] / 1e9:.2f}"),
@@ -125,7 +125,8 @@ def _shows(records: list[Measurement], num_bytes: int) -> list[str]:
     return sentences
 
 
-def _figure(records: list[Measurement], num_bytes: int) -> Figure:
+def draw(records: list[Measurement], saved: Saved) -> Figure:
+    num_bytes = saved["dataset_bytes"]
     from matplotlib import pyplot as plt
 
     methods = list(dict.fromkeys(record.case["start"] for record in records))

@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import stoker
 from benchmarks.datasets import Same
-from benchmarks.report import INK, Report, Setting, only, span
+from benchmarks.report import INK, Report, Saved, Setting, only, span
 from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def run(setting: Setting) -> Report:
             "the garbage collector, which is held off while the clock runs.",
             "memory effects: all samples of a dataset are one object, which stays in the cache.",
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
     )
 
 
@@ -153,7 +153,7 @@ def _ratios(records: list[Measurement]) -> list[float]:
     return [record.median_ratio for record in records if record.median_ratio is not None]
 
 
-def _figure(records: list[Measurement]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     """Ratios, not times: they were taken within the rounds, so that other work on the machine moves them least."""
     from matplotlib import pyplot as plt
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, RandomSampler
 
-from benchmarks.report import Report, Setting, only, power, span
+from benchmarks.report import Report, Saved, Setting, only, power, span
 from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
 from stoker.plan import Plan, order_named
 
@@ -63,7 +63,7 @@ def run(setting: Setting) -> Report:
             "Others see that once in the square root of their size, which at 10^5 still shows.",
             "a sampler written to be small, such as one that yields positions without a list.",
         ],
-        draw=lambda: _figure(records, memory),
+        draw=draw,
         extra={"memory_mib": memory},
     )
 
@@ -209,7 +209,8 @@ def _shows(records: list[Measurement], memory: dict[str, dict[str, float | None]
     return sentences
 
 
-def _figure(records: list[Measurement], memory: dict[str, dict[str, float | None]]) -> Figure:
+def draw(records: list[Measurement], saved: Saved) -> Figure:
+    memory: dict[str, dict[str, float | None]] = saved["memory_mib"]
     from matplotlib import pyplot as plt
 
     inks = {"sequential": "#2b6ca3", "shuffle": "#c8391b", "window": "#4d7c2a"}

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import stoker
 from benchmarks.datasets import Objects, Rows
-from benchmarks.report import INK, Column, Report, Setting, only
+from benchmarks.report import INK, Column, Report, Saved, Setting, only
 from benchmarks.turns import run_alone
 from stoker.foundation.machine import tree, tree_cpu_seconds
 from stoker.lab.trial.rounds import QUIET_SECONDS, Measurement, Series, in_turn, measurement_of, wait_until_idle
@@ -126,7 +126,7 @@ def run(setting: Setting) -> Report:
             "starts of eight workers on eight cores, where there are fewer: they share what there is.",
             "a disk: Python and torch are in the page cache.",
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
         columns=(
             Column("first batch, s", lambda record: f"{record.more['first_seconds']:.2f}"),
             Column("by torch's", lambda record: f"{record.median_ratio:.2f}"),
@@ -162,7 +162,7 @@ def _shows(records: list[Measurement]) -> list[str]:
     return sentences
 
 
-def _figure(records: list[Measurement]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     from matplotlib import pyplot as plt
 
     panels = list(dict.fromkeys((record.case["dataset"], record.case["start"]) for record in records))

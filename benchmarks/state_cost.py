@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import stoker
-from benchmarks.report import Report, Setting, only, power
+from benchmarks.report import Report, Saved, Setting, only, power
 from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run(setting: Setting) -> Report:
             "datasets with a costly state of their own: it is asked for at each batch.",
             "resuming of streams that cannot tell where they are: they are read again up to there.",
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
     )
 
 
@@ -183,7 +183,7 @@ def _shows(records: list[Measurement]) -> list[str]:
     return sentences
 
 
-def _figure(records: list[Measurement]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.6), layout="constrained", width_ratios=(1.5, 1))

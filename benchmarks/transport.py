@@ -27,7 +27,7 @@ from torch.utils.data import default_collate
 
 import stoker
 from benchmarks.datasets import Same
-from benchmarks.report import INK, Column, Report, Setting, only, span
+from benchmarks.report import INK, Column, Report, Saved, Setting, only, span
 from benchmarks.turns import IDLE_SECONDS, BatchTaker, Turn, series_of, take_turns, taking
 from stoker.foundation.machine import tree_cpu_seconds
 from stoker.lab.trial.rounds import Measurement, measurement_of, wait_until_idle
@@ -343,7 +343,7 @@ def _run_host(setting: Setting) -> Report:
             f"order; each holds {PREFETCH_FACTOR} batches per worker ahead, SPDL and Grain a few more on the way.",
             "memcpy as a loader: nobody waits for a batch or reads it.",
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
         columns=_COLUMNS,
         extra={"batch_size": BATCH_SIZE, "prefetch_factor": PREFETCH_FACTOR, "left_out": missing},
     )
@@ -381,7 +381,7 @@ def _run_device(setting: Setting, device: str) -> Report:
             "copies each batch to page-locked memory; stoker is `device=`, and beside it `pin_memory=True` and `.to`.",
             "copies of one pinned batch as a loader: nobody writes it.",
         ],
-        draw=lambda: _figure_device(records),
+        draw=draw,
         columns=_COLUMNS,
         extra={"batch_size": BATCH_SIZE, "prefetch_factor": PREFETCH_FACTOR},
     )
@@ -499,7 +499,12 @@ _INKS = {
 _MARKS = dict(zip(CONTENDERS, "soDv^P"))
 
 
-def _figure(records: list[Measurement]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
+    is_device = any(record.contender == COPY_DEVICE for record in records)
+    return _draw_device(records) if is_device else _draw_host(records)
+
+
+def _draw_host(records: list[Measurement]) -> Figure:
     from matplotlib import pyplot as plt
     from matplotlib.patheffects import withStroke
 
@@ -568,7 +573,7 @@ def _draw_limit(top: Axes, bottom: Axes, limits: list[Measurement]) -> None:
     bottom.plot(sizes, [record.median_cpu / 1e3 for record in limits], **style)
 
 
-def _figure_device(records: list[Measurement]) -> Figure:
+def _draw_device(records: list[Measurement]) -> Figure:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained", width_ratios=(1.6, 1))

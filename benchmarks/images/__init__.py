@@ -28,7 +28,7 @@ from benchmarks.images.others import show_ffmpeg
 from benchmarks.images.own import OURS, OURS_WHEELS
 from benchmarks.images.photographs import NUM_ENTRIES_QUICK, NUM_PACKED_QUICK, made, photographs
 from benchmarks.images.quality import likenesses, summed_up
-from benchmarks.images.telling import COLUMNS, figure, limits, shows
+from benchmarks.images.telling import COLUMNS, draw, limits, shows
 from benchmarks.images.torch_loaders import TORCH_PIL
 from benchmarks.report import Report, Setting
 from benchmarks.turns import Failures, Turn, failure_of, run_alone, series_of
@@ -93,7 +93,7 @@ def run(setting: Setting) -> Report:
         records=records,
         shows=shows(records, sources, likeness, fates, missing, failures.reasons),
         limits=limits(setting.num_workers),
-        draw=lambda: figure(records, setting.num_workers),
+        draw=draw,
         columns=COLUMNS,
         extra={
             "photographs": sources,

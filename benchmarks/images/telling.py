@@ -10,7 +10,7 @@ from benchmarks.images.limit import PART, WHOLE
 from benchmarks.images.others import DALI, FFCV, FFCV_SMALL, GRAIN, SPDL_FFMPEG, SPDL_QUICK, TF, TF_PLAIN
 from benchmarks.images.own import OURS, OURS_EXACT, OURS_SMALL, OURS_THREADS, OURS_WHEELS
 from benchmarks.images.torch_loaders import TORCH_PIL, TORCH_QUICK, WEB_PIL, WEB_QUICK
-from benchmarks.report import INK, Column, only
+from benchmarks.report import INK, Column, Saved, only
 from benchmarks.turns import speedup
 from stoker.lab.trial.rounds import Measurement
 
@@ -220,8 +220,9 @@ COLUMNS = (
 # ---------------------------------------------------------------- drawing
 
 
-def figure(records: list[Measurement], num_workers: int) -> Figure:
+def draw(records: list[Measurement], saved: Saved) -> Figure:
     """Draw speed with the spread of rounds and the limit as lines, and below what it costs."""
+    num_workers = saved["num_workers"]
     from matplotlib import pyplot as plt
 
     drawn, axes = plt.subplots(2, 2, figsize=(14, 12), layout="constrained", height_ratios=(1.15, 1))

@@ -22,7 +22,7 @@ from benchmarks.packing import batches, planners, scale
 from benchmarks.packing.batches import Form
 from benchmarks.packing.limit import has_compiler
 from benchmarks.packing.planners import PLANNERS, Planner
-from benchmarks.packing.telling import COLUMNS, GOAL_OF_CROPS, GOAL_OF_LIMIT, figure, limits, shows
+from benchmarks.packing.telling import COLUMNS, GOAL_OF_CROPS, GOAL_OF_LIMIT, draw, limits, shows
 from benchmarks.peers import is_installed
 from benchmarks.report import Report, Setting, power
 from benchmarks.turns import run_alone, series_of, take_turns
@@ -89,7 +89,7 @@ def run(setting: Setting) -> Report:
         records=records,
         shows=shows(records, opening, pace.num_tokens, missing),
         limits=limits(),
-        draw=lambda: figure(records),
+        draw=draw,
         columns=COLUMNS,
         extra={
             "num_documents": pace.num_documents,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from benchmarks.packing import batches, planners
 from benchmarks.packing.batches import Opening
 from benchmarks.packing.planners import IN_C, OURS, OURS_LISTED, PLANNERS
-from benchmarks.report import INK, Column, only
+from benchmarks.report import INK, Column, Saved, only
 from stoker.lab.trial.rounds import Measurement
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ COLUMNS = (
 _ALPHAS = (1.0, 0.66, 0.38)
 
 
-def figure(records: list[Measurement]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     """Draw planning, waste, scale and batches."""
     from matplotlib import pyplot as plt
 

@@ -37,7 +37,7 @@ from benchmarks.prepare.tools import (
     Job,
     timed,
 )
-from benchmarks.report import INK, OUT, Column, Report, Setting, only
+from benchmarks.report import INK, OUT, Column, Report, Saved, Setting, only
 from benchmarks.turns import Failures, run_alone
 from stoker.lab.trial.rounds import Measurement, Series, in_turn, measurement_of
 
@@ -76,7 +76,7 @@ def run(setting: Setting) -> Report:
         records=records,
         shows=_shows(records, missing, failures.reasons),
         limits=_limits(setting),
-        draw=lambda: _figure(records),
+        draw=draw,
         columns=(
             Column("MB/s", lambda record: f"{record.more['megabytes_per_second']:.2f}"),
             Column("documents/s", lambda record: f"{record.more['documents_per_second']:,.0f}"),
@@ -205,7 +205,7 @@ _INKS = {
 }
 
 
-def _figure(records: list[Measurement]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     from matplotlib import pyplot as plt
 
     parts = [

@@ -29,7 +29,7 @@ from benchmarks.resume.contenders import CONTENDERS, LIMIT_SECONDS, Ending, serv
 from benchmarks.resume.jobs import NUM_EPOCHS, NUM_SAMPLES, SAVE_EVERY, SEED, Job, Shape
 from benchmarks.resume.judging import FAILED, HANGS, Step, Verdict, judge, read_firsts, read_lines, read_run
 from benchmarks.resume.scenarios import Part, Run, Scenario, scenarios
-from benchmarks.resume.summary import COLUMNS, figure, format_contender, limits, shows
+from benchmarks.resume.summary import COLUMNS, draw, format_contender, limits, shows
 from benchmarks.turns import open_child
 from stoker.lab.trial.child import Child
 from stoker.lab.trial.rounds import Measurement, Series, measurement_of
@@ -71,7 +71,7 @@ def make_report(records: list[Measurement], missing: Sequence[str], chosen: Sequ
         records=records,
         shows=shows(records, missing),
         limits=limits(),
-        draw=lambda: figure(records),
+        draw=draw,
         columns=COLUMNS,
         extra={
             "num_samples": NUM_SAMPLES,

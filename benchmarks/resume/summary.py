@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report import Column, only
+from benchmarks.report import Column, Saved, only
 from benchmarks.resume.contenders import CONTENDERS
 from benchmarks.resume.jobs import NUM_EPOCHS, NUM_SAMPLES, SAVE_EVERY
 from benchmarks.resume.judging import EXACT, FAILED, HANGS, REORDERED, WRONG
@@ -209,7 +209,7 @@ _LEGEND = {
 }
 
 
-def figure(records: Sequence[Measurement]) -> Figure:
+def draw(records: Sequence[Measurement], _: Saved) -> Figure:
     """Draw contenders by scenarios, and the samples read before the first batch."""
     from matplotlib import pyplot as plt
     from matplotlib.patches import Patch

@@ -23,7 +23,7 @@ from benchmarks.tokens.corpus import LENGTH, NUM_TOKENS, NUM_TOKENS_QUICK, Corpu
 from benchmarks.tokens.limit import has_compiler
 from benchmarks.tokens.loaders import BATCH_SIZE, CONTENDERS, IN_C, IN_NUMPY, PREFETCH_FACTOR, Order
 from benchmarks.tokens.measuring import Pace, failures_of_peers, starts, turns, uses
-from benchmarks.tokens.telling import COLUMNS, figure, limits, shows
+from benchmarks.tokens.telling import COLUMNS, draw, limits, shows
 from benchmarks.tokens.trials import Start, Use
 from benchmarks.turns import Turn, series_of
 from stoker.lab.trial.rounds import Measurement, Series, measurement_of
@@ -80,7 +80,7 @@ def run(setting: Setting) -> Report:
         records=records,
         shows=shows(records, pace.resume_step, missing, failures.reasons, failures.num_hung),
         limits=limits(),
-        draw=lambda: figure(records),
+        draw=draw,
         columns=COLUMNS,
         extra={
             "num_tokens": corpus.num_tokens,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report import INK, Column, only
+from benchmarks.report import INK, Column, Saved, only
 from benchmarks.tokens.loaders import (
     CONTENDERS,
     GRAIN,
@@ -213,7 +213,7 @@ def _from(record: Measurement, key: str, tell: Any) -> str:
 # ---------------------------------------------------------------- drawing
 
 
-def figure(records: list[Measurement]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     """Draw speed, first batch and memory."""
     from matplotlib import pyplot as plt
 
