@@ -22,7 +22,7 @@ import stoker
 from benchmarks.report import Column, Report, Saved, Setting, only
 from examples.packed import Model, kept_apart
 from stoker import masks
-from stoker.compose.blocks import block_fields, block_tables, block_tables_by_numpy
+from stoker.compose.packs.block_tables import block_fields, block_tables, block_tables_by_numpy
 from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from rich.table import Table
 from stoker.foundation.machine import described
 from stoker.lab.plots.plotting import LOADERS
 from stoker.lab.trial.rounds import Measurement
-from stoker.lab.watch.whole_file import whole_or_not
+from stoker.lab.watch.record_file import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,7 +128,7 @@ def write(report: Report, folder: Path) -> None:
         **report.extra,
         "records": [_rounded(_plain(record)) for record in report.records],
     }
-    whole_or_not(folder / f"{report.name}.json", _json(found))
+    write_atomically(folder / f"{report.name}.json", _json(found))
     _save_figure(report.draw(report.records, report.extra), folder / f"{report.name}.png")
 
 

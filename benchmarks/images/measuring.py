@@ -11,8 +11,8 @@ from benchmarks.images.contenders import CONTENDERS
 from benchmarks.images.jobs import Job
 from benchmarks.turns import Failures, Turn, run_alone, take_turns
 from stoker.lab.trial.child import Child
+from stoker.lab.trial.process_memory import ProcessMemoryWatch
 from stoker.lab.trial.rounds import in_turn
-from stoker.lab.watch.witness import Witness
 
 LIMIT_SECONDS = 120
 """For one answer; FFCV compiles for fifteen seconds first."""
@@ -37,7 +37,7 @@ def turns(
     peaks = {}
 
     def watch_memory(name: str, child: Child, ask: Callable[[], Turn]) -> Turn:
-        with Witness(child.pid) as witness:
+        with ProcessMemoryWatch(child.pid) as witness:
             turn = ask()
             witness.look()
         if name in CONTENDERS:

@@ -54,7 +54,7 @@ class _Lengths:
 
 def planned_alone(num_documents: int, length: int) -> Size:
     """Plan and map, in this process, which should be a fresh one."""
-    from stoker.compose.planning import planned
+    from stoker.compose.packs.pack_planning import planned
     from stoker.plan.packing import best_fit
 
     planned([drawn(1000)], length=length, window=None, long="split")  # what is imported at first use

@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 import stoker
-from stoker.compose import packed as packed_module
-from stoker.compose.fields import taken
-from stoker.compose.packed import Packed
+from stoker.compose.batch_fields import taken
+from stoker.compose.packs import packed as packed_module
+from stoker.compose.packs.packed import Packed
 from stoker.errors import ArgumentError, DamagedFile, DataError, PositionError, StateMismatch, StoreMismatch
 from stoker.store import Store, Writer, open_store
 from tests.source.foreign import write_megatron

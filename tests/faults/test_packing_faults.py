@@ -23,10 +23,11 @@ import pytest
 from numpy.typing import NDArray
 
 import stoker
-from stoker.compose import packed as packed_module
-from stoker.compose import plan_cache, planning
-from stoker.compose.layout import Layout
-from stoker.compose.packed import Packed
+from stoker.compose.packs import pack_plan_cache as plan_cache
+from stoker.compose.packs import pack_planning as planning
+from stoker.compose.packs import packed as packed_module
+from stoker.compose.packs.pack_tables import PackTables
+from stoker.compose.packs.packed import Packed
 from stoker.errors import ArgumentError, DataError, StaleSource
 from stoker.plan import exchange
 from stoker.store import Store, Writer, build, open_store, verify
@@ -86,7 +87,7 @@ class Counting:
         self.count = 0
         planned = planning.planned
 
-        def counted(*arguments: Any, **options: Any) -> Layout:
+        def counted(*arguments: Any, **options: Any) -> PackTables:
             self.count += 1
             return planned(*arguments, **options)
 
@@ -272,7 +273,7 @@ def test_facts_of_a_plan_without_tables_are_not_believed_either(store: Store, fa
     path, meta = plan_of(packed), Store(plan_of(packed)).meta
     meta["pack"]["facts"][fact] = 2**40
     shutil.rmtree(path)
-    plan_cache.written(path, Layout.of(packed.facts), meta=meta)
+    plan_cache.written(path, PackTables.of(packed.facts), meta=meta)
     assert stoker.pack(store.path, LENGTH, strategy="concat").facts == packed.facts
 
 

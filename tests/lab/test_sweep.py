@@ -11,6 +11,7 @@ import pytest
 
 from stoker.engine.stats import Quantiles
 from stoker.errors import ArgumentError
+from stoker.lab.trial.process_memory import ProcessMemory
 from stoker.lab.trial.rounds import Spread, in_turn
 from stoker.lab.trial.sweep import (
     QUANTITIES,
@@ -23,7 +24,6 @@ from stoker.lab.trial.sweep import (
     summarize_trials,
 )
 from stoker.lab.trial.trial import FAILED, HUNG, KILLED, OK, Trial
-from stoker.lab.watch.witness import ProcessMemory
 from tests.lab import plain_loaders
 
 pytestmark = pytest.mark.timed

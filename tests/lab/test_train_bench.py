@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import stoker
 from stoker.errors import ArgumentError
-from stoker.lab.diagnose.effort import Effort
 from stoker.lab.trial import train_bench
 from stoker.lab.trial.batch_contents import with_new_containers
 from stoker.lab.trial.ready_batches import cached_loader, on_device, take_batches
@@ -28,6 +27,7 @@ from stoker.lab.trial.train_bench import (
     record_run,
 )
 from stoker.lab.trial.train_record import CACHED, COPY, DATA, FETCH, PREPARATION, REAL, RESIDENT, TrainBench
+from stoker.lab.trial.work_time import Effort
 
 pytestmark = pytest.mark.timed
 

@@ -15,9 +15,9 @@ import pytest
 from stoker.errors import ArgumentError
 from stoker.lab.diagnose.verdict import diagnose
 from stoker.lab.trial.drive import Pace
+from stoker.lab.trial.process_memory import HELPERS, ProcessMemory, ProcessMemoryWatch
 from stoker.lab.trial.trial import FAILED, HUNG, KILLED, OK, Trial, TrialRequest, record_run_of_trial, run_trial
 from stoker.lab.watch.run import Run
-from stoker.lab.watch.witness import HELPERS, ProcessMemory, Witness
 
 pytestmark = pytest.mark.timed
 
@@ -235,13 +235,13 @@ def test_a_script_that_measures_when_it_is_imported_does_not_measure_for_ever(tm
         tried(f"{file}:make")
 
 
-def own(witness: Witness) -> list[ProcessMemory]:
+def own(witness: ProcessMemoryWatch) -> list[ProcessMemory]:
     """Return who was seen, without what other tests may have made Python start in this process."""
     return [one for one in witness.processes if one.name not in HELPERS.values()]
 
 
 def test_a_witness_sees_the_memory_of_a_process_and_its_children() -> None:
-    with Witness(os.getpid()) as witness:
+    with ProcessMemoryWatch(os.getpid()) as witness:
         witness.look()
         held = bytearray(os.urandom(1 << 20) * 64)
         witness.look()
@@ -264,7 +264,7 @@ def test_a_witness_sees_the_memory_of_a_process_and_its_children() -> None:
 
 
 def test_a_worker_that_takes_the_place_of_another_counts_as_the_same() -> None:
-    def seen(witness: Witness, num: int) -> None:
+    def seen(witness: ProcessMemoryWatch, num: int) -> None:
         """Look at so many children that come one after the other."""
         for _ in range(num):
             child = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1)
@@ -273,7 +273,7 @@ def test_a_worker_that_takes_the_place_of_another_counts_as_the_same() -> None:
             witness.look()
             child.communicate(b"\n")
 
-    with Witness(os.getpid()) as witness:
+    with ProcessMemoryWatch(os.getpid()) as witness:
         seen(witness, 3)
     assert [one.name for one in own(witness)] == ["trainer", "worker 0"]
 

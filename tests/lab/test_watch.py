@@ -29,8 +29,7 @@ from stoker.errors import ArgumentError
 from stoker.lab.diagnose.doctor import doctor
 from stoker.lab.watch.hook import recording
 from stoker.lab.watch.hook.install import attach, detach
-from stoker.lab.watch.session import Session
-from stoker.lab.watch.watch import watch
+from stoker.lab.watch.watch import Session, watch
 from tests.lab.pathologies import Counting, Meeting, Quick, SharedStream, Sleeping, Stream, slow_start
 
 pytestmark = pytest.mark.timed

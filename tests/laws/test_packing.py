@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import stoker
-from stoker.compose import rows as rows_module
-from stoker.compose.packed import Packed
-from stoker.compose.planning import laid_out, planned
+from stoker.compose.packs import packed_rows as rows_module
+from stoker.compose.packs.pack_planning import laid_out, planned
+from stoker.compose.packs.packed import Packed
 from stoker.store import Writer
 from tests.plan.test_packing import one_by_one
 from tests.store.places import folder

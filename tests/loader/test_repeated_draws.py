@@ -28,7 +28,7 @@ import stoker
 from stoker.batch.encoded import Encoded
 from stoker.compose.images import Images
 from stoker.loader.build import HostDecodeFallback, build_batch_maker
-from stoker.loader.repeats import Draws, may_repeat
+from stoker.loader.order.repeated_draws import Draws, may_repeat
 from stoker.transform import RandomHorizontalFlip, RandomResizedCrop
 from tests.compose.picture_sets import InMemory
 from tests.loader.datasets import KeyedMany, KeyedOnly, KeyedWhole, Numbers, listed, plain

@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_written_is_no_crash(tmp_path: Path) -> None:
 def test_clones_are_left_out_where_they_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "CLONES", "-fno-such-option")
     assert is_current(build(tmp_path / "a.so"))
-    assert loading.Library(str(tmp_path / "a.so")).apportion(0, 0, 0, 0) == 0
+    assert loading.NativeLibrary(str(tmp_path / "a.so")).apportion(0, 0, 0, 0) == 0
 
 
 # ------------------------------------------------------------ the library for JPEG

@@ -128,7 +128,7 @@ def for_any_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = building.build(tmp_path / "plain.so")
     except building.NotBuilt as reason:
         pytest.skip(str(reason))
-    monkeypatch.setattr(loading, "_found", (loading.Library(str(path)), "in use"))
+    monkeypatch.setattr(loading, "_found", (loading.NativeLibrary(str(path)), "in use"))
 
 
 @pytest.mark.usefixtures("for_any_processor")

@@ -6,13 +6,12 @@ import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
 
 import torch
 
+from stoker.batch.ledger import Skipped
 from stoker.deliver import CudaPageLock, Delivery, NvJpeg
 from stoker.engine.inline import Inline
-from stoker.engine.ledger import Skipped
 from stoker.engine.processes.engine import Processes
 from stoker.engine.processes.requests import WorkerOptions
 from stoker.engine.processes.worker import WorkerJob
@@ -20,6 +19,7 @@ from stoker.engine.slots.batch_pickle import SMALL_BYTES
 from stoker.engine.slots.ring import Ring
 from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
+from stoker.foundation.finalizer import Finalizer
 from stoker.foundation.torch_private import pin_memory
 from stoker.loader.auto import TuningDriver
 from stoker.loader.engine_factory import EngineFactory, start_tuned_engine
@@ -73,7 +73,7 @@ def build_batch_maker(loader: DataLoader[Any], pin: Callable[[Any], Any] | None 
     own_collate = loader._own_collate if loader._auto_collation else loader.collate_fn
     part = None if loader._mesh is None else loader._mesh.part
     finish = Finisher(own_collate, is_batched=loader._auto_collation, pin=pin, mixture=loader._mixture, part=part)
-    schedule, policy, loan = loader._course, loader.ledger.policy, loader._loan
+    schedule, policy, loan = loader._schedule, loader.ledger.policy, loader._loan
     if loader._is_stream:
         return StreamMaker(loader.dataset, finish, loader._setting, seed=schedule.seed, policy=policy, loan=loan)
     return MapMaker(
@@ -140,12 +140,12 @@ class EngineBuilder:
 
     def _epoch_state(self) -> Callable[[], Any]:
         loader = self.loader
-        return epoch_setter_state(loader._course.dataset) if loader.split is None else loader.split.batch_hint
+        return epoch_setter_state(loader._schedule.dataset) if loader.split is None else loader.split.batch_hint
 
     def peeked_state(self) -> Any:
         """Return what goes with a recipe that is only looked at, and does not count."""
         loader = self.loader
-        return epoch_setter_state(loader._course.dataset)() if loader.split is None else loader.split.share
+        return epoch_setter_state(loader._schedule.dataset)() if loader.split is None else loader.split.share
 
     def context(self) -> Any:
         """Return the multiprocessing context that worker processes are started with."""
@@ -163,13 +163,13 @@ class EngineBuilder:
         if loader._ring is None:
             # a delivery sees to it that slots are not used again before their copies are complete
             loader._ring = Ring(CudaPageLock() if locks else None, is_watched=is_delivered)
-            finalize(loader, loader._ring.close)
+            Finalizer(loader, loader._ring.close)
         options = WorkerOptions(
             num_workers=setting.num_workers,
             num_threads=setting.num_threads,
             prefetch_factor=setting.prefetch_factor,
             context=self.context(),
-            seed=derived_key(loader._course.seed, self.progress.epoch) >> 1,
+            seed=derived_key(loader._schedule.seed, self.progress.epoch) >> 1,
             timeout=loader.timeout,
             in_order=loader.in_order,
             is_assigned=loader._is_stream,
@@ -180,7 +180,7 @@ class EngineBuilder:
         )
         forwarder = EpochForwarder if loader.auto is None else CostProbingForwarder
         maker = forwarder(build_batch_maker(loader), loader._chosen_epoch)
-        job = WorkerJob(maker, loader._course.dataset, Beginning(loader.worker_init_fn))
+        job = WorkerJob(maker, loader._schedule.dataset, Beginning(loader.worker_init_fn))
         workers: Processes[BatchResult | EndOfStream] = Processes(
             job, options, loader._ring, is_persistent=loader.persistent_workers, tally=loader.counters.tally
         )

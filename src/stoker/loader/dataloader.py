@@ -14,24 +14,24 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, de
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-from stoker.compose.contents import Content, contents
-from stoker.compose.mixed import Mixture
-from stoker.compose.packed import differing_versions
-from stoker.compose.wrapped import (
+from stoker.batch.ledger import Ledger, Policy
+from stoker.compose.mixtures.mixture import Mixture
+from stoker.compose.packs.packed import differing_versions
+from stoker.compose.step_contents import Content, contents
+from stoker.compose.wrapped_datasets import (
     SHUFFLED_MIXTURE,
     SORTED_ROWS,
     fingerprint_of,
     has_sorted_rows,
     has_wrapped_mixture,
 )
-from stoker.deliver import Normalize, Split, To, Widening, checked_device
-from stoker.engine.global_generators import BorrowedGenerators
-from stoker.engine.ledger import Ledger, Policy
+from stoker.deliver import DecodeSplit, Normalize, To, Widening, checked_device
 from stoker.engine.processes.engine import Processes
 from stoker.engine.slots.ring import Ring
 from stoker.engine.stats import Stats
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable, StokerError
 from stoker.foundation import machine
+from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.loader.arguments import (
     check_arguments,
     check_choices,
@@ -45,20 +45,20 @@ from stoker.loader.arguments import (
 )
 from stoker.loader.auto import Auto
 from stoker.loader.build import start_engine
-from stoker.loader.growth import has_grown_from, next_epoch
 from stoker.loader.iterator import LoaderIterator
-from stoker.loader.looking.counters import Counters
-from stoker.loader.looking.locations import SampleLocation, find_locations
-from stoker.loader.looking.prometheus import register_with_prometheus
-from stoker.loader.looking.recorded_arguments import RecordedArguments
-from stoker.loader.looking.stats_log import StatsLog
-from stoker.loader.looking.stats_text import format_rank_stats, format_stats, gather_stats
-from stoker.loader.positions import positions_of
-from stoker.loader.rebuilt import describe_class, rebuilt
-from stoker.loader.schedule import Schedule
+from stoker.loader.metrics.counters import Counters
+from stoker.loader.metrics.prometheus import register_with_prometheus
+from stoker.loader.metrics.recorded_arguments import RecordedArguments
+from stoker.loader.metrics.stats_log import StatsLog
+from stoker.loader.metrics.stats_text import format_rank_stats, format_stats, gather_stats
+from stoker.loader.order.locations import SampleLocation, find_locations
+from stoker.loader.order.planned_sampler import positions_of
+from stoker.loader.order.rebuilt_loader import describe_class, rebuilt
+from stoker.loader.order.schedule import Schedule
 from stoker.loader.sharing.mesh import Mesh, check_mesh_state, check_samplers, mesh_state, resolved_mesh
 from stoker.loader.sharing.ranks import resolved_ranks, share_of_cores
 from stoker.loader.state.dataset_state import load_own_state
+from stoker.loader.state.growth import has_grown_from, next_epoch
 from stoker.loader.state.plan_progress import PlanProgress
 from stoker.loader.state.progress import Progress, check_sums, checksums, enclosed, readable
 from stoker.loader.state.sampler_progress import SamplerProgress
@@ -193,15 +193,15 @@ class DataLoader(TorchDataLoader[T_co]):
         next_epoch, drawn_seed = 0, None
         parts = None if sampler is None and batch_sampler is None else rebuilt(dataset, sampler, batch_sampler)
         if parts is not None:  # the order is ours, whoever has taken it out of another loader
-            course = parts.course
-            sampler, batch_sampler, shuffle, order = None, None, None, course.order
+            schedule = parts.schedule
+            sampler, batch_sampler, shuffle, order = None, None, None, schedule.order
             rank, num_ranks, distributed = parts.rank, parts.num_ranks, False
             batch_size = batch_size if parts.batch_size is None else parts.batch_size
             drop_last = drop_last if parts.drops_last is None else parts.drops_last
-            tail = None if drop_last or (tail or course.tail) == "drop" else tail or course.tail
-            skip, next_epoch = skip or course.skip, course.next_epoch
+            tail = None if drop_last or (tail or schedule.tail) == "drop" else tail or schedule.tail
+            skip, next_epoch = skip or schedule.skip, schedule.next_epoch
             # drawn by now, and the same for both; ranks that are shared out only now agree on their own
-            drawn_seed = course.seed if parts.num_ranks == course.num_ranks else None
+            drawn_seed = schedule.seed if parts.num_ranks == schedule.num_ranks else None
         check_choices(num_workers=num_workers, num_threads=num_threads, prefetch_factor=prefetch_factor)
         num_workers = workers_for(dataset, num_workers, num_threads)
         self._device = checked_device(device)
@@ -256,7 +256,7 @@ class DataLoader(TorchDataLoader[T_co]):
             sampler=describe_class(sampler if batch_sampler is None else batch_sampler),
         )
         seed = None if seed is None else operator.index(seed)
-        self._course = Schedule(
+        self._schedule = Schedule(
             dataset,
             batch_size=batch_size,
             order=order_named(order if order is not None else Shuffle() if shuffle else Sequential()),
@@ -267,14 +267,14 @@ class DataLoader(TorchDataLoader[T_co]):
             seed=seed,
             generator=generator,
         )
-        self._course.next_epoch = next_epoch
-        self._course.has_peers = self._mesh is not None and self._mesh.num_peers > 1
+        self._schedule.next_epoch = next_epoch
+        self._schedule.has_peers = self._mesh is not None and self._mesh.num_peers > 1
         if seed is None:
-            self._course.drawn_seed = drawn_seed
+            self._schedule.drawn_seed = drawn_seed
         drop_last = drop_last or (tail == "drop" and batch_size is not None)  # for code that looks at the attribute
         if is_planned:
             # made once here so that what cannot be a plan is refused where it is written
-            plan = self._course.planned(length_of(dataset), seed=seed or 0)
+            plan = self._schedule.planned(length_of(dataset), seed=seed or 0)
             if not plan.steps_in(0):
                 warnings.warn(
                     f"this loader will give no batch: {plan.num_samples} samples do not fill a batch of "
@@ -285,7 +285,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 warnings.warn(SHUFFLED_MIXTURE, stacklevel=2)
             if order is None and not shuffle and has_sorted_rows(dataset):
                 warnings.warn(SORTED_ROWS, stacklevel=2)
-            sampler = positions_of(self._course)
+            sampler = positions_of(self._schedule)
         super().__init__(
             cast("Dataset[T_co]", dataset),
             batch_size,
@@ -318,12 +318,12 @@ class DataLoader(TorchDataLoader[T_co]):
             self._device,
             collates=collate_fn in (None, default_collate) and self._auto_collation and not is_stream,
         )
-        self.split: Split | None = None
+        self.split: DecodeSplit | None = None
         """For pictures with decode="auto": the share of them that is left to the device, and who is waited for."""
         if self._decode == "auto":
             num_hands = max(1, num_workers) * max(1, num_threads)
             num_cores = machine.num_cores()
-            self.split = Split(num_cores=num_cores if self.auto is not None else min(num_hands, num_cores))
+            self.split = DecodeSplit(num_cores=num_cores if self.auto is not None else min(num_hands, num_cores))
         # torch's defaults are what None stands for, and loaders made again from attributes have them
         self._own_collate = None if collate_fn in (default_collate, default_convert) else collate_fn
         self._is_stream, self._is_planned = is_stream, is_planned
@@ -346,21 +346,21 @@ class DataLoader(TorchDataLoader[T_co]):
     def __iter__(self) -> Any:
         if self._is_foreign:
             return super().__iter__()
-        course = self._course
+        schedule = self._schedule
         if not self._is_planned:
             # one draw, as in torch's loader, so that a sampler that draws next sees what it would there
-            drawn = course.draw()
-            if course.drawn_seed is None and course.draws_seed:
-                course.drawn_seed, course.is_seed_drawn = drawn, True
+            drawn = schedule.draw()
+            if schedule.drawn_seed is None and schedule.draws_seed:
+                schedule.drawn_seed, schedule.is_seed_drawn = drawn, True
         progress = self._resume
         if progress is None:
-            progress = self._new_progress(course.next_epoch)
+            progress = self._new_progress(schedule.next_epoch)
             if self._progress is not None:
                 progress.go_on_from(self._progress)
         if self._mixture is not None:
             self._check_epoch(self._mixture, progress)
             if self._resume is None and not self._num_iterations:  # resumed, it may well have another batch size
-                check_schedule(self._mixture.steps_of, course.batch_size * course.num_ranks)
+                check_schedule(self._mixture.steps_of, schedule.batch_size * schedule.num_ranks)
         num_to_draw = progress.skip_first(self._num_to_skip) if self._num_to_skip else 0
         self._num_iterations += 1
         if isinstance(progress, StreamProgress):
@@ -368,7 +368,7 @@ class DataLoader(TorchDataLoader[T_co]):
         engine, helm = start_engine(self, progress)  # may fail, and then nothing has happened
         self._resume = None
         self._num_to_skip = 0
-        course.next_epoch = progress.epoch + 1
+        schedule.next_epoch = progress.epoch + 1
         self._progress = progress
         iterator = LoaderIterator(
             engine,
@@ -388,18 +388,18 @@ class DataLoader(TorchDataLoader[T_co]):
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, also after a resume in the middle of one."""
         if self._is_planned:
-            plan = self._course.plan
-            epoch = self._progress.epoch if self._progress else self._course.next_epoch
+            plan = self._schedule.plan
+            epoch = self._progress.epoch if self._progress else self._schedule.next_epoch
             epoch = max(plan.origin.epoch, epoch)
             num_skipped = plan.steps_in(epoch) - plan.num_steps(epoch)
             return plan.steps_in(plan.origin.epoch + 1) - num_skipped
         if self._is_stream:
             check_length(self.dataset)
         length = super().__len__()
-        if self._is_stream and self._course.num_ranks > 1:
+        if self._is_stream and self._schedule.num_ranks > 1:
             samples = len(self.dataset)  # type: ignore[arg-type]
-            whole = self._course.batch_size * self._course.num_ranks
-            return samples // whole if self._course.tail == "drop" else -(-samples // whole)
+            whole = self._schedule.batch_size * self._schedule.num_ranks
+            return samples // whole if self._schedule.tail == "drop" else -(-samples // whole)
         return length
 
     def set_epoch(self, epoch: int) -> None:
@@ -409,7 +409,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if self._resume is None or self._resume.epoch != epoch:
             self._resume = None
-            self._course.next_epoch = epoch
+            self._schedule.next_epoch = epoch
         self._chosen_epoch = epoch
         self._tell_epoch(epoch)
 
@@ -425,10 +425,10 @@ class DataLoader(TorchDataLoader[T_co]):
             )
         if self._resume is not None and not self._resume.is_at_start:
             return
-        course = self._course
-        is_shuffled = self._is_planned and not isinstance(course.order, Sequential) and self._mixture is None
-        seed = course.seed if is_shuffled else None
-        if num_batches and seed is not None and course.is_seed_drawn:
+        schedule = self._schedule
+        is_shuffled = self._is_planned and not isinstance(schedule.order, Sequential) and self._mixture is None
+        seed = schedule.seed if is_shuffled else None
+        if num_batches and seed is not None and schedule.is_seed_drawn:
             warnings.warn(
                 f"the first {num_batches} batches of the epoch are left out, but this loader's order comes from a seed "
                 f"that it drew itself ({seed}), so they may not be the batches that an earlier run has served\n"
@@ -440,7 +440,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def next_epoch(self) -> int:
         """The epoch that the next iteration gives, or goes on with."""
-        return self._course.next_epoch if self._resume is None else self._resume.epoch
+        return self._schedule.next_epoch if self._resume is None else self._resume.epoch
 
     @property
     def is_resumed(self) -> bool:
@@ -457,7 +457,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def plan(self) -> Plan | None:
         """Which sample comes when, for a map-style dataset without a sampler of its own; otherwise None."""
-        return self._course.plan if self._is_planned else None
+        return self._schedule.plan if self._is_planned else None
 
     @property
     def recipe(self) -> Recipe | None:
@@ -475,9 +475,9 @@ class DataLoader(TorchDataLoader[T_co]):
             raise StateError(
                 "where a sample comes is known only without a sampler or stream\nhint: let the loader have the order"
             )
-        course = self._course
+        schedule = self._schedule
         return find_locations(
-            course.dataset, course.plan, number, epoch=epoch, num_ranks=course.num_ranks, source=source
+            schedule.dataset, schedule.plan, number, epoch=epoch, num_ranks=schedule.num_ranks, source=source
         )
 
     def contents(self, step: int) -> list[Content]:
@@ -489,8 +489,8 @@ class DataLoader(TorchDataLoader[T_co]):
             raise StateError(
                 "what is in a step is known only without a sampler or stream\nhint: let the loader have the order"
             )
-        course = self._course
-        return list(contents(course.dataset, course.plan, step, range(course.num_ranks), course.num_ranks))
+        schedule = self._schedule
+        return list(contents(schedule.dataset, schedule.plan, step, range(schedule.num_ranks), schedule.num_ranks))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -501,13 +501,13 @@ class DataLoader(TorchDataLoader[T_co]):
             raise AttributeError(
                 "only mixtures have counts\nhint: the ledger counts what was served: ledger.num_served"
             )
-        progress = self._progress or self._new_progress(self._course.next_epoch)
+        progress = self._progress or self._new_progress(self._schedule.next_epoch)
         assert isinstance(progress, PlanProgress)
         return mixture.counts(mixture.number(progress.epoch, progress.ordinal))
 
     @property
     def _mixture(self) -> Mixture | None:
-        dataset = self._course.dataset
+        dataset = self._schedule.dataset
         return dataset if isinstance(dataset, Mixture) and self._is_planned else None
 
     # ---------------------------------------------------------------- state
@@ -521,10 +521,10 @@ class DataLoader(TorchDataLoader[T_co]):
             raise StateError(
                 "torch's DataPipes cannot tell where they are\nhint: use a dataset, or a stream with state_dict()"
             )
-        progress = self._progress or self._new_progress(self._course.next_epoch)
+        progress = self._progress or self._new_progress(self._schedule.next_epoch)
         self._progress = progress
         state = progress.state()
-        state["seed"] = self._course.seed
+        state["seed"] = self._schedule.seed
         state |= self._identity() | mesh_state(self._mesh)
         state["chosen_epoch"] = self._chosen_epoch
         state["served"], state["skipped"] = self.ledger.num_served, self.ledger.num_skipped
@@ -582,12 +582,12 @@ class DataLoader(TorchDataLoader[T_co]):
             and self._is_planned
             and set(differences) <= {"dataset", "dataset_length"}
             and "dataset" in differences
-            and has_grown_from(self._course.dataset, state["dataset"])
+            and has_grown_from(self._schedule.dataset, state["dataset"])
         )
         if differences and not has_grown:
             raise StateMismatch(differences)
-        course = self._course
-        before, dataset = course.following, course.dataset
+        schedule = self._schedule
+        before, dataset = schedule.following, schedule.dataset
         if mixture is not None:  # as it was when the state was taken, or changed from there on
             resumed = mixture.resumed(state.get("mixture"))
             if state.get("ahead") and resumed.state(0, 0)["phases"] != state["mixture"]["phases"]:
@@ -596,11 +596,11 @@ class DataLoader(TorchDataLoader[T_co]):
                     "so the mixture can only go on as it was\n"
                     "hint: resume as before, or save states with in_order=True"
                 )
-            course.dataset = resumed
+            schedule.dataset = resumed
             self._processes = None
-        if self._is_stream or state["seed"] != course.drawn_seed:
+        if self._is_stream or state["seed"] != schedule.drawn_seed:
             self._processes = None  # persistent workers have the seed, and the place in a stream, they had
-        course.follow(None, state["seed"])
+        schedule.follow(None, state["seed"])
         try:
             progress = self._new_progress(0)
             if has_grown:
@@ -612,17 +612,17 @@ class DataLoader(TorchDataLoader[T_co]):
             if "dataset_state" in state and self._stateful_dataset is not None:
                 load_own_state(self._stateful_dataset, deepcopy(state["dataset_state"]))
         except Exception as error:
-            course.dataset = dataset
-            course.follow(*before)
+            schedule.dataset = dataset
+            schedule.follow(*before)
             is_ours = isinstance(error, StokerError) and not isinstance(error, ArgumentError)
             if is_ours or isinstance(error, OSError | MemoryError):
                 raise
             raise StateUnreadable(f"its fields do not fit together ({error})") from error
         self._progress = self._resume = progress
         self._num_to_skip = 0
-        course.next_epoch, course.is_seed_drawn = progress.epoch, False
+        schedule.next_epoch, schedule.is_seed_drawn = progress.epoch, False
         if isinstance(progress, PlanProgress):
-            course.follow(progress.plan, state["seed"])
+            schedule.follow(progress.plan, state["seed"])
         self._chosen_epoch = state.get("chosen_epoch")
         if self._chosen_epoch is not None:
             self._tell_epoch(self._chosen_epoch)
@@ -631,7 +631,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def _stateful_dataset(self) -> Any:
         """The dataset, if it is map-style and has a state, as those written for torchdata may have."""
-        dataset: Any = self._course.dataset
+        dataset: Any = self._schedule.dataset
         has_state = callable(getattr(dataset, "state_dict", None)) and callable(
             getattr(dataset, "load_state_dict", None)
         )
@@ -650,7 +650,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return None
-        rank, num_ranks = self._course.rank, self._course.num_ranks
+        rank, num_ranks = self._schedule.rank, self._schedule.num_ranks
         is_in_order = (self.in_order or not self._has_workers) and "dataset_state" not in state
         if num_ranks > 1 or self._mesh is not None:
             is_shared = is_in_order and (state["kind"] != "stream" or state["sharing"] == "whole")
@@ -679,7 +679,7 @@ class DataLoader(TorchDataLoader[T_co]):
             print(format_stats(self.stats()), file=file)
             return
         gathered = gather_stats(self.stats())
-        if self._course.rank == 0:
+        if self._schedule.rank == 0:
             print(format_rank_stats(gathered), file=file)
 
     def log_stats(self, path: str | Path, *, every: float = 10.0) -> None:
@@ -697,8 +697,8 @@ class DataLoader(TorchDataLoader[T_co]):
         register_with_prometheus(self.counters, name=name, registry=registry)
 
     def _new_counters(self) -> Counters:
-        course = self._course
-        return Counters(RecordedArguments(self), rank=course.rank, num_ranks=course.num_ranks)
+        schedule = self._schedule
+        return Counters(RecordedArguments(self), rank=schedule.rank, num_ranks=schedule.num_ranks)
 
     # ---------------------------------------------------------------- inside
 
@@ -718,7 +718,7 @@ class DataLoader(TorchDataLoader[T_co]):
         They have the dataset in common, and nothing else: workers, ledger and place are each one's own.
         """
         if self._is_planned:
-            _ = self._course.seed  # drawn by now, and the same for both
+            _ = self._schedule.seed  # drawn by now, and the same for both
         twin = self._twin()
         if self._resume is not None:
             twin.load_state_dict(self.state_dict())
@@ -728,7 +728,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """Return a loader like this one, at the beginning of the epoch that comes next."""
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__getstate__())
-        twin._course = copy(self._course)
+        twin._schedule = copy(self._schedule)
         if self._is_planned:
             twin._take_order()
         twin._loan = BorrowedGenerators(is_repeatable=not self._is_stream)
@@ -776,30 +776,30 @@ class DataLoader(TorchDataLoader[T_co]):
             sampler, batch_sampler: in the place of a sampler of the user's own.
         """
         state = None if self._resume is None else self.state_dict()
-        course = self._course
-        if (num_ranks or 1) > 1 and course.is_shared_out and (rank, num_ranks) != (course.rank, course.num_ranks):
+        schedule = self._schedule
+        if (num_ranks or 1) > 1 and schedule.is_shared_out and (rank, num_ranks) != (schedule.rank, schedule.num_ranks):
             raise ArgumentError(
-                f"this loader already reads only the part of rank {course.rank} of {course.num_ranks}, and would be "
-                f"shared out a second time, as rank {rank} of {num_ranks}",
+                f"this loader already reads only the part of rank {schedule.rank} of {schedule.num_ranks}, and would "
+                f"be shared out a second time, as rank {rank} of {num_ranks}",
                 hint="leave out distributed=, rank=, num_ranks= and mesh= where a trainer sets the rank",
             )
-        changed = copy(course)
+        changed = copy(schedule)
         if rank is not None or num_ranks is not None:
             changed.rank, changed.num_ranks = resolved_ranks(rank, num_ranks, distributed=False)
-        changed.batch_size = course.batch_size if batch_size is None else batch_size
-        changed.tail, changed.layout = tail or course.tail, layout or course.layout
-        changed.order = course.order if order is None else order_named(order)
+        changed.batch_size = schedule.batch_size if batch_size is None else batch_size
+        changed.tail, changed.layout = tail or schedule.tail, layout or schedule.layout
+        changed.order = schedule.order if order is None else order_named(order)
         if seed is not None and self.seed is None:
             changed.drawn_seed, changed.is_seed_drawn = seed, False
-        elif changed.num_ranks > course.num_ranks == 1 and course.is_seed_drawn and course.generator is None:
+        elif changed.num_ranks > schedule.num_ranks == 1 and schedule.is_seed_drawn and schedule.generator is None:
             changed.drawn_seed = None  # each rank has drawn its own, and they have to agree
         changed.follow(None, changed.drawn_seed)
         if self._is_planned:
-            changed.planned(length_of(course.dataset), seed=0)  # refuses what cannot be a plan
-        vars(course).update(vars(changed))
+            changed.planned(length_of(schedule.dataset), seed=0)  # refuses what cannot be a plan
+        vars(schedule).update(vars(changed))
         # torch forbids to assign these to a loader that is made
         fields = self.__dict__
-        fields["rank"], fields["num_ranks"] = course.rank, course.num_ranks
+        fields["rank"], fields["num_ranks"] = schedule.rank, schedule.num_ranks
         fields["order"] = self.order if order is None else order
         fields["tail"] = tail or self.tail
         fields["shard"] = shard or self.shard
@@ -818,13 +818,13 @@ class DataLoader(TorchDataLoader[T_co]):
             if self.batch_size is not None:
                 fields["batch_sampler"] = BatchSampler(sampler, self.batch_size, self.drop_last)
         self._processes = self._progress = self._resume = None
-        self.counters.rank, self.counters.num_ranks = course.rank, course.num_ranks
+        self.counters.rank, self.counters.num_ranks = schedule.rank, schedule.num_ranks
         if state is not None:
             self.load_state_dict(state)
 
     def _take_order(self) -> None:
-        """Show the order of the course in the attributes that torch's loader has for it."""
-        sampler = positions_of(self._course)
+        """Show the order of the schedule in the attributes that torch's loader has for it."""
+        sampler = positions_of(self._schedule)
         self.__dict__["sampler"] = sampler
         if self.batch_sampler is not None:
             assert self.batch_size is not None
@@ -832,7 +832,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _identity(self) -> dict[str, Any]:
         """Return what tells this dataset from another one."""
-        dataset = self._course.dataset
+        dataset = self._schedule.dataset
         try:
             length = len(dataset)
         except (TypeError, ValueError, OverflowError):
@@ -840,14 +840,14 @@ class DataLoader(TorchDataLoader[T_co]):
         return {"dataset": fingerprint_of(dataset), "dataset_length": length}
 
     def _new_progress(self, epoch: int) -> Progress:
-        course = self._course
+        schedule = self._schedule
         if self._is_planned:
-            plan = course.plan_for(epoch)
+            plan = schedule.plan_for(epoch)
             return PlanProgress(
                 plan,
                 epoch,
-                rank=course.rank,
-                num_ranks=course.num_ranks,
+                rank=schedule.rank,
+                num_ranks=schedule.num_ranks,
                 in_order=self.in_order or not self._has_workers,
             )
         if self._is_stream:
@@ -871,23 +871,23 @@ class DataLoader(TorchDataLoader[T_co]):
 
     @property
     def _setting(self) -> StreamSetting:
-        course, num_workers = self._course, max(1, self.num_workers)
+        schedule, num_workers = self._schedule, max(1, self.num_workers)
         sharing: Sharing = "whole"
-        if num_workers * course.num_ranks > 1:
+        if num_workers * schedule.num_ranks > 1:
             if self.shard is None:
                 sharing = "own"
             elif callable(getattr(self.dataset, "split", None)):
                 sharing = "split"
         return StreamSetting(
             sharing=sharing,
-            batch_size=course.batch_size,
-            rank=course.rank,
-            num_ranks=course.num_ranks,
+            batch_size=schedule.batch_size,
+            rank=schedule.rank,
+            num_ranks=schedule.num_ranks,
             num_workers=num_workers,
-            tail=course.tail,
+            tail=schedule.tail,
             hides_worker=self.shard == "auto",
             stays=self.persistent_workers,
-            layout=course.layout,
+            layout=schedule.layout,
         )
 
     @staticmethod

@@ -13,11 +13,11 @@ import numpy as np
 from torch.utils.data import Subset
 
 from stoker.batch import Gathering, RowWriter, RowWriters, explain, placed, plain_collate, stack_plainly
-from stoker.engine.global_generators import BorrowedGenerators
-from stoker.engine.ledger import Policy, Skipped
+from stoker.batch.ledger import Policy, Skipped
 from stoker.engine.slots.slot_writer import SlotWriter
 from stoker.engine.timing import HERE, HandoverTimes, Times
 from stoker.errors import EarlyStop, NothingCollated, StokerError
+from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.foundation.randomness import SampleContext, entered, key_of, reading_in_epoch
 from stoker.foundation.stages import watch
 from stoker.loader.sharing.context_parallel import SequencePart

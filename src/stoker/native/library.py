@@ -37,7 +37,7 @@ except OSError:
     _SOURCES = "unreadable"
 
 
-class Library:
+class NativeLibrary:
     """The functions in C, each of which takes the fields of its structure. Calls let other threads run."""
 
     fill_rows: Callable[..., int]
@@ -87,13 +87,13 @@ def _taking(function: Any, layout: Struct) -> Callable[..., int]:
     return call
 
 
-_found: tuple[Library | None, str] | None = None
+_found: tuple[NativeLibrary | None, str] | None = None
 """The library, or None and why not. Found once in each process."""
 
 _found_jpeg: tuple[JpegLibrary | None, str] | None = None
 
 
-def library() -> Library | None:
+def library() -> NativeLibrary | None:
     """Return the library, or None where NumPy has to do."""
     return (_found or _find())[0]
 
@@ -113,9 +113,9 @@ def describe_jpeg() -> str:
     return (_found_jpeg or _find_jpeg())[1]
 
 
-def _find() -> tuple[Library | None, str]:
+def _find() -> tuple[NativeLibrary | None, str]:
     global _found
-    _found = _looked_for(LIBRARY, Library, "installing again with a C compiler at hand builds them")
+    _found = _looked_for(LIBRARY, NativeLibrary, "installing again with a C compiler at hand builds them")
     return _found
 
 
@@ -129,7 +129,7 @@ def _find_jpeg() -> tuple[JpegLibrary | None, str]:
     return _found_jpeg
 
 
-Kind = TypeVar("Kind", Library, JpegLibrary)
+Kind = TypeVar("Kind", NativeLibrary, JpegLibrary)
 
 
 def _looked_for(path: Path, kind: type[Kind], how: str) -> tuple[Kind | None, str]:

@@ -1,4 +1,4 @@
-"""What is in packed rows, looked up in one pass: `compose/layout.py` says how, `compose/rows.py` does it by NumPy."""
+"""Look up the spans of packed rows in one pass: the arithmetic of `compose/packs/pack_tables.py`, in C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.errors import ArgumentError
 from stoker.native.arrays import INT64, SOURCES, TARGETS, address, inputs, is_readable
 from stoker.native.faults import NO_ROOM
 from stoker.native.library import LAYOUTS, library
-from stoker.native.rows import LONGEST, bytes_for
+from stoker.native.token_rows import LONGEST, bytes_for
 
 Indices = NDArray[np.int64]
 
@@ -26,7 +26,7 @@ MOST_ROOM = 1 << 16
 """Spans for which there is room at the first attempt."""
 
 
-class Parts(NamedTuple):
+class ArrayParts(NamedTuple):
     """Numbers one after the other, in parts: number `i` of part `p` is `flat[elements[p] + i - starts[p]]`."""
 
     flat: NDArray[Any]
@@ -38,13 +38,13 @@ class Parts(NamedTuple):
     shift: int = 0
 
     @classmethod
-    def of(cls, flat: NDArray[Any], count: int | None = None) -> Parts:
+    def of(cls, flat: NDArray[Any], count: int | None = None) -> ArrayParts:
         """Return an array, or the first of it, as a single part."""
         return cls(flat, np.array([0, len(flat) if count is None else count]), np.zeros(1, np.int64))
 
 
-class Found(NamedTuple):
-    """The spans of some rows: see `compose/spans.py`."""
+class FoundSpans(NamedTuple):
+    """The spans of some rows: see `compose/packs/row_spans.py`."""
 
     row_starts: Indices
     documents: Indices
@@ -56,7 +56,7 @@ class Found(NamedTuple):
     """Where in the memory of the documents' values each begins. All of it was seen."""
 
 
-class Sheet:
+class RowMemory:
     """How the arrays of some rows lie in one piece of memory: `places` tells how many bytes are before each.
 
     `ArgumentError` if they do not fit into `num_bytes`.
@@ -98,7 +98,7 @@ class Sheet:
         self.address = address(self._filling)
 
 
-class Finder:
+class SpanFinder:
     """Looks up the spans of rows by best fit, in one epoch. Safe to use from threads, and after a fork."""
 
     def __init__(
@@ -107,10 +107,10 @@ class Finder:
         slot_starts: Indices,
         slots: Indices,
         *,
-        order: Parts,
-        pieces: Parts,
-        offsets: Parts,
-        values: Parts,
+        order: ArrayParts,
+        pieces: ArrayParts,
+        offsets: ArrayParts,
+        values: ArrayParts,
         length: int,
         is_cut: bool,
     ) -> None:
@@ -142,7 +142,7 @@ class Finder:
         self._source = values.flat.dtype
         self._room = 256
 
-    def __call__(self, rows: Indices) -> Found | None:
+    def __call__(self, rows: Indices) -> FoundSpans | None:
         """Return what is in rows; None where NumPy has to look, or to say what is wrong."""
         native = library()
         if native is None or not self._is_fit:
@@ -162,9 +162,9 @@ class Finder:
         at = num_rows + 1
         documents, offsets, sizes, begins, elements = (out[at + i * room : at + i * room + num_spans] for i in range(5))
         has_next = np.ndarray((num_spans,), np.bool_, out, (at + 5 * room) * 8)
-        return Found(out[:at], documents, offsets, sizes, begins, has_next, elements)
+        return FoundSpans(out[:at], documents, offsets, sizes, begins, has_next, elements)
 
-    def write(self, rows: Indices, sheet: Sheet, memory: NDArray[np.uint8]) -> bool:
+    def write(self, rows: Indices, sheet: RowMemory, memory: NDArray[np.uint8]) -> bool:
         """Write rows into memory, as the sheet says; False, and nothing written, where NumPy has to."""
         native = library()
         if native is None or not (self._is_fit and sheet.is_fit and sheet.source == self._source):

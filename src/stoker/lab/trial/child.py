@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 from stoker.engine.processes.failure import Failure, WorkerTraceback
 from stoker.foundation.processes import describe_exit, die_with_parent
-from stoker.lab.watch.supervised import SupervisedProcess
+from stoker.lab.watch.supervised_process import SupervisedProcess
 
 T = TypeVar("T")
 

@@ -17,7 +17,6 @@ import torch
 from stoker.engine.stats import Quantiles
 from stoker.errors import ArgumentError
 from stoker.foundation import machine
-from stoker.lab.diagnose.effort import Effort, Gauge, Threaded, Watched, gauge_of
 from stoker.lab.trial.batch_contents import num_samples_in, with_new_containers
 from stoker.lab.trial.drive import arguments_of, batch_size_of, kind_of, num_ahead_of, quantiles
 from stoker.lab.trial.ready_batches import (
@@ -30,6 +29,7 @@ from stoker.lab.trial.ready_batches import (
 from stoker.lab.trial.rounds import in_turn, wait_until_idle
 from stoker.lab.trial.sweep import Watch
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, WAYS, TrainBench, Way
+from stoker.lab.trial.work_time import Effort, Gauge, Threaded, Watched, gauge_of
 from stoker.lab.watch.run import Run
 
 Step = Callable[[Any], Any]

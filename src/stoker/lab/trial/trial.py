@@ -16,9 +16,9 @@ from stoker.engine.stats import Plain, Quantiles
 from stoker.errors import ArgumentError
 from stoker.lab.trial.child import Child, ChildEnded, ChildSlow
 from stoker.lab.trial.drive import Pace
+from stoker.lab.trial.process_memory import TRAINER, ProcessMemory, ProcessMemoryWatch
 from stoker.lab.trial.trial_child import IN_TRIAL, PHASES, begin
 from stoker.lab.watch.run import Run
-from stoker.lab.watch.witness import TRAINER, ProcessMemory, Witness
 
 OK, FAILED, HUNG, KILLED, UNSUITED = "ok", "failed", "hung", "killed", "unsuited"
 
@@ -182,7 +182,7 @@ def run_trial(order: TrialRequest, config: Mapping[str, Any], *, number: int = 0
     with _child(order) as child:
         phase = PHASES[0]
         try:
-            with Witness(child.pid) as witness:
+            with ProcessMemoryWatch(child.pid) as witness:
                 for phase in PHASES:
                     found[phase] = _asked(child, phase, order, before)
                     if failure := found[phase].get("failed"):
@@ -280,7 +280,7 @@ def _seen(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"kind": made["kind"], "found": made["found"]} if "kind" in made else {}
 
 
-def _ok(base: dict[str, Any], found: dict[str, dict[str, Any]], witness: Witness, before: float) -> Trial:
+def _ok(base: dict[str, Any], found: dict[str, dict[str, Any]], witness: ProcessMemoryWatch, before: float) -> Trial:
     imports, made, first, count = found["imports"], found["make"], found["first"], found["count"]
     num_samples = count["num_cpu_samples"]
     processes = witness.processes
