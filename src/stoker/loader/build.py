@@ -6,13 +6,13 @@ import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
-from weakref import finalize
 
 import torch
 
 from stoker.batch.ledger import Skipped
 from stoker.engine.inline import Inline
 from stoker.engine.task import Engine
+from stoker.foundation.finalizer import Finalizer
 from stoker.foundation.torch_private import pin_memory
 from stoker.loader.requests import ErrorCapturingIterator, MapRequests, StreamRequests
 from stoker.loader.state.progress import Progress
@@ -200,7 +200,7 @@ class EngineBuilder:
                 page_lock = CudaPageLock()
             # a delivery sees to it that slots are not used again before their copies are complete
             loader._ring = Ring(page_lock, is_watched=is_delivered)
-            finalize(loader, loader._ring.close)
+            Finalizer(loader, loader._ring.close)
         options = WorkerOptions(
             num_workers=setting.num_workers,
             num_threads=setting.num_threads,

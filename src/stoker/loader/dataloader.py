@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from stoker.batch.ledger import Ledger, Policy
-from stoker.compose.wrapped import SHUFFLED_MIXTURE, SORTED_ROWS, has_sorted_rows, has_wrapped_mixture
+from stoker.compose.wrapped_datasets import SHUFFLED_MIXTURE, SORTED_ROWS, has_sorted_rows, has_wrapped_mixture
 from stoker.errors import ArgumentError, StateError
 from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.loader.adapt import adapt_loader
@@ -50,8 +50,8 @@ from stoker.tuning.parallelism import Choice
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from stoker.compose.contents import Content
-    from stoker.deliver import Normalize, Split, To, Widening
+    from stoker.compose.step_contents import Content
+    from stoker.deliver import DecodeSplit, Normalize, To, Widening
     from stoker.engine.processes.engine import Processes
     from stoker.engine.slots.ring import Ring
     from stoker.engine.stats import Stats
@@ -235,15 +235,15 @@ class DataLoader(TorchDataLoader[T_co]):
         """Find out whether workers or the device decode images."""
         collates = collate_fn in (None, default_collate) and self._auto_collation and not self._is_stream
         self._decode = resolved_decode(self.dataset, self._device, collates=collates)
-        self.split: Split | None = None
+        self.split: DecodeSplit | None = None
         """For images with decode="auto": the share of them that the device decodes."""
         if self._decode == "auto":
-            from stoker.deliver import Split
+            from stoker.deliver import DecodeSplit
             from stoker.foundation import machine
 
             most = max(1, self.num_workers) * max(1, self.num_threads)
             num_cores = machine.num_cores()
-            self.split = Split(num_cores=num_cores if self.auto is not None else min(most, num_cores))
+            self.split = DecodeSplit(num_cores=num_cores if self.auto is not None else min(most, num_cores))
 
     def _check_plan(self, arguments: Arguments) -> None:
         """Refuse, where the loader is made, what cannot be a plan; warn of a plan that is probably not wanted."""
@@ -438,7 +438,7 @@ class DataLoader(TorchDataLoader[T_co]):
             raise StateError(
                 "what is in a step is known only without a sampler or stream\nhint: let the loader have the order"
             )
-        from stoker.compose.contents import contents
+        from stoker.compose.step_contents import contents
 
         schedule = self._schedule
         return list(contents(schedule.dataset, schedule.plan, step, range(schedule.num_ranks), schedule.num_ranks))

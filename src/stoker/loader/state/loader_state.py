@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stoker.compose.wrapped import fingerprint_of
+from stoker.compose.wrapped_datasets import fingerprint_of
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable, StokerError
 from stoker.loader.order.rebuilt_loader import describe_class
 from stoker.loader.state.dataset_state import load_own_state
@@ -154,7 +154,7 @@ def _check_identity(loader: DataLoader[Any], state: dict[str, Any], *, grown: bo
         if None not in (state.get(name), identity) and state[name] != identity:
             differences[name] = (state[name], identity)
     if "dataset" in differences:
-        from stoker.compose.packed import differing_versions
+        from stoker.compose.packs.packed import differing_versions
 
         versions = differing_versions(*differences["dataset"])
         if versions is not None:  # the same documents, put into other rows by another version of stoker
