@@ -1,4 +1,4 @@
-"""Build what makes the batches of one iteration: the batch maker, the engine that runs it, the delivery to a device."""
+"""Create what one iteration needs: the builders of batches, the engine that runs them, the delivery to a device."""
 
 from __future__ import annotations
 
@@ -9,23 +9,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from stoker.batch.builder import Builders, MapBuilders
+from stoker.batch.collation import Collation, positions_of
 from stoker.batch.ledger import Skipped
+from stoker.batch.result import BatchResult, EndOfStream
 from stoker.engine.inline import Inline
 from stoker.engine.task import Engine
 from stoker.foundation.finalizer import Finalizer
 from stoker.foundation.torch_private import pin_memory
 from stoker.loader.requests import ErrorCapturingIterator, MapRequests, StreamRequests
 from stoker.loader.state.progress import Progress
-from stoker.loader.work import (
-    BatchResult,
-    Beginning,
-    EndOfStream,
-    EpochForwarder,
-    Finisher,
-    MapMaker,
-    epoch_setter_state,
-)
-from stoker.plan import derived_key
+from stoker.plan import Recipe, derived_key
+from stoker.source.protocols import batch_hint_of, can_split
 from stoker.tuning.parallelism import Parallelism
 
 if TYPE_CHECKING:
@@ -46,7 +41,7 @@ def start_engine(
         return engine, driver
     from stoker.deliver import Delivery, NvJpeg
 
-    fallback: Any = None if loader._decode == "cpu" else HostDecodeFallback(build_batch_maker(loader))
+    fallback: Any = None if loader._decode == "cpu" else HostDecodeFallback(batch_builders(loader))
     delivery: Engine[BatchResult | EndOfStream] = Delivery(
         engine,
         loader._device,
@@ -63,19 +58,42 @@ def start_engine(
     return delivery, driver
 
 
-def build_batch_maker(loader: DataLoader[Any], pin: Callable[[Any], Any] | None = None) -> Any:
-    """Return what turns a recipe into a batch: a `MapMaker`, or a `StreamMaker` for an iterable dataset."""
-    own_collate = loader._own_collate if loader._auto_collation else loader.collate_fn
-    part = loader._schedule.placement.part
-    finish = Finisher(own_collate, is_batched=loader._auto_collation, pin=pin, mixture=loader._mixture, part=part)
-    schedule, policy, loan = loader._schedule, loader.ledger.policy, loader._generators
-    if loader._is_stream:
-        from stoker.loader.stream import StreamMaker
-
-        return StreamMaker(loader.dataset, finish, loader._stream_setting, seed=schedule.seed, policy=policy, loan=loan)
-    return MapMaker(
-        schedule.dataset, finish, seed=schedule.seed, policy=policy, loan=loan, owns_order=loader._is_planned
+def batch_builders(loader: DataLoader[Any], pin: Callable[[Any], Any] | None = None) -> Builders[Any]:
+    """Return what creates the builder of each batch of a loader."""
+    mixture = loader._mixture
+    collation = Collation(
+        loader._own_collate if loader._auto_collation else loader.collate_fn,
+        is_batched=loader._auto_collation,
+        pin=pin,
+        check=None if mixture is None else SampleCheck(mixture),
+        part=loader._schedule.placement.part,
     )
+    schedule, policy, borrowed = loader._schedule, loader.ledger.policy, loader._generators
+    if loader._is_stream:
+        from stoker.loader.stream import StreamBuilders
+
+        return StreamBuilders(
+            loader.dataset, collation, loader._stream_setting, seed=schedule.seed, policy=policy, borrowed=borrowed
+        )
+    return MapBuilders(
+        schedule.dataset,
+        collation,
+        seed=schedule.seed,
+        policy=policy,
+        borrowed=borrowed,
+        is_planned=loader._is_planned,
+    )
+
+
+class SampleCheck:
+    """Refuses samples of several datasets that do not go together in one batch."""
+
+    def __init__(self, mixture: Any) -> None:
+        self._mixture = mixture
+
+    def __call__(self, recipe: Recipe, samples: list[Any]) -> None:
+        """Raise if one of the samples has other fields than the first one."""
+        self._mixture.in_epoch(recipe.epoch).check_forms(positions_of(recipe), samples)
 
 
 def stream_setting(loader: DataLoader[Any]) -> StreamSetting:
@@ -87,7 +105,7 @@ def stream_setting(loader: DataLoader[Any]) -> StreamSetting:
     if num_workers * schedule.num_ranks > 1:
         if loader.shard is None:
             sharing = "own"
-        elif callable(getattr(loader.dataset, "split", None)):
+        elif can_split(loader.dataset):
             sharing = "split"
     return StreamSetting(
         sharing=sharing,
@@ -140,14 +158,15 @@ class EngineBuilder:
     def in_process(self, setting: Parallelism, recipes: Iterator[Any]) -> Inline[Any, Any] | Threads[Any]:
         """Return an engine in this process."""
         loader = self.loader
-        maker = build_batch_maker(loader, self._pin)
-        if isinstance(maker, MapMaker):
-            maker.tell = self._epoch_state()
+        builders = batch_builders(loader, self._pin)
+        if isinstance(builders, MapBuilders):
+            builders.next_hint = self._next_hint()
         if setting.is_inline:
-            return Inline(recipes, maker.make if loader.auto is None else loader.auto.footprint.watched(maker.make))
+            build = builders.build
+            return Inline(recipes, build if loader.auto is None else loader.auto.footprint.watched(build))
         from stoker.engine.threads import Threads
 
-        tasks: Iterator[Any] = map(maker.task, recipes)
+        tasks: Iterator[Any] = map(builders.builder, recipes)
         return Threads(
             tasks,
             num_threads=setting.num_threads,
@@ -161,16 +180,16 @@ class EngineBuilder:
         chosen = self.loader._chosen_epoch
         if self.loader._is_stream:
             return StreamRequests(cast("StreamProgress", self.progress), recipes, chosen_epoch=chosen)
-        return MapRequests(recipes, chosen_epoch=chosen, tell=self._epoch_state())
+        return MapRequests(recipes, chosen_epoch=chosen, next_hint=self._next_hint())
 
-    def _epoch_state(self) -> Callable[[], Any]:
+    def _next_hint(self) -> Callable[[], Any]:
         loader = self.loader
-        return epoch_setter_state(loader._schedule.dataset) if loader.split is None else loader.split.batch_hint
+        return batch_hint_of(loader._schedule.dataset) if loader.split is None else loader.split.batch_hint
 
-    def peeked_state(self) -> Any:
-        """Return what goes with a recipe that is only looked at, and does not count."""
+    def peeked_hint(self) -> Any:
+        """Return the hint for a recipe that is only measured, and does not count."""
         loader = self.loader
-        return epoch_setter_state(loader._schedule.dataset)() if loader.split is None else loader.split.share
+        return batch_hint_of(loader._schedule.dataset)() if loader.split is None else loader.split.share
 
     def context(self) -> Any:
         """Return the multiprocessing context that worker processes are started with."""
@@ -189,6 +208,7 @@ class EngineBuilder:
         from stoker.engine.processes.requests import WorkerOptions
         from stoker.engine.processes.worker import WorkerJob
         from stoker.engine.slots.batch_pickle import SMALL_BYTES
+        from stoker.loader.worker_builders import WorkerBuilders, WorkerInit
 
         if loader._ring is None:
             from stoker.engine.slots.ring import Ring
@@ -215,13 +235,8 @@ class EngineBuilder:
             pins_small=locks,
             most_workers=0 if loader.auto is None else loader.auto.most_workers,
         )
-        forwarder = EpochForwarder
-        if loader.auto is not None:
-            from stoker.loader.sample_costs import CostProbingForwarder
-
-            forwarder = CostProbingForwarder
-        maker = forwarder(build_batch_maker(loader), loader._chosen_epoch)
-        job = WorkerJob(maker, loader._schedule.dataset, Beginning(loader.worker_init_fn))
+        builders = WorkerBuilders(batch_builders(loader), loader._chosen_epoch)
+        job = WorkerJob(builders, loader._schedule.dataset, WorkerInit(loader.worker_init_fn))
         workers: Processes[BatchResult | EndOfStream] = Processes(
             job, options, loader._ring, is_persistent=loader.persistent_workers, tally=loader.counters.worker_totals
         )
@@ -244,14 +259,15 @@ class HostDecodeFallback:
     What cannot be read here either is an error, or is replaced and noted.
     """
 
-    def __init__(self, maker: MapMaker) -> None:
-        self._maker = maker
+    def __init__(self, builders: Builders[Any]) -> None:
+        assert isinstance(builders, MapBuilders)
+        self._builders = builders
 
     def read(self, made: BatchResult, position: Any, row: int) -> tuple[Any, list[Skipped]]:
         """Return a batch of the sample at `position` alone, and what is to go into the ledger."""
         skipped: list[Skipped] = []
-        samples = self._maker.read(made.recipe, [position], skipped, row)
-        return self._maker.finish(made.recipe, samples), skipped
+        samples = self._builders.read(made.recipe, [position], skipped, row)
+        return self._builders.collation.collate(made.recipe, samples), skipped
 
     @staticmethod
     def noted(made: BatchResult, notes: Sequence[list[Skipped]]) -> BatchResult:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import ConcatDataset, Subset
 
 from stoker.errors import ArgumentError, BadLength, EmptyDataset, MissingExtra
 from stoker.loader.arguments import Arguments
 from stoker.plan import Sequential, order_named
+from stoker.source.protocols import decodes_on, knows_settings, leaves_files, wrapped_by_torch, writes_rows
 from stoker.tuning.parallelism import AUTO
 
 
@@ -132,14 +132,14 @@ def resolved_decode(dataset: Any, device: torch.device | None, *, collates: bool
 
     A dataset that leaves all to the device is refused where it cannot be; one that leaves it to us is read by the CPU.
     """
-    if any(getattr(inner, "decode", None) == "device" for inner in datasets_inside(dataset)):
+    if any(decodes_on(inner) == "device" for inner in wrapped_by_torch(dataset)):
         raise ArgumentError(
             f"decode='device' leaves whole batches to the device, and torch's {type(dataset).__name__} is read sample "
             "by sample",
             hint="choose pictures with images.subset(positions), or use decode='cpu' or 'auto'",
         )
-    decode = getattr(dataset, "decode", None)
-    if decode not in ("device", "auto") or not callable(getattr(dataset, "open_batch", None)):
+    decode = decodes_on(dataset)
+    if decode not in ("device", "auto") or not writes_rows(dataset):
         return "cpu"
     from stoker.deliver import check_nvjpeg
 
@@ -155,23 +155,15 @@ def resolved_decode(dataset: Any, device: torch.device | None, *, collates: bool
         if decode == "device":
             raise
         return "cpu"
-    is_possible = collates and getattr(dataset, "leaves_files", True) is True
+    is_possible = collates and leaves_files(dataset)
     return decode if is_possible else "cpu"
 
 
 def check_expected(dataset: Any, settings: Mapping[str, Any]) -> None:
     """Let a dataset that knows how it was made refuse what it was not made with."""
-    expect = getattr(dataset, "expect", None)
-    if not callable(expect):
+    if not knows_settings(dataset):
         raise ArgumentError(
             f"{type(dataset).__name__} does not tell how it was made, so nothing can be expected of it",
             hint="expect= is for stores; leave it out, or prepare the data with `stoker prepare`",
         )
-    expect(settings)
-
-
-def datasets_inside(dataset: Any) -> list[Any]:
-    """Return the datasets that torch has taken a part of, or put beside each other."""
-    if isinstance(dataset, Subset):
-        return [dataset.dataset]
-    return dataset.datasets if isinstance(dataset, ConcatDataset) else []
+    dataset.expect(settings)

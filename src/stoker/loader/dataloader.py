@@ -44,7 +44,7 @@ from stoker.loader.state.loader_state import load_state, new_progress, save_stat
 from stoker.loader.state.plan_progress import PlanProgress
 from stoker.loader.state.progress import Progress
 from stoker.plan import Layout, Order, Plan, Recipe, Sequential, Tail
-from stoker.source.protocols import mixes_sources, owns_order
+from stoker.source.protocols import mixes_sources, owns_order, set_epoch
 from stoker.tuning.parallelism import Choice
 
 if TYPE_CHECKING:
@@ -398,8 +398,8 @@ class DataLoader(TorchDataLoader[T_co]):
         inner = getattr(self.batch_sampler, "sampler", None)
         parts = {id(part): part for part in (self.sampler, inner, self.batch_sampler, self.dataset)}
         for part in parts.values():
-            if hasattr(part, "set_epoch") and not (self._is_planned and part is self.sampler):
-                part.set_epoch(epoch)  # type: ignore[union-attr]
+            if not (self._is_planned and part is self.sampler):
+                set_epoch(part, epoch)
 
     @property
     def plan(self) -> Plan | None:

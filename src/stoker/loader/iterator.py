@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from torch.autograd.profiler import record_function
 
 from stoker.batch.ledger import Ledger
+from stoker.batch.result import BatchResult, EndOfStream
 from stoker.engine.task import Engine
 from stoker.errors import NestedNext, TooManySkipped
 from stoker.foundation.torch_private import is_profiling
@@ -18,7 +19,6 @@ from stoker.loader.metrics.counters import Counters
 from stoker.loader.state.plan_progress import PlanProgress
 from stoker.loader.state.progress import Progress
 from stoker.loader.state.stream_progress import StreamProgress
-from stoker.loader.work import BatchResult, EndOfStream
 from stoker.plan import Recipe
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from stoker.foundation import trees
 from stoker.foundation.machine import Usage, pss_bytes, thread_delay_seconds, usage_of
 
 if TYPE_CHECKING:
+    from stoker.batch.result import BatchResult
     from stoker.deliver import CopyCounter
     from stoker.engine.processes.totals import WorkerTotals
     from stoker.loader.metrics.stats_log import StatsLog
-    from stoker.loader.work import BatchResult
 
 on_begin: list[Callable[[Counters], None]] = []
 """Called at the start of each iteration of every loader: for whoever watches all of them."""
@@ -95,7 +95,7 @@ class Counters:
         copy, copies = 0.0, self._copies
         if copies is not None and copies.num:
             copy, self._copied = copies.seconds - self._copied, copies.seconds
-        self._extend((asked, handed, copy) + made.times + made.trip)  # noqa: RUF005  # half the time of unpacking
+        self._extend((asked, handed, copy) + made.times + made.handover)  # noqa: RUF005  # half the time of unpacking
         self._num_samples += num_samples
         self._num_left -= 1
         if self._num_left <= 0:

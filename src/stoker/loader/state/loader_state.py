@@ -12,10 +12,10 @@ from stoker.compose.wrapped_datasets import fingerprint_of
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable, StokerError
 from stoker.loader.order.rebuilt_loader import describe_class
 from stoker.loader.state.dataset_state import load_own_state
-from stoker.loader.state.growth import has_grown_from, next_epoch
+from stoker.loader.state.growth import next_epoch
 from stoker.loader.state.plan_progress import PlanProgress
 from stoker.loader.state.progress import Progress, check_sums, checksums, enclosed, readable
-from stoker.source.protocols import saves_order
+from stoker.source.protocols import has_grown_from, saves_order
 
 if TYPE_CHECKING:
     from stoker.loader.dataloader import DataLoader
