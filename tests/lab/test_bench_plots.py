@@ -22,7 +22,8 @@ from stoker.lab.plots.bench_tables import compare_table, failures, format_title,
 from stoker.lab.plots.compare_plots import compare_figures
 from stoker.lab.plots.tune_plots import tune_figures
 from stoker.lab.trial.process_memory import ProcessMemory
-from stoker.lab.trial.sweep import Config, Spread, Sweep
+from stoker.lab.trial.rounds import Spread
+from stoker.lab.trial.sweep import Config, Sweep
 from stoker.lab.trial.trial import HUNG, Startup, Trial
 from stoker.lab.trial.tuning import Tuning
 

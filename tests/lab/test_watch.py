@@ -328,7 +328,7 @@ def test_workers_that_were_there_before_are_judged_by_what_they_use() -> None:
         assert sum(1 for _ in watched) == 40
         diagnosis = watched.diagnosis()
     assert diagnosis.verdict in ("storage-bound", "noisy-neighbour"), diagnosis
-    assert "was not seen" in str(diagnosis.evidence) or diagnosis.verdict == "noisy-neighbour"
+    assert "were not observed" in str(diagnosis.evidence) or diagnosis.verdict == "noisy-neighbour"
     del loader
 
 

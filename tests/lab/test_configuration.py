@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.lab.diagnose.facts import findings
+from stoker.lab.diagnose.configuration import check_configuration
 from stoker.lab.watch.run import Copies, Moment, Run, Stats
 from tests.lab.test_verdict import MACHINE, run, stats, times
 
@@ -15,7 +15,7 @@ GIB = 1 << 30
 
 
 def about(*loaders: Stats, verdict: str = "compute-bound", **machine: Any) -> list[str]:
-    return [finding.about for finding in findings(run(*loaders, **machine), verdict=verdict)]
+    return [finding.about for finding in check_configuration(run(*loaders, **machine), verdict=verdict)]
 
 
 def set_up(config: dict[str, Any] | None = None, facts: dict[str, Any] | None = None, **told: Any) -> Stats:
@@ -25,7 +25,7 @@ def set_up(config: dict[str, Any] | None = None, facts: dict[str, Any] | None = 
 
 def test_a_sound_configuration_has_nothing_to_be_told() -> None:
     assert about(set_up()) == []
-    assert findings(Run(), verdict="nothing-seen") == []
+    assert check_configuration(Run(), verdict="nothing-seen") == []
 
 
 @pytest.mark.parametrize(("pageable", "blocking", "told"), [(0, 100, "non_blocking"), (100, 0, "pin_memory")])
@@ -51,7 +51,7 @@ def test_batches_are_multiples_of_eight(size: int | None, is_told: bool) -> None
 
 
 def test_the_nearest_multiples_are_offered() -> None:
-    (finding,) = findings(run(set_up({"batch_size": 100})), verdict="compute-bound")
+    (finding,) = check_configuration(run(set_up({"batch_size": 100})), verdict="compute-bound")
     assert "batch_size=104" in finding.advice
     assert "96" in finding.advice
 
@@ -68,8 +68,8 @@ def test_workers_are_no_more_than_cores_unless_they_wait_for_disks() -> None:
 
 def test_threads_beyond_the_cores_are_told_of_as_threads() -> None:
     many = set_up({"num_threads": 16}, num_workers=1, read=0.3, cpu=0.29, kind="stoker")
-    (finding,) = findings(run(many, cores=8), verdict="compute-bound")
-    assert finding.what.startswith("16 threads in 1 worker share 8 cores")
+    (finding,) = check_configuration(run(many, cores=8), verdict="compute-bound")
+    assert finding.what.startswith("16 threads in 1 worker compete for 8 cores")
     assert "num_threads=7" in finding.advice
 
 
@@ -78,7 +78,7 @@ def test_memory_that_has_grown_much_in_a_short_run_is_not_kept_quiet_about() -> 
         return [Moment(at=float(at), private_bytes=int(level * GIB)) for at, level in enumerate(levels)]
 
     def told(*levels: float, verdict: str = "compute-bound") -> list[str]:
-        return [one.about for one in findings(run(set_up(), moments=moments(*levels)), verdict=verdict)]
+        return [one.about for one in check_configuration(run(set_up(), moments=moments(*levels)), verdict=verdict)]
 
     assert told(1, 1, 1.5, 2, 2.5) == ["memory growth"]
     assert told(1, 1, 1.5, 2, 2.5, verdict="memory-growth") == []  # that says it all
@@ -97,7 +97,7 @@ def test_shared_memory_has_to_hold_what_is_on_its_way() -> None:
 @pytest.mark.parametrize(("start_method", "word"), [("fork", "reference count"), ("spawn", "pickled")])
 def test_millions_of_objects_are_copied_by_reading_them(start_method: str, word: str) -> None:
     facts = {"num_objects": 3_000_000, "object_bytes": 200 << 20, "objects_in": "samples"}
-    (finding,) = findings(run(set_up({"start_method": start_method}, facts)), verdict="compute-bound")
+    (finding,) = check_configuration(run(set_up({"start_method": start_method}, facts)), verdict="compute-bound")
     assert finding.about == "copy-on-read"
     assert word in finding.what
     assert "`samples`" in finding.what

@@ -1,4 +1,4 @@
-/* What a JPEG file says of itself before its pixels. header.py says the same in Python. */
+/* What a JPEG file says of itself before its pixels. jpeg_headers.py says the same in Python. */
 
 #include "native.h"
 
