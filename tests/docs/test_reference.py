@@ -36,3 +36,11 @@ def test_the_list_of_packages_has_every_room() -> None:
     there = {path.stem for path in (ROOT / "src/stoker").iterdir() if path.is_dir() or path.suffix == ".py"}
     assert set(rooms) == {name for name in there if not name.startswith("_")}
     assert len(rooms) == len(set(rooms))
+
+
+def test_the_files_named_in_the_guide_to_changes_exist() -> None:
+    named = re.findall(
+        r"`((?:src|tests|docs|benchmarks)/[\w/.]+)`", (ROOT / "docs/contributing-changes.md").read_text()
+    )
+    assert len(named) > 10
+    assert [path for path in named if not (ROOT / path).exists()] == []
