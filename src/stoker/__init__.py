@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from stoker.foundation.stages import transforming
     from stoker.lab.diagnose.diagnosis import Diagnosis
     from stoker.lab.diagnose.doctor import doctor
+    from stoker.lab.page import report
     from stoker.lab.watch.watch import watch
     from stoker.loader import DataLoader
     from stoker.loader.sharing.context_parallel import SequenceSplit
@@ -71,6 +72,7 @@ _HOMES = {
     "mix": "stoker.compose.mixed",
     "open": "stoker.source.opening",
     "pack": "stoker.compose.packed",
+    "report": "stoker.lab.page",
     "rng": "stoker.foundation.randomness",
     "sample_context": "stoker.foundation.randomness",
     "transforming": "stoker.foundation.stages",
@@ -119,6 +121,7 @@ __all__ = [
     "mix",
     "open",
     "pack",
+    "report",
     "rng",
     "sample_context",
     "transforming",

@@ -33,7 +33,7 @@ def test_a_record_becomes_a_page(record: Path, tmp_path: Path) -> None:
     said = diagnose(Run.load(record))
     assert told.startswith(f"{said.verdict}: {said.says}")
     assert f"{out}: " in told
-    assert out.read_text() == str(stoker.view.report(Run.load(record)))
+    assert out.read_text() == str(stoker.report(Run.load(record)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run.json"]
 
 

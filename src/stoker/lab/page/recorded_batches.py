@@ -17,7 +17,7 @@ MOST_LANES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
+class RecordedBatches:
     """Batches in the order the training loop received them. Times are seconds since the run began; NaN if unknown."""
 
     first: int
@@ -87,7 +87,7 @@ class Batches:
         return makings[~np.isnan(makings)]
 
 
-def batches_of(stats: Stats, *, run_began: float | None = None, most: int = 4096) -> Batches | None:
+def batches_of(stats: Stats, *, run_began: float | None = None, most: int = 4096) -> RecordedBatches | None:
     """Return the latest `most` batches of a loader; None if none were recorded.
 
     If the start of the run is unknown, times count from the first of these batches.
@@ -113,7 +113,7 @@ def batches_of(stats: Stats, *, run_began: float | None = None, most: int = 4096
     if run_began is not None and run_began <= start:
         start = run_began
     lane, lanes, num_left_out = _lanes(worker, began, made, engine=stats.engine)
-    return Batches(
+    return RecordedBatches(
         first=max(0, stats.num_batches - len(asked)),
         asked=asked - start,
         handed=handed - start,
@@ -169,7 +169,7 @@ def busy_share(begins: Times, ends: Times, edges: Times) -> Times:
     return np.clip(shares, 0, 1)
 
 
-def num_ready(batches: Batches, at: Times) -> Times:
+def num_ready(batches: RecordedBatches, at: Times) -> Times:
     """Return the number of batches that were ready and not yet handed over, at given times."""
     is_seen = ~np.isnan(batches.sent)
     came = np.sort(batches.sent[is_seen])
@@ -177,7 +177,7 @@ def num_ready(batches: Batches, at: Times) -> Times:
     return (np.searchsorted(came, at, side="right") - np.searchsorted(went, at, side="right")).astype(np.float64)
 
 
-def to_script_data(batches: Batches) -> dict[str, object]:
+def to_script_data(batches: RecordedBatches) -> dict[str, object]:
     """Return the batches for the page's script: integer microseconds, delta-encoded; -1 for unknown."""
 
     def micro(times: Times) -> list[int]:

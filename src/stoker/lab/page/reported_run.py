@@ -6,18 +6,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from stoker.lab.diagnose.diagnosis import Diagnosis
-from stoker.lab.page.times import Batches, batches_of
+from stoker.lab.key_figures import Measured
+from stoker.lab.page.recorded_batches import RecordedBatches, batches_of
 from stoker.lab.watch.run import Run, Stats
 
-MOST_BATCHES = 16_384
+MAX_BATCHES = 16_384
 """Batches that a page holds individually, over all loaders: about a megabyte."""
 
-MOST_OTHERS = 8
+MAX_OTHERS = 8
 """Loaders drawn besides the main one: hundreds of ranks would make a file of tens of megabytes."""
 
 
 @dataclass(frozen=True)
-class Loader:
+class ReportedLoader:
     """One loader of one rank."""
 
     stats: Stats
@@ -27,7 +28,7 @@ class Loader:
     most: int
 
     @cached_property
-    def batches(self) -> Batches | None:
+    def batches(self) -> RecordedBatches | None:
         """The latest batches; None if they were not recorded."""
         return batches_of(self.stats, run_began=self.run_began, most=self.most)
 
@@ -38,14 +39,14 @@ class Loader:
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """The same loader in all ranks."""
 
     name: str
-    loaders: list[Loader]
+    loaders: list[ReportedLoader]
 
     @cached_property
-    def slowest(self) -> Loader:
+    def slowest(self) -> ReportedLoader:
         """The rank that waits longest for data; the others wait for it in their step."""
         return max(self.loaders, key=lambda one: (one.stats.wait_seconds.mean, one.stats.batch_seconds.mean))
 
@@ -56,7 +57,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReportedRun:
     """A run, its diagnosis, and its display name."""
 
     run: Run
@@ -66,7 +67,7 @@ class Subject:
     """The parts of the run, one per file, if it was recorded by several ranks or machines."""
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[RankGroup]:
         """The loaders, the one in use longest first."""
         by_key: dict[tuple[str, int], list[Stats]] = {}
         for stats in self.run.loaders:
@@ -75,7 +76,7 @@ class Subject:
             key = free[0] if free else (stats.name, len(alike))
             by_key.setdefault(key, []).append(stats)
         num_unnamed = sum(not name for name, _ in by_key)
-        most = MOST_BATCHES // max(1, min(len(self.run.loaders), 1 + MOST_OTHERS))
+        most = MAX_BATCHES // max(1, min(len(self.run.loaders), 1 + MAX_OTHERS))
         groups = []
         for (name, number), found in by_key.items():
             label = name or _kind(found[0])
@@ -83,7 +84,7 @@ class Subject:
             label = f"{label} {number + 1}" if several else label
             found.sort(key=lambda one: one.rank)
             loaders = [
-                Loader(
+                ReportedLoader(
                     one,
                     f"{label}, rank {one.rank}" if len(found) > 1 else label,
                     self.run.began,
@@ -91,16 +92,16 @@ class Subject:
                 )
                 for one in found
             ]
-            groups.append(Group(label, loaders))
+            groups.append(RankGroup(label, loaders))
         return sorted(groups, key=lambda group: -group.seconds)
 
     @cached_property
-    def lead(self) -> Loader | None:
+    def lead(self) -> ReportedLoader | None:
         """The main loader of the page: in use longest, in its slowest rank; None if there is none."""
         return self.groups[0].slowest if self.groups else None
 
     @property
-    def others(self) -> list[Loader]:
+    def others(self) -> list[ReportedLoader]:
         """All loaders except the main one: the slowest rank of each, then the others, longest wait first."""
         firsts = [group.slowest for group in self.groups]
         rest = [one for group in self.groups for one in group.loaders if one not in firsts]
@@ -113,15 +114,15 @@ class Subject:
         return bool(self.run.moments) or self.run.began is not None
 
     @property
-    def title(self) -> str:
-        """Title of the run."""
-        return self.run.title or "A run"
-
-
-def trainers_of(run: Run) -> str:
-    """Return the label of the trainer process in a run's moments: one process per recorded rank."""
-    num_ranks = len({stats.rank for stats in run.loaders})
-    return f"trainers of all {num_ranks:,} ranks" if num_ranks > 1 else "trainer"
+    def measured(self) -> Measured | None:
+        """What the figures of the page are computed from; None if there is no loader."""
+        if self.lead is None:
+            return None
+        return Measured(
+            stats=self.lead.stats,
+            ranks=[one.stats for one in self.groups[0].loaders],
+            parts=self.parts or [self.run],
+        )
 
 
 def _kind(stats: Stats) -> str:
