@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from stoker import DataLoader
 from stoker.cli.app import app
-from stoker.cli.top_command import last_lines
+from stoker.cli.top import last_lines
 from stoker.lab.diagnose.verdict import diagnose
 from stoker.lab.live import Tail, Tracks, frame, line
 from stoker.lab.live.letters import Letters, bar, spark

@@ -71,6 +71,11 @@ def name_trainers(run: Run) -> str:
     return f"trainers of all {num_ranks:,} ranks" if num_ranks > 1 else "trainer"
 
 
+def name_loader(stats: Stats) -> str:
+    """Return the display name of a loader."""
+    return stats.name or {"stoker": "loader", "torch": "torch DataLoader"}.get(stats.kind, stats.kind or "loader")
+
+
 def process_memory(stats: Stats) -> tuple[int | None, int | None]:
     """Return the memory of a loader's trainer and of its workers at their last sample; None if not sampled."""
     own = stats.trainer.pss_bytes if stats.trainer is not None else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from stoker.lab.diagnose.diagnosis import Diagnosis
-from stoker.lab.key_figures import Measured
+from stoker.lab.key_figures import Measured, name_loader
 from stoker.lab.page.recorded_batches import RecordedBatches, batches_of
 from stoker.lab.watch.run import Run, Stats
 
@@ -79,7 +79,7 @@ class ReportedRun:
         most = MAX_BATCHES // max(1, min(len(self.run.loaders), 1 + MAX_OTHERS))
         groups = []
         for (name, number), found in by_key.items():
-            label = name or _kind(found[0])
+            label = name_loader(found[0])
             several = number or (num_unnamed > 1 and not name)
             label = f"{label} {number + 1}" if several else label
             found.sort(key=lambda one: one.rank)
@@ -123,7 +123,3 @@ class ReportedRun:
             ranks=[one.stats for one in self.groups[0].loaders],
             parts=self.parts or [self.run],
         )
-
-
-def _kind(stats: Stats) -> str:
-    return {"stoker": "loader", "torch": "torch DataLoader"}.get(stats.kind, stats.kind or "loader")
