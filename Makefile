@@ -36,13 +36,13 @@ $(BENCH): $(STAMP) $(NATIVE)
 	@touch $@
 
 demo: $(NATIVE)  ## Load, train, stop, resume: the main job end to end, on data it makes itself
-	@$(BIN)/stoker demo
+	@$(BIN)/python -m examples.demo
 
 test: $(NATIVE)  ## Run the tests; they pass whatever else the machine does
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not timed"
+	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile repeat -m "not timed"
 
 test-timed: $(NATIVE)  ## Run the few tests that measure time, one by one: leave the machine alone meanwhile
-	$(BIN)/python -m pytest -m timed
+	$(BIN)/python -m pytest --hypothesis-profile repeat -m timed
 
 SECONDS ?= 600
 chaos: $(NATIVE)  ## Kill, stop, interrupt and rewrite at random for SECONDS=600 each way; the figures are printed

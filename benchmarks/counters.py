@@ -23,7 +23,7 @@ from benchmarks.measure import Clock, Contender, Pace, Record, interleaved
 from benchmarks.report import INK, Column, Report, Setting, only
 from stoker.engine.processes import messages
 from stoker.loader import iterator, stream, work
-from stoker.loader.looking.counters import Counters
+from stoker.loader.metrics.counters import Counters
 from stoker.loader.work import BatchResult
 
 if TYPE_CHECKING:

@@ -19,9 +19,18 @@ from stoker import prepare
 from stoker.batch.encoded import Encoded
 from stoker.compose.images import Images
 from stoker.errors import ArgumentError, BadImage
-from stoker.transform import CenterCrop, ColorJitter, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from stoker.transform import (
+    CenterCrop,
+    ColorJitter,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
 from stoker.transform.image import pillow_decoding
 from stoker.transform.image.decoding import decode
+from stoker.transform.image.view import flipped
 from tests.transform.pictures import encoded, opened, photograph
 
 DEPTH = (np.arange(40 * 30).reshape(30, 40) * 37 + 300).astype(np.uint16)
@@ -79,10 +88,10 @@ def test_turned_files_are_the_devices_where_they_are_not_turned_back() -> None:
     data = encoded(photograph(80, 60), orientation=6)
     for applies, num_files in ((True, 0), (False, 2)):
         images = Images(Files(data, data), transform=CenterCrop(32), decode="device", apply_exif_orientation=applies)
-        tray = images.tray(2, np.empty, None)
+        writer = images.open_batch(2, np.empty, None)
         for row in range(2):
-            tray.put(row, row)
-        batch = tray.batch()
+            writer.write(row, row)
+        batch = writer.batch()
         assert (batch.num_files if isinstance(batch, Encoded) else 0) == num_files
         if isinstance(batch, Encoded):
             assert batch.sizes.tolist() == [[80, 60]] * 2
@@ -157,7 +166,7 @@ def test_numbers_of_fewer_bits_are_not_scaled() -> None:
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc", "channels_last"])
 def test_deep_pictures_are_cut_resized_and_mirrored_by_pillow(mode: Any, layout: Any) -> None:
-    transform = [RandomResizedCrop((12, 10)), RandomHorizontalFlip()]
+    transform = [RandomResizedCrop((12, 10)), RandomHorizontalFlip(), RandomVerticalFlip()]
     images = Images(Files(*[of(DEPTH)] * 6), mode=mode, transform=transform, layout=layout)
     found = batch_of(images)
     assert found.shape == ((6, 12, 10, 1) if layout == "nhwc" else (6, 1, 12, 10))
@@ -167,9 +176,8 @@ def test_deep_pictures_are_cut_resized_and_mirrored_by_pillow(mode: Any, layout:
         with stoker.sample_context(position, seed=3):
             view = images.drawing(position).view(40, 30)
         wanted = as_floats.crop(view.region).resize((10, 12), Image.Resampling.BILINEAR)
-        if view.flip:
-            wanted = wanted.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        assert np.abs(found[position, :, :, 0] - np.asarray(wanted)).max() <= (0.01 if mode == "F" else 1)
+        difference = np.abs(found[position, :, :, 0] - flipped(np.asarray(wanted), view.flips))
+        assert difference.max() <= (0.01 if mode == "F" else 1)
     assert (batch_of(images, num_workers=1) == batch_of(images)).all()
     assert len({one.tobytes() for one in found}) == 6
 

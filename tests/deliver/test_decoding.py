@@ -25,6 +25,7 @@ from stoker.deliver.cutting import Cuts, cut
 from stoker.deliver.decoding import Bench, DecodeJob, Decoding
 from stoker.deliver.split import Split
 from stoker.errors import BadImage
+from stoker.transform.image.view import flipped
 from tests.deliver.test_delivery_cpu import Script
 
 Image = pytest.importorskip("PIL.Image")
@@ -70,7 +71,7 @@ def encoded(
         np.array(sizes, np.int64).reshape(-1, 2),
         np.array(regions, np.int64).reshape(-1, 4),
         np.array(regions, np.float64).reshape(-1, 4),
-        np.array([bool(row % 2) for row in files]),
+        np.array([(row % 3 == 0, row % 2 == 1) for row in files]),
         is_channels_last=layout == "nhwc",
     )
 
@@ -80,9 +81,7 @@ def expected(batch: Encoded) -> Tensor:
     for number, row in enumerate(batch.rows.tolist()):
         region = tuple(batch.regions[number].tolist())
         picture = decoded(batch.file(number).numpy()).crop(region).resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR)
-        if batch.flips[number]:
-            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        rows[row] = torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1)
+        rows[row] = torch.from_numpy(flipped(np.asarray(picture), batch.flips[number].tolist()).copy()).permute(2, 0, 1)
     return batch.shaped(rows)
 
 
@@ -126,9 +125,9 @@ def is_close(found: Tensor, wanted: Tensor) -> bool:
 sizes = st.integers(1, 60)
 
 
-@given(data=st.data(), width=sizes, height=sizes, is_last=st.booleans(), flip=st.booleans())
+@given(data=st.data(), width=sizes, height=sizes, is_last=st.booleans(), flips=st.tuples(st.booleans(), st.booleans()))
 def test_any_part_of_a_picture_is_resized_as_pillow_does(
-    data: Any, width: int, height: int, is_last: bool, flip: bool
+    data: Any, width: int, height: int, is_last: bool, flips: tuple[bool, bool]
 ) -> None:
     left, top = data.draw(st.integers(0, width - 1)), data.draw(st.integers(0, height - 1))
     region = (left, top, data.draw(st.integers(left + 1, width)), data.draw(st.integers(top + 1, height)))
@@ -143,11 +142,11 @@ def test_any_part_of_a_picture_is_resized_as_pillow_does(
     out = torch.zeros(3, 3, HEIGHT, WIDTH, dtype=torch.uint8)
     if is_last:
         out = out.contiguous(memory_format=torch.channels_last)
-    cuts = Cuts(np.array([1]), np.array([region]), np.array([[x_low, y_low, x_high, y_high]]), np.array([flip]))
+    cuts = Cuts(np.array([1]), np.array([region]), np.array([[x_low, y_low, x_high, y_high]]), np.array([flips]))
     cut([torch.from_numpy(pixels).permute(2, 0, 1)], cuts, out)
     box = (x_low - left, y_low - top, x_high - left, y_high - top)
     wanted = Image.fromarray(pixels).crop(region).resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR, box=box)
-    wanted = np.asarray(wanted)[:, ::-1] if flip else np.asarray(wanted)
+    wanted = flipped(np.asarray(wanted), flips)
     assert is_close(out[1].permute(1, 2, 0), torch.from_numpy(wanted.copy()))
     assert not out[0].any()
     assert not out[2].any()

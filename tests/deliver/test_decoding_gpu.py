@@ -16,6 +16,7 @@ from torch import Tensor
 from stoker.batch.encoded import Encoded
 from stoker.deliver import Delivery, NvJpeg, Widening
 from stoker.deliver.cutting import Cuts, cut, cut_one_by_one
+from stoker.transform.image.view import flipped
 from tests.deliver.test_decoding import Helper, Picture, outcomes
 from tests.deliver.test_delivery_cpu import Script
 
@@ -101,7 +102,7 @@ def batch(
         np.array(sizes, np.int64).reshape(-1, 2),
         np.array(regions, np.int64).reshape(-1, 4),
         np.array(boxes, np.float64).reshape(-1, 4),
-        rng.integers(0, 2, len(files)).astype(bool),
+        rng.integers(0, 2, (len(files), 2)).astype(bool),
         is_channels_last=layout == "nhwc",
     )
 
@@ -117,9 +118,9 @@ def expected(encoded: Encoded) -> Tensor:
         inside = (box[0] - left, box[1] - top, box[2] - left, box[3] - top)
         picture = picture.crop((left, top, right, bottom))
         picture = picture.resize((width, height), Image.Resampling.BILINEAR, box=inside)
-        if encoded.flips[number]:
-            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        found = torch.from_numpy(np.asarray(picture).reshape(height, width, channels).copy())
+        found = torch.from_numpy(
+            flipped(np.asarray(picture).reshape(height, width, channels), encoded.flips[number].tolist()).copy()
+        )
         rows[row] = found.permute(2, 0, 1)
     return encoded.shaped(rows)
 
@@ -181,7 +182,7 @@ def test_the_kernel_is_within_a_level_of_pillow_and_of_torch() -> None:
     rng = np.random.default_rng(0)
     num_pictures, height, width = 40, 50, 70
     pictures, regions, boxes, wanted = [], [], [], []
-    flips = rng.integers(0, 2, num_pictures).astype(bool)
+    flips = rng.integers(0, 2, (num_pictures, 2)).astype(bool)
     for number in range(num_pictures):
         h, w = (int(side) for side in rng.integers(2, 500, 2))
         pixels = rng.integers(0, 256, (h, w, 3), dtype=np.uint8)
@@ -192,7 +193,7 @@ def test_the_kernel_is_within_a_level_of_pillow_and_of_torch() -> None:
         box = (*low, *high)
         inside = (box[0] - left, box[1] - top, box[2] - left, box[3] - top)
         resized = Image.fromarray(pixels).crop(region).resize((width, height), Image.Resampling.BILINEAR, box=inside)
-        turned = np.asarray(resized)[:, ::-1] if flips[number] else np.asarray(resized)
+        turned = flipped(np.asarray(resized), flips[number].tolist())
         wanted.append(torch.from_numpy(turned.copy()).permute(2, 0, 1))
         pictures.append(torch.from_numpy(pixels).permute(2, 0, 1).contiguous().cuda())
         regions.append(region)

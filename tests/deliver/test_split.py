@@ -36,7 +36,7 @@ class Pipeline:
         for number in range(num_batches):
             began = now
             while len(made) < number + self.lag:  # as many are asked for as may be
-                share = split.tell()
+                share = split.batch_hint()
                 began_at = max(free_workers, handed[len(made) - self.lag] if len(made) >= self.lag else 0.0)
                 free_workers = began_at + self.cpu * (1 - share) + self.read * share
                 made.append((free_workers, share))
@@ -147,4 +147,4 @@ def test_a_long_pause_counts_for_one_batch() -> None:
 def test_it_tells_where_it_stands() -> None:
     split = Split(num_cores=8)
     assert repr(split).startswith("<Split: 40% decoded by the device; waited 0% of the time for workers")
-    assert split.tell() == split.share
+    assert split.batch_hint() == split.share

@@ -45,7 +45,8 @@ def by_pillow(data: bytes, view: View, mode: str = "RGB") -> Any:
     left, top, *_ = view.region
     box = view.box[0] - left, view.box[1] - top, view.box[2] - left, view.box[3] - top
     found = part.resize((width, height), Image.Resampling.BILINEAR, box=box)
-    found = ImageOps.mirror(found) if view.flip else found
+    found = ImageOps.flip(found) if view.flips[0] else found
+    found = ImageOps.mirror(found) if view.flips[1] else found
     pixels = np.asarray(found)
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
@@ -53,7 +54,13 @@ def by_pillow(data: bytes, view: View, mode: str = "RGB") -> Any:
 VIEWS = {
     "whole": lambda width, height: whole(width, height),
     "crop": lambda width, height: View((9, 5, 49, 41), (9, 5, 49, 41), (36, 40)),
-    "smaller": lambda width, height: View((3, 8, width, height - 2), (3, 8, width, height - 2), (20, 24), True),
+    "smaller": lambda width, height: View(
+        (3, 8, width, height - 2), (3, 8, width, height - 2), (20, 24), (False, True)
+    ),
+    "smaller, upside down": lambda width, height: View(
+        (3, 8, width, height - 2), (3, 8, width, height - 2), (20, 24), (True, False)
+    ),
+    "crop, both ways": lambda width, height: View((9, 5, 49, 41), (9, 5, 49, 41), (36, 40), (True, True)),
     "much smaller": lambda width, height: View((0, 0, width, height), (0, 0, width, height), (7, 9)),
     "larger": lambda width, height: View((10, 10, 30, 25), (10, 10, 30, 25), (40, 50)),
     "cut after": lambda width, height: View((0, 0, width, height), (7.3, 4.1, width - 9.7, height - 6.2), (22, 30)),
@@ -126,7 +133,7 @@ def test_pictures_are_put_upright(orientation: int, kind: str, decoder: str) -> 
 
     def view_of(width: int, height: int) -> View:
         seen_sizes.append((width, height))
-        return View((4, 9, 50, 60), (4, 9, 50, 60), (30, 21), orientation % 2 == 0)
+        return View((4, 9, 50, 60), (4, 9, 50, 60), (30, 21), (orientation % 3 == 0, orientation % 2 == 0))
 
     expected = by_pillow(data, view_of(0, 0))
     assert (decode(data, view_of, exact=True) == expected).all()

@@ -62,7 +62,7 @@ class Encoded:
         self.boxes = _tensor(boxes)
         """float64 [num_files, 4]: the part that is resized to [H, W], in the same pixels, inside the region."""
         self.flips = _tensor(flips)
-        """bool [num_files]: mirror it left to right, last of all."""
+        """bool [num_files, 2]: flip rows (top to bottom) and columns (left to right), as the last step."""
         self.is_channels_last = is_channels_last
         """Whoever loads asked for the shape [B, H, W, C]: see `shaped`."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +17,6 @@ from typer.core import TyperGroup
 from stoker._version import __version__
 from stoker.cli.about import about
 from stoker.cli.bench import bench_app
-from stoker.cli.demo import demo
 from stoker.cli.doctor import doctor
 from stoker.cli.given import Given
 from stoker.cli.helping import HELP_OPTIONS, reflow_help
@@ -54,24 +55,33 @@ class Verbs(TyperGroup):
             return super().main(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; exit quietly on Ctrl-C, and with a message instead of a traceback on a Stoker error."""
-        try:
+        """Run the command."""
+        with errors_as_messages(is_debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard what is still to be flushed
-            raise typer.Exit(BROKEN_PIPE) from None
-        except (StokerError, OSError) as error:
-            if ctx.params.get("debug"):
-                raise
-            if isinstance(error, StokerError) or not _print_user_traceback(error):
-                print_error(error)
-            raise typer.Exit(1) from None
-        except Exception as error:
-            if ctx.params.get("debug") or not _print_user_traceback(error):
-                raise
-            raise typer.Exit(1) from None
+
+
+@contextmanager
+def errors_as_messages(*, is_debug: bool = False) -> Iterator[None]:
+    """Exit quietly on Ctrl-C, and with a message instead of a traceback on a Stoker error."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard what is still to be flushed
+        raise typer.Exit(BROKEN_PIPE) from None
+    except (StokerError, OSError) as error:
+        if is_debug:
+            raise
+        if isinstance(error, StokerError) or not _print_user_traceback(error):
+            print_error(error)
+        raise typer.Exit(1) from None
+    except Exception as error:
+        if is_debug or not _print_user_traceback(error):
+            raise
+        raise typer.Exit(1) from None
 
 
 def _print_user_traceback(error: Exception) -> bool:
@@ -133,11 +143,10 @@ def stoker(
 ) -> None:
     """Load training data fast, in a deterministic order that can be resumed exactly.
 
-    Start with [bold]stoker demo[/], or run [bold]stoker COMMAND --help[/] for details.
+    Run [bold]stoker COMMAND --help[/] for details and examples.
     """
 
 
-app.command()(demo)
 app.add_typer(plan_app, name="plan")
 app.add_typer(prepare_app, name="prepare")
 app.command()(pack)

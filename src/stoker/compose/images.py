@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.batch.tray import Empty
+from stoker.batch.row_writer import Empty
 from stoker.compose.chosen_pictures import Chosen
-from stoker.compose.image_tray import LooseTray, PictureTray
+from stoker.compose.image_rows import ImageRowWriter, LooseImageWriter
 from stoker.errors import ArgumentError, PositionError
 from stoker.foundation.randomness import rng_of
 from stoker.foundation.stages import transforming
@@ -280,16 +280,16 @@ class Images:
 
     # ---------------------------------------------------------------- batches
 
-    def tray(self, num_samples: int, empty: Empty, told: float | None) -> PictureTray | LooseTray:
+    def open_batch(self, num_samples: int, empty: Empty, hint: float | None) -> ImageRowWriter | LooseImageWriter:
         """Return the memory of a batch, which pictures are decoded into, each in its row.
 
         Where their size is only known when they are decoded, they are kept until all are there. With decode="auto",
-        `told` is the part of them that is left to the device: the loader measures it.
+        `hint` is the share of them that is left to the device: the loader measures it.
         """
         if self.pipeline.size is None or not self.pipeline.is_ours:
-            return LooseTray(self, num_samples, empty)
-        share = (1.0 if self.decode == "device" else told or 0.0) if self.leaves_files else 0.0
-        return PictureTray(self, num_samples, empty, num_files=round(share * num_samples))
+            return LooseImageWriter(self, num_samples, empty)
+        share = (1.0 if self.decode == "device" else hint or 0.0) if self.leaves_files else 0.0
+        return ImageRowWriter(self, num_samples, empty, num_files=round(share * num_samples))
 
     def _reason_against_files(self) -> str | None:
         """Return why the device cannot decode these; None if it can."""

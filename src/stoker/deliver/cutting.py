@@ -1,4 +1,4 @@
-"""Decoded pictures cut, resized and mirrored into the rows of a batch. Shapes: C channels, H x W pixels in a row.
+"""Decoded pictures cropped, resized and flipped into the rows of a batch. Shapes: C channels, H x W pixels in a row.
 
 Resizing is antialiased, by the triangle filter that Pillow calls bilinear: each pixel of the result is the mean of
 those under a triangle two pixels of the result wide (of the source, if it is enlarged), cut off at the region's border.
@@ -27,7 +27,7 @@ class Cuts(NamedTuple):
     boxes: NDArray[np.float64]
     """[n, 4]: the part that is resized, inside the region."""
     flips: NDArray[np.bool_]
-    """[n]: mirrored left to right."""
+    """[n, 2]: rows (top to bottom) and columns (left to right) in reverse order."""
 
     def of(self, numbers: Sequence[int]) -> Cuts:
         """Return those of some pictures."""
@@ -61,14 +61,14 @@ def _kernel() -> Cut | None:
 def cut_one_by_one(pictures: Sequence[Tensor], cuts: Cuts, out: Tensor) -> None:
     """The same in torch alone: along each side a picture is multiplied with a matrix of weights."""
     height, width = out.shape[2:]
-    for picture, row, region, box, flip in zip(
+    for picture, row, region, box, flips in zip(
         pictures, cuts.rows.tolist(), cuts.regions.tolist(), cuts.boxes.tolist(), cuts.flips.tolist()
     ):
         across, left = _weights(width, box[0], box[2], region[0], region[2], out.device)
         down, top = _weights(height, box[1], box[3], region[1], region[3], out.device)
         part = picture[:, top : top + down.shape[1], left : left + across.shape[1]].to(torch.float32)
         values = (down @ part @ across.T).add_(0.5).clamp_(0, 255).to(torch.uint8)
-        out[row].copy_(values.flip(-1) if flip else values)
+        out[row].copy_(values.flip([axis for axis, is_flipped in zip((-2, -1), flips) if is_flipped]))
 
 
 def _weights(size: int, low: float, high: float, first: int, stop: int, device: torch.device) -> tuple[Tensor, int]:

@@ -15,9 +15,9 @@ from stoker.deliver.cutting import Cuts
 TILE_HEIGHT, TILE_WIDTH = 16, 32
 """The part of a row's channel that one program writes."""
 
-NUM_FIELDS = 11
-"""Whole numbers in an entry of the table: address, bytes per channel and per line, region, row, mirrored or not, and
-where the box begins, of which a float32 would lose the fraction.
+NUM_FIELDS = 12
+"""Whole numbers in an entry of the table: address, bytes per channel and per line, region (4), row, whether rows
+and columns are flipped, and the whole pixels at which the box begins (2), of which a float32 would lose the fraction.
 """
 
 
@@ -45,9 +45,9 @@ def _write(  # type: ignore[no-untyped-def]
     line = tl.load(entry + 2)
     left, top = tl.load(entry + 3).to(tl.int32), tl.load(entry + 4).to(tl.int32)
     right, bottom = tl.load(entry + 5).to(tl.int32), tl.load(entry + 6).to(tl.int32)
-    row, flip = tl.load(entry + 7), tl.load(entry + 8)
+    row, flip_rows, flip_columns = tl.load(entry + 7), tl.load(entry + 8), tl.load(entry + 9)
     place = places + tl.program_id(2) * 4
-    x_whole, y_whole = tl.load(entry + 9).to(tl.int32), tl.load(entry + 10).to(tl.int32)
+    x_whole, y_whole = tl.load(entry + 10).to(tl.int32), tl.load(entry + 11).to(tl.int32)
     x_scale, y_scale = tl.load(place + 2), tl.load(place + 3)
     x_reach, y_reach = tl.maximum(x_scale, 1.0), tl.maximum(y_scale, 1.0)
     x_centers = tl.load(place) + (xs.to(tl.float32) + 0.5) * x_scale
@@ -86,8 +86,8 @@ def _write(  # type: ignore[no-untyped-def]
     is_row = (ys[:, None] < height) & (xs[None, :] < width)
     weights = tl.where(is_row, y_total[:, None] * x_total[None, :], 1.0)
     value = tl.minimum(tl.maximum(tl.floor(total / weights + 0.5), 0.0), 255.0).to(tl.uint8)
-    to_x = tl.where(flip != 0, width - 1 - xs, xs).to(tl.int64)
-    to_y = ys.to(tl.int64)
+    to_x = tl.where(flip_columns != 0, width - 1 - xs, xs).to(tl.int64)
+    to_y = tl.where(flip_rows != 0, height - 1 - ys, ys).to(tl.int64)
     where = out + row * row_stride + channel * channel_stride + to_y[:, None] * y_stride + to_x[None, :] * x_stride
     tl.store(where, value, mask=is_row)
 
@@ -102,9 +102,9 @@ def cut_together(pictures: Sequence[Tensor], cuts: Cuts, out: Tensor) -> None:
     table[:, 2] = [picture.stride(1) for picture in pictures]
     table[:, 3:7] = cuts.regions
     table[:, 7] = cuts.rows
-    table[:, 8] = cuts.flips
+    table[:, 8:10] = cuts.flips
     whole = np.floor(cuts.boxes[:, :2])
-    table[:, 9:] = whole
+    table[:, 10:] = whole
     _, num_channels, height, width = out.shape
     places = np.empty((num_pictures, 4), np.float32)
     places[:, :2] = cuts.boxes[:, :2] - whole

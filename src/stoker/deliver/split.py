@@ -75,7 +75,7 @@ class Split:
         self._changed(self.share)
         self._first_new = START
 
-    def tell(self) -> float:
+    def batch_hint(self) -> float:
         """Return the share for the next batch that is asked for."""
         self._num_told += 1
         return self.share

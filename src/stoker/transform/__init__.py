@@ -1,7 +1,8 @@
 """Transforms of samples between source and batch, deterministic per sample.
 
-Images: `RandomResizedCrop`, `Resize`, `CenterCrop`, `RandomCrop`, `RandomHorizontalFlip`, `ColorJitter`,
-`RandomGrayscale` and `RandAugment` have torchvision's names, arguments and results; `Apply` calls your own function.
+Images: `RandomResizedCrop`, `Resize`, `CenterCrop`, `RandomCrop`, `RandomHorizontalFlip`, `RandomVerticalFlip`,
+`ColorJitter`, `RandomGrayscale` and `RandAugment` have torchvision's names, arguments and results; `Apply` calls your
+own function.
 Text: `stoker.transform.tokenizer`.
 """
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         RandomCrop,
         RandomHorizontalFlip,
         RandomResizedCrop,
+        RandomVerticalFlip,
         Resize,
     )
     from stoker.transform.image.randaugment import RandAugment
@@ -31,6 +33,7 @@ _HOMES = {
     "RandomGrayscale": "color",
     "RandomHorizontalFlip": "geometry",
     "RandomResizedCrop": "geometry",
+    "RandomVerticalFlip": "geometry",
     "Resize": "geometry",
 }
 
@@ -43,6 +46,7 @@ __all__ = [
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "RandomVerticalFlip",
     "Resize",
 ]
 

@@ -19,7 +19,7 @@ from stoker.transform.image.jpeg_decoding import check_jpeg, completed, decode_j
 from stoker.transform.image.orientation import UPRIGHT, is_turned, stored_array, stored_box
 from stoker.transform.image.pillow_decoding import decode_by_pillow
 from stoker.transform.image.undecodable import Undecodable, too_large
-from stoker.transform.image.view import View, whole
+from stoker.transform.image.view import View, flipped, whole
 
 
 class Mode(NamedTuple):
@@ -119,7 +119,7 @@ def decode(
         if exact or kind.is_deep:
             pixels[...] = as_array(seen(image, view))
         else:
-            write(as_array(image), view.region, view.box, pixels[:, ::-1] if view.flip else pixels)
+            write(as_array(image), view.region, view.box, flipped(pixels, view.flips))
         return pixels
     except Undecodable as error:
         raise BadImage(name if isinstance(name, str) else name(), reason=str(error)) from (error.__cause__ or error)
@@ -140,7 +140,7 @@ def _jpeg(
     view = view_of(height, width) if is_turned(orientation) else view_of(width, height)
     pixels = _fitting(out, view, kind)
     region, box = view.region, view.box
-    target = pixels[:, ::-1] if view.flip else pixels
+    target = flipped(pixels, view.flips)
     if orientation != UPRIGHT:
         region, box = (stored_box(orientation, region, width, height), stored_box(orientation, box, width, height))
         target = stored_array(orientation, target)

@@ -43,7 +43,13 @@ class Transform:
 
 
 class Geometric(Transform):
-    """A transform that depends only on the size of an image."""
+    """A transform that depends only on the size of an image.
+
+    `refine` is all that decoding needs, on every path: fused with its neighbors, by Pillow, and on the GPU.
+    """
+
+    keeps_pixels = False
+    """Whether it only moves pixels, and so may follow any other transform without a change of their values."""
 
     def refine(self, view: View, uniform: Uniform, /) -> View | None:
         """Return the view after this transform.
@@ -244,14 +250,29 @@ class RandomResizedCrop(Geometric):
 class RandomHorizontalFlip(Geometric):
     """Flips left to right with probability `p`."""
 
+    keeps_pixels = True
+
     def __init__(self, p: float = 0.5) -> None:
         self.p = probability(p)
 
     def refine(self, view: View, uniform: Uniform, /) -> View | None:
         """Return the view, flipped or not."""
-        if uniform() >= self.p:
-            return view
-        return view._replace(flip=not view.flip)
+        rows, columns = view.flips
+        return view._replace(flips=(rows, not columns)) if uniform() < self.p else view
+
+
+class RandomVerticalFlip(Geometric):
+    """Flips top to bottom with probability `p`."""
+
+    keeps_pixels = True
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = probability(p)
+
+    def refine(self, view: View, uniform: Uniform, /) -> View | None:
+        """Return the view, flipped or not."""
+        rows, columns = view.flips
+        return view._replace(flips=(not rows, columns)) if uniform() < self.p else view
 
 
 def seen(image: Image, view: View) -> Image:
@@ -267,7 +288,10 @@ def seen(image: Image, view: View) -> Image:
     else:
         height, width = view.size
         image = image.resize((width, height), image_module.Resampling.BILINEAR, box=inside(view.region, view.box))
-    return image.transpose(image_module.Transpose.FLIP_LEFT_RIGHT) if view.flip else image
+    ways = image_module.Transpose
+    for is_flipped, way in zip(view.flips, (ways.FLIP_TOP_BOTTOM, ways.FLIP_LEFT_RIGHT)):
+        image = image.transpose(way) if is_flipped else image
+    return image
 
 
 def pillow_fill(image: Image, fill: int | tuple[int, ...] | None) -> Any:

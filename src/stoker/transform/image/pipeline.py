@@ -9,7 +9,7 @@ from typing import Any
 from stoker.errors import ArgumentError
 from stoker.transform.image.decoding import MODES, Data, Pixels, decode
 from stoker.transform.image.forms import as_array, as_image
-from stoker.transform.image.geometry import Geometric, RandomHorizontalFlip, Transform
+from stoker.transform.image.geometry import Geometric, Transform
 from stoker.transform.image.uniforms import Uniform
 from stoker.transform.image.view import View, is_plain, whole
 
@@ -105,7 +105,7 @@ class Drawing:
         view, uniform = whole(width, height), self.uniform
         for number, step in enumerate(self._pipeline.head):
             refined = None
-            if not self._exact or isinstance(step, RandomHorizontalFlip) or (is_plain(view) and not view.flip):
+            if not self._exact or step.keeps_pixels or (is_plain(view) and not any(view.flips)):
                 refined = step.refine(view, uniform)
             if refined is None:
                 self.left = (*self._pipeline.head[number:], *self._pipeline.tail)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 Region = tuple[int, int, int, int]
 """Left, top, right, bottom, in whole pixels; right and bottom are exclusive."""
@@ -27,8 +30,8 @@ class View(NamedTuple):
     """The part that is resized to `size`, inside the region."""
     size: tuple[int, int]
     """Height and width of the result."""
-    flip: bool = False
-    """Whether to flip left to right, as the last step."""
+    flips: tuple[bool, bool] = (False, False)
+    """Whether to flip rows (top to bottom) and columns (left to right), as the last step: the axes of [H, W]."""
 
 
 def whole(width: int, height: int) -> View:
@@ -50,10 +53,18 @@ def inside(region: Region, box: Box) -> Box:
     return first - left, upper - top, min(last, right) - left, min(lower, bottom) - top
 
 
+def flipped(pixels: NDArray[Any], flips: Iterable[object]) -> NDArray[Any]:
+    """Return a view of `pixels` [H, W, ...] with rows and columns in reverse order where `flips` says so."""
+    rows, columns = (slice(None, None, -1 if is_flipped else 1) for is_flipped in flips)
+    return pixels[rows, columns]
+
+
 def cut(view: View, left: int, top: int, width: int, height: int) -> View:
     """Return the part of a view that starts at (left, top) of its result."""
     view_height, view_width = view.size
-    if view.flip:  # flipping is last, so crop on the other side
+    if view.flips[0]:  # flipping is last, so crop on the other side
+        top = view_height - top - height
+    if view.flips[1]:
         left = view_width - left - width
     first, upper, last, lower = view.box
     if is_plain(view):

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, ref
 
 from stoker.engine.stats import Quantiles, Stats
 from stoker.errors import ArgumentError, MissingExtra
-from stoker.loader.looking.counters import Counters
+from stoker.loader.metrics.counters import Counters
 
 _COUNTS: dict[str, tuple[str, Callable[[Stats], float]]] = {
     "stoker_batches": ("Batches handed to the trainer.", lambda stats: stats.num_batches),

@@ -13,41 +13,41 @@ from typing import Any
 from torch.utils.data import RandomSampler, SequentialSampler
 
 from stoker.errors import ArgumentError
-from stoker.loader.schedule import Schedule
+from stoker.loader.order.schedule import Schedule
 from stoker.plan import Sequential
 
 
 class PlannedPositions:
     """The positions that this rank reads, an epoch for each iteration."""
 
-    def __init__(self, course: Schedule) -> None:
-        super().__init__(course.dataset)  # type: ignore[call-arg]
-        self.course = course
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(schedule.dataset)  # type: ignore[call-arg]
+        self.schedule = schedule
         self._next_epoch = 0
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration gives."""
-        return max(self.course.next_epoch, self._next_epoch)
+        return max(self.schedule.next_epoch, self._next_epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration give `epoch`."""
-        self.course.next_epoch = self._next_epoch = epoch
+        self.schedule.next_epoch = self._next_epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        if callable(getattr(self.course.dataset, "in_epoch", None)):
+        if callable(getattr(self.schedule.dataset, "in_epoch", None)):
             raise ArgumentError(
-                f"the positions of a {type(self.course.dataset).__name__} mean other samples in every epoch, but a "
+                f"the positions of a {type(self.schedule.dataset).__name__} mean other samples in every epoch, but a "
                 "loader that takes this sampler does not pass on the epoch: it would read epoch 0 forever",
                 hint="iterate over the stoker.DataLoader itself, or read dataset.in_epoch(epoch) at "
                 "loader.plan.recipe(step).positions",
             )
         epoch = self.epoch
         self._next_epoch = epoch + 1
-        return self.course.positions(epoch)
+        return self.schedule.positions(epoch)
 
     def __len__(self) -> int:
-        return self.course.length_of_share()
+        return self.schedule.length_of_share()
 
 
 class SequentialPositions(PlannedPositions, SequentialSampler):
@@ -71,7 +71,7 @@ class ShuffledPositions(PlannedPositions, RandomSampler):
             )
 
 
-def positions_of(course: Schedule) -> PlannedPositions:
-    """Return the sampler that shows what a loader of this course reads."""
-    is_sequential = isinstance(course.order, Sequential)
-    return SequentialPositions(course) if is_sequential else ShuffledPositions(course)
+def positions_of(schedule: Schedule) -> PlannedPositions:
+    """Return the sampler that shows what a loader of this schedule reads."""
+    is_sequential = isinstance(schedule.order, Sequential)
+    return SequentialPositions(schedule) if is_sequential else ShuffledPositions(schedule)

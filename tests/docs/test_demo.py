@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from stoker.cli.app import app
-from stoker.cli.demo.checks import Claim, training_claims
-from stoker.cli.demo.machine import Others
-from stoker.cli.demo.tokens import STOKER, TORCH, Pace, _speed_claim
-from stoker.cli.demo.training import Run
+from examples.demo.__main__ import app
+from examples.demo.checks import Claim, training_claims
+from examples.demo.machine import Others
+from examples.demo.tokens import STOKER, TORCH, Pace, _speed_claim
+from examples.demo.training import Run
 from stoker.lab.watch.run import Run as Record
 
 
@@ -33,7 +33,7 @@ def run_of(name: str, *, wait: float, compute: float, num_steps: int = 60, other
 
 @pytest.mark.slow
 def test_the_quick_demo_keeps_its_claims(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-c", "from stoker.cli import main; main()", "demo", "--quick"]
+    command = [sys.executable, "-W", "error", "-m", "examples.demo", "--quick"]
     wide = os.environ | {"COLUMNS": "200"}  # no sentence is broken
     done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=110, env=wide)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,7 +64,7 @@ def test_a_missing_library_is_named_with_its_extra(
     library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == library else object())
-    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    result = CliRunner().invoke(app, ["--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "hint: pip install 'stoker[demo]'" in result.stderr
     assert list(tmp_path.iterdir()) == []
@@ -74,7 +74,7 @@ def test_a_missing_library_is_named_with_its_extra(
 def test_hiding_the_waiting_is_no_merit_if_the_steps_take_longer(
     compute: float, holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.cli.demo.checks.usable_cores", lambda: {0, 1})
+    monkeypatch.setattr("examples.demo.checks.usable_cores", lambda: {0, 1})
     inline = run_of("inline", wait=0.05, compute=0.1)
     [speed, *_] = training_claims(inline, run_of("overlapped", wait=0.0, compute=compute))
     assert speed.holds is holds
@@ -87,7 +87,7 @@ def test_hiding_the_waiting_is_no_merit_if_the_steps_take_longer(
 def test_speed_is_not_judged_in_doubt_whatever_the_outcome(
     others_cores: float, num_steps: int, cores: set[int], doubt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.cli.demo.checks.usable_cores", lambda: cores)
+    monkeypatch.setattr("examples.demo.checks.usable_cores", lambda: cores)
     inline = run_of("inline", wait=0.05, compute=0.1, num_steps=num_steps)
     for compute in (0.1, 0.3):
         overlapped = run_of("overlapped", wait=0, compute=compute, num_steps=num_steps, others_cores=others_cores)
@@ -98,16 +98,16 @@ def test_speed_is_not_judged_in_doubt_whatever_the_outcome(
 
 def test_a_claim_that_does_not_hold_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = run_of("inline", wait=0.05, compute=0.1)
-    monkeypatch.setattr("stoker.cli.demo._write_data", lambda *_: (None, None))
-    monkeypatch.setattr("stoker.cli.demo._train_twice", lambda *_: (run, run))
-    monkeypatch.setattr("stoker.cli.demo._tokens", lambda *_: (None, [], []))
-    monkeypatch.setattr("stoker.cli.demo._paces_table", lambda *_: "")
-    monkeypatch.setattr("stoker.cli.demo._print_sample", lambda *_: None)
-    monkeypatch.setattr("stoker.cli.demo._draw_plot", lambda *_: tmp_path / "demo.png")
+    monkeypatch.setattr("examples.demo.__main__._write_data", lambda *_: (None, None))
+    monkeypatch.setattr("examples.demo.__main__._train_twice", lambda *_: (run, run))
+    monkeypatch.setattr("examples.demo.__main__._tokens", lambda *_: (None, [], []))
+    monkeypatch.setattr("examples.demo.__main__._paces_table", lambda *_: "")
+    monkeypatch.setattr("examples.demo.__main__._print_sample", lambda *_: None)
+    monkeypatch.setattr("examples.demo.__main__._draw_plot", lambda *_: tmp_path / "demo.png")
     for holds, exit_code, mark in ((True, 0, "✓"), (None, 0, "-"), (False, 1, "✗")):
         claim = Claim("it is so", "seen", holds)
-        monkeypatch.setattr("stoker.cli.demo._check_claims", lambda *_, claim=claim: [claim])
-        result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+        monkeypatch.setattr("examples.demo.__main__._check_claims", lambda *_, claim=claim: [claim])
+        result = CliRunner().invoke(app, ["--out", str(tmp_path)])
         assert result.exit_code == exit_code
         assert f"{mark}   it is so" in result.output
 
@@ -116,7 +116,7 @@ def test_a_claim_that_does_not_hold_is_the_exit_code(monkeypatch: pytest.MonkeyP
 def test_tokens_must_load_faster_with_workers_as_well(
     ours: float, others_cores: float, holds: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.cli.demo.tokens.usable_cores", lambda: {0, 1})
+    monkeypatch.setattr("examples.demo.tokens.usable_cores", lambda: {0, 1})
     speeds = {(TORCH, 0): 1000.0, (STOKER, 0): 5000.0, (TORCH, 2): 400.0, (STOKER, 2): ours}
     paces = [
         Pace(name=name, num_workers=num_workers, rounds=np.array([speed]))

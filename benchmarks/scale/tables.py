@@ -7,9 +7,7 @@ from collections.abc import Collection
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from stoker.foundation.text import format_bytes, format_duration
-from stoker.lab.plots.columns import fit_to_width
-from stoker.lab.trial.scale_record import (
+from benchmarks.scale.record import (
     FIRST,
     MEMORY,
     RANKS,
@@ -23,6 +21,8 @@ from stoker.lab.trial.scale_record import (
     Point,
     Scale,
 )
+from stoker.foundation.text import format_bytes, format_duration
+from stoker.lab.plots.columns import fit_to_width
 
 AXIS_TITLES = {SAMPLES: "samples", WORKERS: "workers", RANKS: "ranks", STEPS: "steps done"}
 COSTS = {FIRST: "first batch", STEP: "per batch", STATE: "state_dict", MEMORY: "memory"}

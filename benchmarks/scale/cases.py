@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from stoker.foundation import machine
-from stoker.lab.trial.child import forked
-from stoker.lab.trial.out_of_memory import is_out_of_memory, limit_memory
-from stoker.lab.trial.scale_record import (
+from benchmarks.scale.record import (
     FIRST,
     MEMORY,
     RANKS,
@@ -28,6 +25,9 @@ from stoker.lab.trial.scale_record import (
     TORCH,
     WORKERS,
 )
+from stoker.foundation import machine
+from stoker.lab.trial.child import forked
+from stoker.lab.trial.out_of_memory import is_out_of_memory, limit_memory
 
 BATCH_SIZE = 8
 """Of a rank. Small, so that what a batch costs is not hidden by what its samples cost."""

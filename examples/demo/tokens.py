@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 import stoker
+from examples.demo.checks import Claim
+from examples.demo.machine import MAX_OTHERS, Others
 from stoker import prepare
-from stoker.cli.demo.checks import Claim
-from stoker.cli.demo.machine import MAX_OTHERS, Others
 from stoker.foundation.machine import usable_cores
 from stoker.foundation.text import format_duration
 from stoker.loader import DataLoader

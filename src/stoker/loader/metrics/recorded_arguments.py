@@ -36,7 +36,7 @@ class RecordedArguments:
 
 def _settings_of(loader: Any) -> dict[str, Any]:
     told = {name: getattr(loader, name, None) for name in NAMES}
-    plan = loader._course.order
+    plan = loader._schedule.order
     context = loader.multiprocessing_context
     return told | {
         "dataset": type(loader.dataset).__name__,

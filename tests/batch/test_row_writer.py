@@ -1,4 +1,4 @@
-"""Trays: samples written where they belong, the same in every engine."""
+"""Row writers: samples written straight into their rows, the same in every engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.batch.tray import Empty
+from stoker.batch.row_writer import Empty
 
 
 class Squares:
@@ -24,21 +24,21 @@ class Squares:
     def describe(self, position: int) -> str:
         return f"file {position}"
 
-    def tell(self) -> int:
+    def batch_hint(self) -> int:
         return self.share
 
-    def tray(self, num_samples: int, empty: Empty, told: Any) -> SquaresTray:
-        return SquaresTray(self, num_samples, empty, told)
+    def open_batch(self, num_samples: int, empty: Empty, hint: Any) -> SquaresWriter:
+        return SquaresWriter(self, num_samples, empty, hint)
 
 
-class SquaresTray:
-    def __init__(self, dataset: Squares, num_samples: int, empty: Empty, told: Any) -> None:
-        self.dataset, self.empty, self.told = dataset, empty, told
+class SquaresWriter:
+    def __init__(self, dataset: Squares, num_samples: int, empty: Empty, hint: Any) -> None:
+        self.dataset, self.empty, self.hint = dataset, empty, hint
         self.values = empty((num_samples, 33, 7), np.float32)
         self.positions = empty((num_samples,), np.int64)
         self.late: list[int] = [0] * num_samples
 
-    def put(self, row: int, position: int) -> None:
+    def write(self, row: int, position: int) -> None:
         self.values[row] = -1  # what a failed try has left must not be seen
         if position in self.dataset.bad:
             raise ValueError(f"bad {position}")
@@ -50,7 +50,7 @@ class SquaresTray:
         late = self.empty((len(self.late) + self.dataset.extra,), np.int64)
         late[:] = 0
         late[: len(self.late)] = self.late
-        return {"values": self.values, "positions": self.positions, "late": late, "told": self.told}
+        return {"values": self.values, "positions": self.positions, "late": late, "hint": self.hint}
 
 
 ENGINES = [
@@ -71,13 +71,13 @@ def batches(dataset: Any, **options: Any) -> tuple[list[Any], Any]:
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_every_engine_fills_the_same_trays(engine: dict[str, Any]) -> None:
+def test_every_engine_writes_the_same_rows(engine: dict[str, Any]) -> None:
     # what is taken late is large, so that slots have to grow in the middle of a batch
     expected, _ = batches(Squares(extra=50_000))
     found, _ = batches(Squares(extra=50_000), **engine)
     assert len(found) == len(expected) == 7
     for ours, theirs in zip(found, expected):
-        assert ours["told"] == 3
+        assert ours["hint"] == 3
         for name in ("values", "positions", "late"):
             assert torch.equal(ours[name], theirs[name])
         assert torch.equal(ours["late"][: len(ours["positions"])], ours["positions"] + 1)
@@ -106,7 +106,7 @@ def test_an_error_names_its_sample(engine: dict[str, Any]) -> None:
 class Shy(Squares):
     """Cannot tell the shape of its samples after all."""
 
-    def tray(self, num_samples: int, empty: Empty, told: Any) -> Any:
+    def open_batch(self, num_samples: int, empty: Empty, hint: Any) -> Any:
         return NotImplemented
 
     def __getitem__(self, position: int) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Shy(Squares):
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_a_dataset_without_a_tray_after_all_is_read_sample_by_sample(engine: dict[str, Any]) -> None:
+def test_a_dataset_without_a_row_writer_after_all_is_read_sample_by_sample(engine: dict[str, Any]) -> None:
     loader: Any = stoker.DataLoader(Shy(), batch_size=6, **engine)
     assert [position for batch in loader for position in batch["position"].tolist()] == list(range(40))
 
@@ -126,12 +126,12 @@ class Careless(Squares):
         super().__init__()
         self.error = error
 
-    def tray(self, num_samples: int, empty: Empty, told: Any) -> Any:
-        return CarelessTray(self, num_samples, empty, told)
+    def open_batch(self, num_samples: int, empty: Empty, hint: Any) -> Any:
+        return CarelessWriter(self, num_samples, empty, hint)
 
 
-class CarelessTray(SquaresTray):
-    def put(self, row: int, position: int) -> None:
+class CarelessWriter(SquaresWriter):
+    def write(self, row: int, position: int) -> None:
         try:
             raise KeyError("the reason")
         except KeyError:

@@ -16,45 +16,45 @@ Empty = Callable[[tuple[int, ...], DTypeLike], NDArray[Any]]
 """Returns an array to be filled: in the slot where there is one."""
 
 
-class Tray(Protocol):
-    """The memory of one batch. Samples are put into it in any order, different ones by different threads at once.
+class RowWriter(Protocol):
+    """The memory of one batch. Samples are written into it in any order, different ones by different threads at once.
 
-    A dataset has `tray(num_samples, empty, told)`, which returns one, or NotImplemented where it cannot know the shape
-    of its samples beforehand. It takes memory from `empty` and writes nothing yet; `told` is what the dataset's own
-    `tell()` returned in the trainer's process when the batch was asked for, None if it has none.
+    A dataset has `open_batch(num_samples, empty, hint)`, which returns one, or NotImplemented where it cannot know the
+    shape of its samples beforehand. It takes memory from `empty` and writes nothing yet; `hint` is what
+    `dataset.batch_hint()` returned in the trainer's process when the batch was asked for, None if it has none.
     """
 
-    def put(self, row: int, position: Any, /) -> None:
-        """Read the sample at `position` into row `row`. After an error the same row is put again, from elsewhere."""
+    def write(self, row: int, position: Any, /) -> None:
+        """Read the sample at `position` into row `row`. After an error the row is written again, from elsewhere."""
         ...
 
     def batch(self) -> Any:
-        """Return the batch, when every row was put. Arrays become tensors. More memory may be taken here."""
+        """Return the batch, when every row was written. Arrays become tensors. More memory may be taken here."""
         ...
 
 
-class Trays:
-    """Takes trays of a dataset out of the memory that is offered, or else of a pool."""
+class RowWriters:
+    """Takes row writers of a dataset out of the memory that is offered, or else of a pool."""
 
     def __init__(self) -> None:
         self._pool = Pool()
 
-    def opened(self, dataset: Any, num_samples: int, told: Any, *, clear: Callable[[], None] | None = None) -> Any:
-        """Return a tray, or NotImplemented. `clear` begins anew in memory that is offered."""
+    def opened(self, dataset: Any, num_samples: int, hint: Any, *, clear: Callable[[], None] | None = None) -> Any:
+        """Return a writer, or NotImplemented. `clear` begins anew in memory that is offered."""
         if not offered():
-            return dataset.tray(num_samples, self._pool.empty, told)
+            return dataset.open_batch(num_samples, self._pool.empty, hint)
         while True:
             taken = _Taken()
-            tray = dataset.tray(num_samples, taken.empty, told)
+            writer = dataset.open_batch(num_samples, taken.empty, hint)
             # Memory that has moved to where there is more room leaves behind what nobody has written yet.
             if taken.is_in_one or clear is None:
-                return tray
+                return writer
             clear()
 
     @staticmethod
-    def lifted(tray: Tray) -> Any:
-        """Return the batch of a tray that is full."""
-        return tensors(tray.batch())
+    def lifted(writer: RowWriter) -> Any:
+        """Return the batch of a writer that is full."""
+        return tensors(writer.batch())
 
 
 class _Taken:

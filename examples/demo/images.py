@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from examples.demo.checks import Claim
+from examples.demo.data import CLASSES
 from stoker import view
-from stoker.cli.demo.checks import Claim
-from stoker.cli.demo.data import CLASSES
 from stoker.compose.images import Images, images
 from stoker.loader import DataLoader
 from stoker.transform import RandomHorizontalFlip, RandomResizedCrop

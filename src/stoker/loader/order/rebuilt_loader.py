@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from stoker.errors import ArgumentError
-from stoker.loader.positions import PlannedPositions
-from stoker.loader.schedule import Schedule
+from stoker.loader.order.planned_sampler import PlannedPositions
+from stoker.loader.order.schedule import Schedule
 
 _INNER = ("sampler", "batch_sampler", "_sampler", "_batch_sampler", "dataset")
 """Attributes in which samplers hold the one they wrap."""
@@ -18,7 +18,7 @@ _DEEPEST = 4
 class Rebuilt(NamedTuple):
     """What the sampler of a new loader says about the loader it was taken from."""
 
-    course: Schedule
+    schedule: Schedule
     rank: int
     num_ranks: int
     batch_size: int | None
@@ -37,19 +37,19 @@ def rebuilt(dataset: Any, sampler: Any, batch_sampler: Any) -> Rebuilt | None:
     positions = sampler
     if isinstance(sampler, DistributedSampler) and not isinstance(sampler, PlannedPositions):
         positions = planned_inside(sampler)
-    if not isinstance(positions, PlannedPositions) or positions.course.dataset is not dataset:
+    if not isinstance(positions, PlannedPositions) or positions.schedule.dataset is not dataset:
         return None
-    course = positions.course
+    schedule = positions.schedule
     if positions is sampler or sampler.num_replicas == 1:
-        return Rebuilt(course, course.rank, course.num_ranks, batch_size, drops_last)
-    if course.is_shared_out:
+        return Rebuilt(schedule, schedule.rank, schedule.num_ranks, batch_size, drops_last)
+    if schedule.is_shared_out:
         raise ArgumentError(
             f"{describe_class(sampler)} would share out a loader that already reads only the part of rank "
-            f"{course.rank} of {course.num_ranks}: most samples would never be read",
+            f"{schedule.rank} of {schedule.num_ranks}: most samples would never be read",
             hint="leave out distributed=, rank=, num_ranks= and mesh= and let the trainer set the rank, or keep them "
             "and turn off the trainer's sampler (Trainer(use_distributed_sampler=False) in Lightning)",
         )
-    return Rebuilt(course, int(sampler.rank), int(sampler.num_replicas), batch_size, drops_last)
+    return Rebuilt(schedule, int(sampler.rank), int(sampler.num_replicas), batch_size, drops_last)
 
 
 def planned_inside(sampler: Any) -> PlannedPositions | None:

@@ -17,7 +17,7 @@ from stoker.engine.stats import ProcessStats, Quantiles, Stage, Stats
 from stoker.engine.timing import FOLDED_TOGETHER, WIDTH, BatchTimeline
 from stoker.foundation import trees
 from stoker.foundation.machine import Usage, pss_bytes, thread_delay_seconds, usage_of
-from stoker.loader.looking.stats_log import StatsLog
+from stoker.loader.metrics.stats_log import StatsLog
 from stoker.loader.work import BatchResult
 
 on_begin: list[Callable[[Counters], None]] = []

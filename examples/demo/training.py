@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from stoker.cli.demo.data import CLASSES, SERVED_SIDE, Shapes
-from stoker.cli.demo.machine import Others
+from examples.demo.data import CLASSES, SERVED_SIDE, Shapes
+from examples.demo.machine import Others
 from stoker.lab.watch.run import Run as Record
 from stoker.lab.watch.watch import Watch
 from stoker.loader import DataLoader

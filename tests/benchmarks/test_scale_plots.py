@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from stoker.lab.plots.scale_plots import scale_figure
-from stoker.lab.plots.scale_tables import format_place, scale_remarks, scale_table
-from stoker.lab.trial.scale_record import (
+from benchmarks.scale.plots import scale_figure
+from benchmarks.scale.record import (
     FIRST,
     MEMORY,
     RANKS,
@@ -28,6 +27,7 @@ from stoker.lab.trial.scale_record import (
     RankShares,
     Scale,
 )
+from benchmarks.scale.tables import format_place, scale_remarks, scale_table
 
 
 def curve(axis: str, measure: str, loader: str, ys: list[float], *, skipped: str | None = None) -> Curve:

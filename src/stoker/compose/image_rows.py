@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stoker import native
 from stoker.batch import explain, plain_collate
 from stoker.batch.encoded import Encoded
-from stoker.batch.tray import Empty
+from stoker.batch.row_writer import Empty
 from stoker.errors import BatchError
 from stoker.transform.image.jpeg_decoding import is_plain_jpeg
 from stoker.transform.image.orientation import UPRIGHT
@@ -31,7 +31,7 @@ class File(NamedTuple):
     view: View
 
 
-class PictureTray:
+class ImageRowWriter:
     """A batch of pictures of one size: pixels in rows, by the layout, and labels.
 
     Of `num_files` rows, spread evenly, the files are kept as they are, as far as the device can decode them.
@@ -51,12 +51,12 @@ class PictureTray:
         self._labels = Labels(images.labels, num_samples, empty)
         self._files: list[File | None] = [None] * num_samples if num_files else []
 
-    def put(self, row: int, position: int) -> None:
+    def write(self, row: int, position: int) -> None:
         """Decode the picture at `position` into its row, or keep its file."""
         position = self._images.checked(position)
-        self._labels.put(row, position)
+        self._labels.write(row, position)
         if self._files and self._is_for_file(row):
-            self._put_file(row, position)
+            self._write_file(row, position)
         else:
             self._images.found(position, self._rows[row])
 
@@ -70,7 +70,7 @@ class PictureTray:
         num_files, num_samples = self._num_files, self._num_samples
         return (row + 1) * num_files // num_samples > row * num_files // num_samples
 
-    def _put_file(self, row: int, position: int) -> None:
+    def _write_file(self, row: int, position: int) -> None:
         """Keep the file of a picture, or decode it if the device cannot."""
         self._files[row] = None
         images = self._images
@@ -107,7 +107,7 @@ class PictureTray:
             self._filled([file.size for file in files], np.int64),
             self._filled([file.view.region for file in files], np.int64),
             self._filled([file.view.box for file in files], np.float64),
-            self._filled([file.view.flip for file in files], np.bool_),
+            self._filled([file.view.flips for file in files], np.bool_),
             is_channels_last=is_last,
         )
 
@@ -118,7 +118,7 @@ class PictureTray:
         return array
 
 
-class LooseTray:
+class LooseImageWriter:
     """A batch of pictures whose size is only known when they are there: they are collected, then collated."""
 
     def __init__(self, images: Images, num_samples: int, empty: Empty) -> None:
@@ -127,10 +127,10 @@ class LooseTray:
         self._pictures: list[Any] = [None] * num_samples
         self._positions = [0] * num_samples
 
-    def put(self, row: int, position: int) -> None:
+    def write(self, row: int, position: int) -> None:
         """Read the picture at `position`."""
         position = self._images.checked(position)
-        self._labels.put(row, position)
+        self._labels.write(row, position)
         self._positions[row] = position
         self._pictures[row] = self._images.arranged(self._images.found(position))
 
@@ -161,7 +161,7 @@ class Labels:
         self._known = known
         self._found = None if known is None else empty((num_samples, *known.shape[1:]), known.dtype)
 
-    def put(self, row: int, position: int) -> None:
+    def write(self, row: int, position: int) -> None:
         """Write the label of the picture at `position`."""
         if self._known is not None and self._found is not None:
             self._found[row] = self._known[position]

@@ -1,4 +1,4 @@
-"""`stoker demo`: load, train, stop, resume and prepare, end to end, on generated data."""
+"""`make demo`: load, train, stop, resume and prepare, end to end, on generated data."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+from rich.console import Console
+
+from stoker.cli.app import errors_as_messages
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
-    from stoker.cli.demo.checks import Claim
-    from stoker.cli.demo.data import Shapes
-    from stoker.cli.demo.tokens import Pace, Prepared
-    from stoker.cli.demo.training import Run
+    from examples.demo.checks import Claim
+    from examples.demo.data import Shapes
+    from examples.demo.tokens import Pace, Prepared
+    from examples.demo.training import Run
     from stoker.prepare import Progress as Preparing
     from stoker.source import Lines
 
@@ -37,6 +39,10 @@ FULL = Scale(
 QUICK = Scale(num_pictures=400, num_lines=5_000, num_steps=16, num_documents=2_000, num_rounds=1, round_seconds=0.05)
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for data, state and plot.")] = Path("out/demo"),
     quick: Annotated[bool, typer.Option("--quick", help="Use a tenth of the data; takes about ten seconds.")] = False,
@@ -48,13 +54,14 @@ def demo(
     write a report of what slowed down the training, and print whether each claim held. The exit code is 1 if one did
     not.
 
-    Example: [bold cyan]stoker demo --out out/demo --quick[/]
+    Example: python -m examples.demo --out out/demo --quick
     """
-    from rich.console import Console
+    with errors_as_messages():
+        _require_extras()
+        _run_demo(out, QUICK if quick else FULL, Console(highlight=False))
 
-    _require_extras()
-    console = Console(highlight=False)
-    scale = QUICK if quick else FULL
+
+def _run_demo(out: Path, scale: Scale, console: Console) -> None:
     pictures, corpus = _write_data(out, scale, console)
     inline, overlapped = _train_twice(pictures, scale, console)
     claims = _check_claims(inline, overlapped, pictures, corpus, out, console)
@@ -89,7 +96,7 @@ def _require_extras() -> None:
 
 
 def _write_data(out: Path, scale: Scale, console: Console) -> tuple[Shapes, Lines]:
-    from stoker.cli.demo.data import Shapes, write_corpus, write_images
+    from examples.demo.data import Shapes, write_corpus, write_images
     from stoker.source import Lines
 
     with _progress(console) as progress:
@@ -104,7 +111,7 @@ def _write_data(out: Path, scale: Scale, console: Console) -> tuple[Shapes, Line
 
 def _train_twice(pictures: Shapes, scale: Scale, console: Console) -> tuple[Run, Run]:
     """Train twice from the same seed: with loading inline, and in a background thread."""
-    from stoker.cli.demo.training import one_compute_thread, train, warm_up
+    from examples.demo.training import one_compute_thread, train, warm_up
 
     runs = []
     with one_compute_thread():
@@ -127,8 +134,8 @@ def _train_twice(pictures: Shapes, scale: Scale, console: Console) -> tuple[Run,
 def _check_claims(
     inline: Run, overlapped: Run, pictures: Shapes, corpus: Lines, out: Path, console: Console
 ) -> list[Claim]:
-    from stoker.cli.demo.checks import rank_claims, resume_claims, stream_claim, training_claims
-    from stoker.cli.demo.images import image_claims
+    from examples.demo.checks import rank_claims, resume_claims, stream_claim, training_claims
+    from examples.demo.images import image_claims
 
     claims = training_claims(inline, overlapped)
     with console.status("stopping in mid-epoch, resuming with another batch size"):
@@ -142,9 +149,9 @@ def _check_claims(
 
 def _tokens(out: Path, scale: Scale, console: Console) -> tuple[Prepared, list[Pace], list[Claim]]:
     """Tokenize text into a store, and compare loading it with a memory map."""
-    from stoker.cli.demo.data import write_texts
-    from stoker.cli.demo.tokens import NUM_WORKERS, measure, prepare_twice, token_claims
-    from stoker.cli.demo.training import one_compute_thread
+    from examples.demo.data import write_texts
+    from examples.demo.tokens import NUM_WORKERS, measure, prepare_twice, token_claims
+    from examples.demo.training import one_compute_thread
 
     names = {"training": "training a tokenizer", "hashing": "hashing the texts", "tokenizing": "tokenizing the texts"}
     # progress bars without threads from here on: worker processes are forked
@@ -174,8 +181,8 @@ def _tokens(out: Path, scale: Scale, console: Console) -> tuple[Prepared, list[P
 
 
 def _draw_plot(out: Path, inline: Run, overlapped: Run, pictures: Shapes, done: Prepared, paces: list[Pace]) -> Path:
-    from stoker.cli.demo.data import CLASSES
-    from stoker.cli.demo.drawing import draw
+    from examples.demo.data import CLASSES
+    from examples.demo.drawing import draw
     from stoker.loader import DataLoader
 
     images, labels = next(iter(DataLoader(pictures, batch_size=16, shuffle=True, seed=1)))
@@ -217,7 +224,7 @@ def _paces_table(paces: list[Pace]) -> Table:
     from rich import box
     from rich.table import Table
 
-    from stoker.cli.demo.tokens import BATCH_SIZE, LENGTH, NUM_WORKERS, STOKER, TORCH
+    from examples.demo.tokens import BATCH_SIZE, LENGTH, NUM_WORKERS, STOKER, TORCH
 
     title = f"batches/s of {BATCH_SIZE} x {LENGTH:,} tokens with labels, shuffled"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
@@ -271,3 +278,7 @@ def _claims_table(claims: list[Claim]) -> Table:
     for claim in claims:
         table.add_row(marks[claim.holds], claim.text, claim.evidence)
     return table
+
+
+if __name__ == "__main__":
+    app()

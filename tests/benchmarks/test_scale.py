@@ -16,15 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import DataLoader
-from stoker.errors import ArgumentError
-from stoker.lab.plots.scale_plots import scale_figure
-from stoker.lab.plots.scale_tables import format_place, scale_remarks
-from stoker.lab.trial import scale as scale_module
-from stoker.lab.trial.child import Child, forked
-from stoker.lab.trial.scale import foreseen, measure_scale
-from stoker.lab.trial.scale_cases import BATCH_SIZE, Case, Numbers, host, loaders, measured, shares, state_after
-from stoker.lab.trial.scale_record import (
+from benchmarks.scale import growth
+from benchmarks.scale.cases import BATCH_SIZE, Case, Numbers, host, loaders, measured, shares, state_after
+from benchmarks.scale.growth import foreseen, measure_scale
+from benchmarks.scale.plots import scale_figure
+from benchmarks.scale.record import (
     FIRST,
     MEMORY,
     RANKS,
@@ -41,6 +37,10 @@ from stoker.lab.trial.scale_record import (
     Scale,
     exponent,
 )
+from benchmarks.scale.tables import format_place, scale_remarks
+from stoker import DataLoader
+from stoker.errors import ArgumentError
+from stoker.lab.trial.child import Child, forked
 
 pytestmark = pytest.mark.timed
 
@@ -231,7 +231,7 @@ def sleeping() -> None:
 def test_what_hangs_crashes_or_fails_is_left_out_and_the_rest_is_measured(
     place: int, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scale_module, "host", slow_host)
+    monkeypatch.setattr(growth, "host", slow_host)
     limit = Limit(seconds=0.2, memory_bytes=1 << 30)
     places = {SAMPLES: (1, place), STEPS: (place, 10 * place)}
     scale = measure_scale(axes=[SAMPLES, STEPS], repetitions=2, places=places, limit=limit)

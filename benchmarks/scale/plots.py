@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.lab.plots.plotting import FAINT, INK, LOADERS, heading, new_figure, plain, plain_numbers
-from stoker.lab.trial.scale_record import (
+from benchmarks.scale.record import (
     AXES,
     FIRST,
     MEMORY,
@@ -19,6 +18,7 @@ from stoker.lab.trial.scale_record import (
     Curve,
     Scale,
 )
+from stoker.lab.plots.plotting import FAINT, INK, LOADERS, heading, new_figure, plain, plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

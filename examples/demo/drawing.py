@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from stoker.cli.demo.machine import MAX_OTHERS
-from stoker.cli.demo.tokens import BATCH_SIZE as ROWS
-from stoker.cli.demo.tokens import LENGTH, STOKER, Pace
-from stoker.cli.demo.training import BATCH_SIZE, Run
+from examples.demo.machine import MAX_OTHERS
+from examples.demo.tokens import BATCH_SIZE as ROWS
+from examples.demo.tokens import LENGTH, STOKER, Pace
+from examples.demo.training import BATCH_SIZE, Run
 
 COMPUTE, WAIT, INK, FAINT = "#3b6fa0", "#e8833a", "#22262b", "#6b737c"
 INLINE, OVERLAPPED = "#9a6fb0", "#2a9d6f"

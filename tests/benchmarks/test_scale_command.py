@@ -1,4 +1,4 @@
-"""`stoker bench scale`: tables, files, and sizes as people write them."""
+"""`python -m benchmarks.scale`: tables, files, and sizes as people write them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from stoker.cli.app import app
-from stoker.cli.sizes import parse_bytes
+from benchmarks.scale.__main__ import app
+from benchmarks.scale.record import Scale
+from stoker.cli.trials import parse_bytes
 from stoker.errors import ArgumentError
-from stoker.lab.trial.scale_record import Scale
 
 pytestmark = pytest.mark.timed
 
 
 def run(*arguments: str | Path, code: int = 0) -> str:
-    done = CliRunner().invoke(app, ["bench", "scale", *map(str, arguments)], env={"COLUMNS": "100"})
+    done = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "100"})
     assert done.exit_code == code, done.output
     return done.output
 

@@ -11,11 +11,8 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from stoker.errors import ArgumentError
-from stoker.foundation import machine
-from stoker.lab.trial.child import Child, ChildEnded, ChildSlow
-from stoker.lab.trial.scale_cases import Case, host, loaders, samples_for
-from stoker.lab.trial.scale_record import (
+from benchmarks.scale.cases import Case, host, loaders, samples_for
+from benchmarks.scale.record import (
     AXES,
     FIRST,
     MEASURES,
@@ -30,6 +27,9 @@ from stoker.lab.trial.scale_record import (
     RankShares,
     Scale,
 )
+from stoker.errors import ArgumentError
+from stoker.foundation import machine
+from stoker.lab.trial.child import Child, ChildEnded, ChildSlow
 
 PLACES: dict[str, tuple[int, ...]] = {
     SAMPLES: (10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 10**9),

@@ -13,9 +13,9 @@ from zlib import crc32
 
 import torch
 
-from stoker.cli.demo.data import Shapes
-from stoker.cli.demo.machine import MAX_OTHERS
-from stoker.cli.demo.training import Run
+from examples.demo.data import Shapes
+from examples.demo.machine import MAX_OTHERS
+from examples.demo.training import Run
 from stoker.foundation.machine import usable_cores
 from stoker.loader import DataLoader
 from stoker.plan import Window, added
