@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ArgumentError, WorkerDied
 from stoker.foundation import machine
-from stoker.lab.plots.batch_tables import batch_remarks
+from stoker.lab.plots.batch_sizes import batch_remarks
 from stoker.lab.trial.batch_record import OK, OUT_OF_MEMORY, SLOW, BatchTrial, BatchTune
 from stoker.lab.trial.batch_search import rounded
 from stoker.lab.trial.batch_size import tune_batch

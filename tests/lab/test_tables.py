@@ -14,15 +14,15 @@ from rich.table import Table
 from benchmarks.scale.record import AXES, FIRST, MEMORY, STEP, Curve, Point, Scale
 from benchmarks.scale.tables import scale_table
 from stoker.engine.stats import Quantiles
-from stoker.lab.plots.batch_tables import batch_table
-from stoker.lab.plots.bench_tables import compare_table, loader_table, tune_table
-from stoker.lab.plots.columns import fit_to_width, table_of_rows, table_width
-from stoker.lab.plots.train_tables import parts_table, ways_table
+from stoker.lab.plots.batch_sizes import batch_table
+from stoker.lab.plots.sweep_tables import compare_table, loader_table, tune_table
+from stoker.lab.plots.tables import fit_to_width, table_of_rows, table_width
+from stoker.lab.plots.train_steps import parts_table, ways_table
 from stoker.lab.trial.batch_record import BatchTrial, BatchTune
 from stoker.lab.trial.sweep import Spread
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, TrainBench, Way
 from stoker.lab.trial.tuning import Tuning
-from tests.lab.test_bench_plots import CONTENDERS, GRID, sweep_of
+from tests.lab.test_sweep_plots import CONTENDERS, GRID, sweep_of
 
 
 def printed(table: Table, width: int) -> str:
@@ -92,9 +92,7 @@ def test_no_more_columns_are_left_out_than_need_be(widths: list[int], width: int
     spare = list(row)[1:][:num]
 
     def build(left_out: Collection[str]) -> Table:
-        return table_of_rows(
-            [{name: row[name] for name in row if name not in left_out}], texts="", spare=(), width=width
-        )
+        return table_of_rows([{name: row[name] for name in row if name not in left_out}], spare=(), width=width)
 
     fitting = [number for number in range(len(spare) + 1) if table_width(build(spare[:number])) <= width]
     expected = fitting[0] if fitting else len(spare)

@@ -1,18 +1,84 @@
-"""Plot samples per second, step time and memory against the batch size."""
+"""Show the batch sizes that `stoker tune --batch-size` tried: plot, table and conclusions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.foundation.text import format_bytes
-from stoker.lab.plots.plotting import FAINT, INK, heading, new_figure, plain, plain_numbers
+from rich.table import Table
+
+from stoker.foundation.text import format_bytes, format_number, format_percent, format_spread
+from stoker.lab.plots.plotting import BAD, FAINT, INK, add_title, draw_line, finish, new_figure, plain_numbers
+from stoker.lab.plots.tables import shorten_target, table_of_rows
 from stoker.lab.trial.batch_record import KNEE_SHARE, BatchTune
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FAST, STEP, BAD, KNEE = "#3b6fa0", "#e8833a", "#c8391b", "#2a9d6f"
+FAST, STEP, KNEE = "#3b6fa0", "#e8833a", "#2a9d6f"
+
+
+def batch_table(tune: BatchTune, *, width: int = 200) -> Table:
+    """Return a table with a row per size tried: samples per second, step time, memory."""
+    rows = []
+    for one in tune.sizes():
+        if not one.fits:
+            note = "[red]does not fit[/]"
+        elif one.batch_size == tune.largest:
+            note = "[green]largest that fits[/]"
+        elif tune.is_slower_when_larger:
+            note = "[cyan]fastest[/]" if one.batch_size == tune.fastest else ""
+        else:
+            note = "[cyan]larger gains little[/]" if one.batch_size == tune.knee else ""
+        rows.append(
+            {
+                "batch size": f"{one.batch_size:,}",
+                "samples/s": format_number(one.samples_per_second),
+                "ms per step": format_spread(one.step_seconds, one.deviation, scale=1e-3),
+                "memory": format_bytes(one.peak_bytes),
+                "": note,
+            }
+        )
+    return table_of_rows(rows, texts=("",), spare=("memory", "ms per step"), width=width)
+
+
+def batch_remarks(tune: BatchTune) -> list[str]:
+    """Return the conclusions, one sentence each."""
+    where = f"{format_bytes(tune.memory_bytes)} of {tune.device}" if tune.memory_bytes is not None else tune.device
+    if tune.largest is None and tune.is_interrupted:
+        return [f"no batch size that fits into {where} was found before the interruption"]
+    if tune.largest is None:
+        return [f"not even a batch of one sample fits into {where}"]
+    found = [
+        f"batch_size={tune.largest} is the largest that fits into {where} with {format_percent(tune.margin)} to spare"
+    ]
+    if tune.num_verified:
+        found[0] += f"; verified with {tune.num_verified} steps in a separate process"
+    if tune.stopped:
+        found[0] = found[0].replace("the largest that fits", "the largest found to fit")
+        found.append(f"larger sizes may fit: {tune.stopped}")
+    knee = tune.knee
+    if tune.is_slower_when_larger:
+        speeds = tune.speeds()
+        best, last = format_number(max(speeds.values())), format_number(speeds[max(speeds)])
+        found.append(
+            f"batch_size={tune.fastest} is the fastest, with {best} samples per second: use that. Larger batches are "
+            f"slower, and batch_size={max(speeds)} gives {last}"
+        )
+    elif knee is not None and knee < tune.largest:
+        gain = format_percent(KNEE_SHARE)
+        found.append(f"beyond batch_size={knee}, larger batches gain less than {gain} in samples per second")
+    elif knee == tune.largest and not tune.stopped:
+        found.append("throughput still grows at the largest size: more memory would allow more samples per second")
+    if tune.num_repeated is not None:
+        found.append(
+            f"batches repeat the {tune.num_repeated:,} samples of the loader's first one: where others are larger, "
+            "memory may not be enough"
+        )
+    said = [one.error for one in tune.sizes() if one.error]
+    if said:
+        found.append(f"error of a size that did not fit: {said[0]}")
+    return found
 
 
 def batch_figure(tune: BatchTune) -> Figure:
@@ -48,17 +114,14 @@ def batch_figure(tune: BatchTune) -> Figure:
         panel.minorticks_off()
         panel.set_xlabel("batch size", fontsize=9, color=FAINT)
         panel.tick_params(axis="x", rotation=35 if len(ticks) > 7 else 0)
-    heading(figure, _title(tune), _below(tune))
+    finish(figure, _title(tune), _below(tune))
     return figure
 
 
 def _line(axes: Axes, xs: list[int], ys: list[float], errors: list[float] | None, color: str, name: str) -> None:
-    axes.errorbar(xs, ys, yerr=errors, color=color, marker="o", markersize=5, linewidth=1.8, capsize=3)
+    draw_line(axes, xs, ys, errors, color=color)
     axes.set_ylim(0, 1.12 * max([*(y + e for y, e in zip(ys, errors or [0.0] * len(ys))), 1e-9]))
-    if axes.get_ylim()[1] >= 1e4:
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set_title(name, loc="left", fontsize=10, color=INK)
-    plain(axes)
+    add_title(axes, name)
 
 
 def _mark(axes: Axes, tune: BatchTune) -> None:
@@ -86,7 +149,7 @@ def _ticks(sizes: list[int], tune: BatchTune) -> list[int]:
 
 
 def _title(tune: BatchTune) -> str:
-    name = tune.target.rpartition("/")[2]
+    name = shorten_target(tune.target)
     if tune.largest is None:
         return f"{name}: no size tried so far fits" if tune.is_interrupted else f"{name}: no batch size fits"
     paying = f", {tune.knee:,} is as fast" if tune.knee is not None and tune.knee < tune.largest else ""
@@ -97,7 +160,7 @@ def _title(tune: BatchTune) -> str:
 
 def _below(tune: BatchTune) -> str:
     memory = "" if tune.memory_bytes is None else f"{format_bytes(tune.memory_bytes)} of "
-    pays = f"beyond this, larger sizes gain less than {KNEE_SHARE:.0%}"
+    pays = f"beyond this, larger sizes gain less than {format_percent(KNEE_SHARE)}"
     return (
         f"In {memory}{tune.device}. Dotted: largest that fits. Green: "
         f"{'fastest' if tune.is_slower_when_larger else pays}. Red: does not fit. "

@@ -16,11 +16,9 @@ from rich.console import Console
 
 from stoker.engine.stats import Quantiles
 from stoker.errors import MissingExtra
-from stoker.lab.plots import bench_axes, bench_plots, compare_plots, plotting
-from stoker.lab.plots.bench_plots import loader_figures
-from stoker.lab.plots.bench_tables import compare_table, failures, format_title, loader_table, remarks, tune_table
-from stoker.lab.plots.compare_plots import compare_figures
-from stoker.lab.plots.tune_plots import tune_figures
+from stoker.lab.plots import plotting, sweep_plots
+from stoker.lab.plots.sweep_plots import compare_figures, loader_figures, tune_figures
+from stoker.lab.plots.sweep_tables import compare_table, failures, format_title, loader_table, remarks, tune_table
 from stoker.lab.trial.sweep import Config, Spread, Sweep
 from stoker.lab.trial.trial import HUNG, Startup, Trial
 from stoker.lab.trial.tuning import Tuning
@@ -98,7 +96,7 @@ def test_every_plot_of_a_sweep_is_drawn(configs: list[Config]) -> None:
         pixels = drawn(figure)
         assert min(pixels.shape[:2]) > 150
         assert has_color(pixels, plotting.INK)
-    for _, color in bench_plots.PARTS.values():
+    for _, color in sweep_plots.PARTS.values():
         assert has_color(drawn(figures["startup"]), color)
 
 
@@ -188,8 +186,8 @@ def test_what_went_wrong_is_a_red_cross() -> None:
     well = drawn(loader_figures(sweep)["throughput"])
     hung = Trial(config={"num_workers": 4}, outcome=HUNG, error="hung", trace="Thread\n  File x, line 3 in wait")
     sweep = replace(sweep, configs=WORKERS, trials=[*sweep.trials, hung])
-    assert not has_color(well, bench_axes.BAD)
-    assert has_color(drawn(loader_figures(sweep)["throughput"]), bench_axes.BAD)
+    assert not has_color(well, plotting.BAD)
+    assert has_color(drawn(loader_figures(sweep)["throughput"]), plotting.BAD)
     told = printed(loader_table(sweep))
     assert "hung" in told
     assert "File x, line 3 in wait" in printed(*failures(sweep))
@@ -225,10 +223,10 @@ def test_loaders_stand_side_by_side() -> None:
     assert len(figure.axes) == 4
     pixels = drawn(figure)
     for name in ("torch", "stoker"):
-        assert has_color(pixels, compare_plots.CONTENDERS[name])
-    assert has_color(pixels, compare_plots.OURS_WITH_THREADS)
+        assert has_color(pixels, plotting.LOADERS[name])
+    assert has_color(pixels, plotting.STOKER_WITH_THREADS)
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert texts == ["1.0x"] * 6, "the ratio stands above each bar"
+    assert texts == ["1\N{MULTIPLICATION SIGN}"] * 6, "the ratio stands above each bar"
 
 
 @pytest.fixture
@@ -251,7 +249,7 @@ def tuning() -> Tuning:
 def test_the_setting_to_take_is_ringed(tuning: Tuning) -> None:
     figure = tune_figures(tuning)["tune"]
     (axes,) = figure.axes
-    assert has_color(drawn(figure), bench_axes.BAD)
+    assert has_color(drawn(figure), plotting.BAD)
     legend = axes.get_legend()
     assert legend is not None
     labels = {text.get_text() for text in legend.get_texts()}

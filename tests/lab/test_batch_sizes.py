@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from stoker.lab.plots.batch_plots import batch_figure
-from stoker.lab.plots.batch_tables import batch_remarks, batch_table
+from stoker.lab.plots.batch_sizes import batch_figure, batch_remarks, batch_table
 from stoker.lab.trial.batch_record import OUT_OF_MEMORY, BatchTrial, BatchTune
 
 

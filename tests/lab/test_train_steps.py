@@ -12,8 +12,7 @@ from PIL import Image
 from rich.console import Console
 
 from stoker.engine.stats import Quantiles
-from stoker.lab.plots.train_plots import spread_labels, train_figure
-from stoker.lab.plots.train_tables import parts_table, train_remarks, ways_table
+from stoker.lab.plots.train_steps import parts_table, spread_labels, train_figure, train_remarks, ways_table
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, TrainBench, Way
 
 
@@ -54,7 +53,7 @@ def test_bars_are_made_up_of_their_parts(bench: TrainBench) -> None:
     assert heights == pytest.approx([10, 10, 2, 10, 2, 2, 6])
     legend = left.get_legend()
     assert legend is not None
-    assert "fetch 6.0 ms, 30%" in [text.get_text() for text in legend.get_texts()]
+    assert "fetch 6 ms, 30%" in [text.get_text() for text in legend.get_texts()]
     assert {text.get_text() for text in right.texts} >= {"10.0", "24.0", "40.0"}
     assert "train.py:make_step: 96.0 GPU-hours per day lost on 8 GPUs" in figure.get_suptitle()
     file = io.BytesIO()
