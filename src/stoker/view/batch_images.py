@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from stoker.batch.encoded import Encoded
 from stoker.errors import ArgumentError
+from stoker.foundation import trees
+from stoker.foundation.text import format_percent
 
 Pixels = NDArray[np.uint8]
 
@@ -31,10 +33,10 @@ SLACK = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BatchImages:
     """The images of a batch, ready to be drawn."""
 
-    pictures: list[Pixels]
+    images: list[Pixels]
     """uint8 [H, W, 3] each; sizes may differ."""
     labels: Any
     """The labels in the batch, or None."""
@@ -46,7 +48,7 @@ class Found:
     """Conversions made to display them."""
 
 
-def find_images(batch: Any, *, normalize: Any = None, limit: int) -> Found:
+def find_images(batch: Any, *, normalize: Any = None, limit: int) -> BatchImages:
     """Return the first `limit` images of a batch, with their labels.
 
     A batch is a tensor or array of images (channels first or last, or grayscale), one image, a list of images, or a
@@ -61,14 +63,9 @@ def find_images(batch: Any, *, normalize: Any = None, limit: int) -> Found:
         )
     whole = images if isinstance(images, list) else _add_batch_axis(images)
     shown = [_array(image) for image in whole[:limit]] if isinstance(whole, list) else [*_array(whole[:limit])]
-    pictures, notes = _to_pixels(shown, _constants(normalize))
+    converted, notes = _to_pixels(shown, _constants(normalize))
     shape = " x ".join(map(str, whole.shape if not isinstance(whole, list) else shown[0].shape)) if shown else "0"
-    return Found(pictures, labels, len(whole), f"{shape} {_type(images)}", notes)
-
-
-def has_images(batch: Any) -> bool:
-    """Return whether a batch holds images."""
-    return _parts(batch)[0] is not None
+    return BatchImages(converted, labels, len(whole), f"{shape} {_type(images)}", notes)
 
 
 def format_labels(labels: Any, classes: Sequence[str] | None, number: int) -> list[str | None]:
@@ -96,37 +93,32 @@ def _parts(batch: Any) -> tuple[Any, Any]:
         )
     if _is_pil_image(batch) or (_is_array(batch) and _looks_like_images(batch)):
         return ([batch] if _is_pil_image(batch) else batch), None
-    if hasattr(batch, "_asdict"):
-        batch = batch._asdict()
-    if isinstance(batch, Mapping):
-        return _of_fields(batch)
     if isinstance(batch, list) and batch and all(_is_single_image(entry) for entry in batch):
         return batch, None
-    if isinstance(batch, tuple | list):
-        if batch and all(isinstance(entry, tuple | list) and entry and _is_single_image(entry[0]) for entry in batch):
-            return _of_samples(batch)
-        return _of_entries(batch)
+    if isinstance(batch, tuple | list) and batch and all(map(_is_sample, batch)):
+        return _of_samples(batch)
+    parts = trees.items(batch)
+    return (None, None) if parts is None else _of_parts(dict(parts))
+
+
+def _of_parts(parts: dict[Any, Any]) -> tuple[Any, Any]:
+    """Return the images among the parts of a container by key, field or index, and the labels next to them."""
+    likely = {name: place for place, name in enumerate(IMAGES)}
+    for name in sorted(parts, key=lambda name: likely.get(name, len(likely))):
+        images, labels = _parts(parts[name]) if name not in LABELS else (None, None)
+        if images is None:
+            continue
+        others = {other: part for other, part in parts.items() if other != name}
+        size = len(images) if isinstance(images, list) else len(_add_batch_axis(images))
+        found = [others[label] for label in LABELS if label in others]
+        found += [part for other, part in others.items() if isinstance(other, int) and _is_labels(part, size)]
+        return images, next(iter(found), labels)
     return None, None
 
 
-def _of_fields(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
-    names = [name for name in IMAGES if name in fields] + [name for name in fields if name not in LABELS]
-    for name in names:
-        images, labels = _parts(fields[name]) if not isinstance(fields[name], str) else (None, None)
-        if images is not None:
-            found_labels = next((fields[label] for label in LABELS if label in fields and label != name), labels)
-            return images, found_labels
-    return None, None
-
-
-def _of_entries(entries: Sequence[Any]) -> tuple[Any, Any]:
-    for at, entry in enumerate(entries):
-        images, labels = _parts(entry) if not isinstance(entry, str) else (None, None)
-        if images is not None:
-            size = len(images) if isinstance(images, list) else len(_add_batch_axis(images))
-            others = (other for number, other in enumerate(entries) if number != at)
-            return images, next((other for other in others if _is_labels(other, size)), labels)
-    return None, None
+def _is_sample(entry: Any) -> bool:
+    """Return whether a value is an uncollated sample that begins with an image."""
+    return isinstance(entry, tuple | list) and bool(entry) and _is_single_image(entry[0])
 
 
 def _of_samples(samples: Sequence[Any]) -> tuple[Any, Any]:
@@ -139,10 +131,9 @@ def _describe(batch: Any) -> str:
     """Describe a batch for an error message."""
     if _is_array(batch):
         return f"a tensor of shape {tuple(batch.shape)}"
-    if hasattr(batch, "_asdict"):
-        batch = batch._asdict()
-    if isinstance(batch, Mapping):
-        parts = [f"{name}: {_describe(value).removeprefix('a tensor of shape ')}" for name, value in batch.items()]
+    if trees.is_named_tuple(batch) or isinstance(batch, Mapping):
+        values = {name: _describe(value).removeprefix("a tensor of shape ") for name, value in trees.items(batch) or ()}
+        parts = [f"{name}: {value}" for name, value in values.items()]
         return "{" + ", ".join(parts) + "}"
     if isinstance(batch, tuple | list) and len(batch) <= 4:
         return f"a {type(batch).__name__} of {', '.join(map(_describe, batch)) or 'nothing'}"
@@ -241,8 +232,8 @@ def _to_pixels(
         notes += [note] if note else []
     scale = 255 / (high - low) if high > low else 0.0
     drawn = [_to_rgb(np.rint((array.astype(np.float64) - low) * scale).clip(0, 255)) for array in arrays]
-    for good, picture in zip(finite or (), drawn):
-        picture[~good.all(-1)] = NAN_COLOR
+    for good, pixels in zip(finite or (), drawn):
+        pixels[~good.all(-1)] = NAN_COLOR
     return drawn, notes
 
 
@@ -305,7 +296,7 @@ def _format_label(value: Any, classes: Sequence[str] | None) -> str | None:
     if _is_distribution(numbers):  # mixed labels (mixup): show the top two
         order = np.argsort(-numbers, kind="stable")[:2]
         parts = [(_name(int(at), classes), float(numbers[at])) for at in order if numbers[at] >= 0.005]
-        return parts[0][0] if len(parts) == 1 else ", ".join(f"{name} {share:.0%}" for name, share in parts)
+        return parts[0][0] if len(parts) == 1 else ", ".join(f"{name} {format_percent(share)}" for name, share in parts)
     shown = ", ".join(_name(number, None) for number in numbers.flat[:4].tolist())
     return shown + (", ..." if numbers.size > 4 else "")
 
