@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from stoker import view as view
     from stoker.batch.ledger import Ledger, Policy, Skipped
     from stoker.compose.images import Images, images
-    from stoker.compose.mixed import Mixture, mix
-    from stoker.compose.packed import Packed, pack
+    from stoker.compose.mixtures.mixture import Mixture, mix
+    from stoker.compose.packs.packed import Packed, pack
     from stoker.deliver import Normalize
     from stoker.engine.stats import Stats
     from stoker.foundation.randomness import epoch, rng, sample_context
@@ -54,9 +54,9 @@ _HOMES = {
     "Ledger": "stoker.batch.ledger",
     "Lines": "stoker.source",
     "Mesh": "stoker.loader.sharing.mesh",
-    "Mixture": "stoker.compose.mixed",
+    "Mixture": "stoker.compose.mixtures.mixture",
     "Normalize": "stoker.deliver",
-    "Packed": "stoker.compose.packed",
+    "Packed": "stoker.compose.packs.packed",
     "Plan": "stoker.plan",
     "Policy": "stoker.batch.ledger",
     "SequenceSplit": "stoker.loader.sharing.context_parallel",
@@ -69,9 +69,9 @@ _HOMES = {
     "doctor": "stoker.lab.diagnose.doctor",
     "epoch": "stoker.foundation.randomness",
     "images": "stoker.compose.images",
-    "mix": "stoker.compose.mixed",
+    "mix": "stoker.compose.mixtures.mixture",
     "open": "stoker.source.opening",
-    "pack": "stoker.compose.packed",
+    "pack": "stoker.compose.packs.packed",
     "report": "stoker.lab.page",
     "rng": "stoker.foundation.randomness",
     "sample_context": "stoker.foundation.randomness",

@@ -16,7 +16,7 @@ from typer import Exit
 from benchmarks.scale.record import Scale
 from stoker.cli.app import INTERRUPTED
 from stoker.cli.trials import File, conclude
-from stoker.lab.trial.batch_record import BatchTune
+from stoker.lab.trial.batch_size import BatchTune
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, TrainBench
 
 HERE = "tests.cli.interrupting"

@@ -10,7 +10,7 @@ from PIL import Image
 from rich.console import Console
 
 from stoker.lab.plots.batch_sizes import batch_figure, batch_remarks, batch_table
-from stoker.lab.trial.batch_record import OUT_OF_MEMORY, BatchTrial, BatchTune
+from stoker.lab.trial.batch_size import OUT_OF_MEMORY, BatchTrial, BatchTune
 
 
 @pytest.fixture

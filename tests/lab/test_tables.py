@@ -18,8 +18,8 @@ from stoker.lab.plots.batch_sizes import batch_table
 from stoker.lab.plots.sweep_tables import compare_table, loader_table, tune_table
 from stoker.lab.plots.tables import fit_to_width, table_of_rows, table_width
 from stoker.lab.plots.train_steps import parts_table, ways_table
-from stoker.lab.trial.batch_record import BatchTrial, BatchTune
-from stoker.lab.trial.sweep import Spread
+from stoker.lab.trial.batch_size import BatchTrial, BatchTune
+from stoker.lab.trial.rounds import Spread
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, TrainBench, Way
 from stoker.lab.trial.tuning import Tuning
 from tests.lab.test_sweep_plots import CONTENDERS, GRID, sweep_of

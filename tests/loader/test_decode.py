@@ -14,7 +14,7 @@ import torch
 
 import stoker
 from stoker.batch.ledger import Policy
-from stoker.deliver import Split, check_nvjpeg
+from stoker.deliver import DecodeSplit, check_nvjpeg
 from stoker.errors import ArgumentError, BadImage, MissingExtra
 from stoker.loader import build, dataloader
 from stoker.loader.arguments import resolved_decode
@@ -167,7 +167,7 @@ def test_workers_are_told_the_share(folder: Path, engine: dict[str, Any], monkey
             return super().decode(files, num_channels=num_channels)
 
     monkeypatch.setattr(build, "NvJpeg", Counting)
-    monkeypatch.setattr(Split, "batch_hint", lambda _: 0.5)
+    monkeypatch.setattr(DecodeSplit, "batch_hint", lambda _: 0.5)
     loaded(pictures(folder, "auto"), **engine)
     assert seen == [3, 3, 3, 3]
 

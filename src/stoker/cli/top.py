@@ -13,8 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.commands import check_command
-from stoker.cli.given import has_dashes
+from stoker.cli.program import check_program, has_dashes
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -66,7 +65,7 @@ def top(
     console = Console(highlight=False)
     if has_dashes(ctx) or not _are_files(what):
         _refuse_once(once)
-        check_command(what, verb="top", has_dashes=has_dashes(ctx))
+        check_program(what, command="top", has_dashes=has_dashes(ctx))
         raise typer.Exit(run_and_show(what, console, every=every))
     from stoker.lab.live import Tail, Tracks
 
@@ -192,13 +191,13 @@ def _check_something_is_there(tails: list[Tail], tracks: Tracks) -> None:
 
 def run_and_show(command: list[str], console: Console, *, every: float) -> int:
     """Run a command, show its loaders above the end of its output until it ends, and return its exit code."""
-    from stoker.lab.watch.attendance import attend
-    from stoker.lab.watch.signals import keep_signals
+    from stoker.foundation.processes import block_forwarded_signals
+    from stoker.lab.watch.watched_command import watch_command
 
-    keep_signals()
+    block_forwarded_signals()
 
     if not console.is_terminal:
-        return attend(command, teller=_TopLines(), every_seconds=every).code
+        return watch_command(command, teller=_TopLines(), every_seconds=every).code
     from rich.live import Live
 
     # unnamed, so that nothing is left behind however this process ends
@@ -206,7 +205,7 @@ def run_and_show(command: list[str], console: Console, *, every: float) -> int:
         screen = _TopScreen(output, console)
         try:
             with Live(console=console, screen=True, auto_refresh=False) as live:
-                attended = attend(
+                attended = watch_command(
                     command,
                     teller=lambda run: live.update(screen.drawn(run), refresh=True),
                     every_seconds=every,

@@ -180,9 +180,9 @@ def _write_files(files: Iterable[File], out: Path) -> Iterator[Path]:
 
 def text_file(text: Callable[[], str]) -> Callable[[Path], object]:
     """Return a function that writes a text to a path, for `conclude`; the text is made only then."""
-    from stoker.lab.watch.whole_file import whole_or_not
+    from stoker.lab.watch.record_file import write_atomically
 
-    return lambda path: whole_or_not(path, text())
+    return lambda path: write_atomically(path, text())
 
 
 def format_notes(remarks: Iterable[str]) -> Iterator[Text]:

@@ -6,7 +6,6 @@ import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
 
 import torch
 
@@ -20,6 +19,7 @@ from stoker.engine.slots.batch_pickle import SMALL_BYTES
 from stoker.engine.slots.ring import Ring
 from stoker.engine.task import Engine
 from stoker.engine.threads import Threads
+from stoker.foundation.finalizer import Finalizer
 from stoker.foundation.torch_private import pin_memory
 from stoker.loader.auto import TuningDriver
 from stoker.loader.engine_factory import EngineFactory, start_tuned_engine
@@ -163,7 +163,7 @@ class EngineBuilder:
         if loader._ring is None:
             # a delivery sees to it that slots are not used again before their copies are complete
             loader._ring = Ring(CudaPageLock() if locks else None, is_watched=is_delivered)
-            finalize(loader, loader._ring.close)
+            Finalizer(loader, loader._ring.close)
         options = WorkerOptions(
             num_workers=setting.num_workers,
             num_threads=setting.num_threads,

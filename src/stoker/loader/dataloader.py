@@ -15,17 +15,17 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from stoker.batch.ledger import Ledger, Policy
-from stoker.compose.contents import Content, contents
-from stoker.compose.mixed import Mixture
-from stoker.compose.packed import differing_versions
-from stoker.compose.wrapped import (
+from stoker.compose.mixtures.mixture import Mixture
+from stoker.compose.packs.packed import differing_versions
+from stoker.compose.step_contents import Content, contents
+from stoker.compose.wrapped_datasets import (
     SHUFFLED_MIXTURE,
     SORTED_ROWS,
     fingerprint_of,
     has_sorted_rows,
     has_wrapped_mixture,
 )
-from stoker.deliver import Normalize, Split, To, Widening, checked_device
+from stoker.deliver import DecodeSplit, Normalize, To, Widening, checked_device
 from stoker.engine.processes.engine import Processes
 from stoker.engine.slots.ring import Ring
 from stoker.engine.stats import Stats
@@ -318,12 +318,12 @@ class DataLoader(TorchDataLoader[T_co]):
             self._device,
             collates=collate_fn in (None, default_collate) and self._auto_collation and not is_stream,
         )
-        self.split: Split | None = None
+        self.split: DecodeSplit | None = None
         """For pictures with decode="auto": the share of them that is left to the device, and who is waited for."""
         if self._decode == "auto":
             num_hands = max(1, num_workers) * max(1, num_threads)
             num_cores = machine.num_cores()
-            self.split = Split(num_cores=num_cores if self.auto is not None else min(num_hands, num_cores))
+            self.split = DecodeSplit(num_cores=num_cores if self.auto is not None else min(num_hands, num_cores))
         # torch's defaults are what None stands for, and loaders made again from attributes have them
         self._own_collate = None if collate_fn in (default_collate, default_convert) else collate_fn
         self._is_stream, self._is_planned = is_stream, is_planned
@@ -779,8 +779,8 @@ class DataLoader(TorchDataLoader[T_co]):
         schedule = self._schedule
         if (num_ranks or 1) > 1 and schedule.is_shared_out and (rank, num_ranks) != (schedule.rank, schedule.num_ranks):
             raise ArgumentError(
-                f"this loader already reads only the part of rank {schedule.rank} of {schedule.num_ranks}, and would be "
-                f"shared out a second time, as rank {rank} of {num_ranks}",
+                f"this loader already reads only the part of rank {schedule.rank} of {schedule.num_ranks}, and would "
+                f"be shared out a second time, as rank {rank} of {num_ranks}",
                 hint="leave out distributed=, rank=, num_ranks= and mesh= where a trainer sets the rank",
             )
         changed = copy(schedule)

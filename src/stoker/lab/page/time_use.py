@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from stoker.foundation.text import UNKNOWN, format_duration, format_number, format_percent
-from stoker.lab.diagnose.reckoning import reckoned
+from stoker.lab.diagnose.loader_profile import profile_loader
 from stoker.lab.page.templating import Bar, escape, missing_figure, render
 from stoker.lab.watch.run import STAGES, Run, Stats
 
@@ -110,7 +110,7 @@ def _wait_note(stats: Stats) -> str:
 
 
 def _work_note(stats: Stats) -> str:
-    share = reckoned(stats).occupancy if stats.workers and stats.batch_seconds.num else 0.0
+    share = profile_loader(stats).occupancy if stats.workers and stats.batch_seconds.num else 0.0
     if not share:
         return ""
     return (

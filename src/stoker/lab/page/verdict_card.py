@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from stoker.lab.diagnose.diagnosis import VERDICTS, Diagnosis
+from stoker.lab.diagnose.diagnosis import Diagnosis
+from stoker.lab.diagnose.verdicts import VERDICTS
 from stoker.lab.page.templating import capitalize, render
 
 
@@ -18,6 +19,7 @@ def verdict_card(diagnosis: Diagnosis, *, of: str = "", is_folded: bool = False)
     if diagnosis.gain and "of the time" in diagnosis.gain:
         is_of_batches = diagnosis.verdict == "slow-rank"  # a slow rank is late by that share of each batch
         whole = " (from batch to batch)" if is_of_batches else " (in the loop, including first batches)"
+    verdict = VERDICTS.get(diagnosis.verdict)
     parts = {"why": diagnosis.evidence, "other findings": diagnosis.findings}
     return render(
         "verdict.html",
@@ -26,7 +28,7 @@ def verdict_card(diagnosis: Diagnosis, *, of: str = "", is_folded: bool = False)
         mood=mood,
         sign=sign,
         name=capitalize(name),
-        meaning=VERDICTS.get(diagnosis.verdict),
+        meaning=verdict.meaning if verdict is not None else None,
         whole=whole,
         summary=capitalize(", and ".join(name for name, found in parts.items() if found)) if is_folded else "",
     )

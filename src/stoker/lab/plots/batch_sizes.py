@@ -9,7 +9,7 @@ from rich.table import Table
 from stoker.foundation.text import format_bytes, format_number, format_percent, format_spread
 from stoker.lab.plots.plotting import BAD, FAINT, INK, add_title, draw_line, finish, new_figure, plain_numbers
 from stoker.lab.plots.tables import shorten_target, table_of_rows
-from stoker.lab.trial.batch_record import KNEE_SHARE, BatchTune
+from stoker.lab.trial.batch_size import KNEE_SHARE, BatchTune
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,9 +26,8 @@ from stoker.lab.plots.plotting import (
 )
 from stoker.lab.plots.tables import shorten_target
 from stoker.lab.trial.compare import ratio
-from stoker.lab.trial.loader_bench import bytes_per_worker
 from stoker.lab.trial.override import SWEPT
-from stoker.lab.trial.sweep import Result, Sweep, label_of
+from stoker.lab.trial.sweep import Result, Sweep, bytes_per_worker, label_of
 from stoker.lab.trial.tuning import Tuning
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from rich.text import Text
 from stoker.foundation.text import UNKNOWN, format_bytes, format_duration, format_spread, time_unit
 from stoker.lab.plots.tables import shorten_target, table_of_rows
 from stoker.lab.trial.compare import ratio
-from stoker.lab.trial.loader_bench import bytes_per_worker
-from stoker.lab.trial.sweep import Result, Sweep, varied
+from stoker.lab.trial.sweep import Result, Sweep, bytes_per_worker, varied_names
 from stoker.lab.trial.trial import Trial
 from stoker.lab.trial.tuning import Tuning
 
@@ -189,7 +188,7 @@ def _results_table(
 
     Of a configuration that failed, the first cell says how.
     """
-    names = varied([result.config for result in results])
+    names = varied_names([result.config for result in results])
     if results and "contender" in results[0].config and "contender" not in names:
         names = ["contender", *names]
     if best is None and len(results) > 1:

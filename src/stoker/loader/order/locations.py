@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from stoker.compose.mixed import Mixture
+from stoker.compose.mixtures.mixture import Mixture
 from stoker.errors import ArgumentError
 from stoker.plan import Plan
 
