@@ -14,10 +14,10 @@ from rich.table import Table
 from benchmarks.scale.record import AXES, FIRST, MEMORY, STEP, Curve, Point, Scale
 from benchmarks.scale.tables import scale_table
 from stoker.engine.stats import Quantiles
-from stoker.lab.plots.batch_sizes import batch_table
+from stoker.lab.plots.batch_size_results import batch_table
 from stoker.lab.plots.sweep_tables import compare_table, loader_table, tune_table
 from stoker.lab.plots.tables import fit_to_width, table_of_rows, table_width
-from stoker.lab.plots.train_steps import parts_table, ways_table
+from stoker.lab.plots.train_results import parts_table, ways_table
 from stoker.lab.trial.batch_size import BatchTrial, BatchTune
 from stoker.lab.trial.rounds import Spread
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, TrainBench, Way

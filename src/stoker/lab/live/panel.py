@@ -28,11 +28,6 @@ from stoker.lab.live.letters import Letters, bar, spark, warmth
 from stoker.lab.live.track import Track
 from stoker.lab.watch.run import STAGES, Quantiles, Run, Stats
 
-_FIGURES = figures_for(TERMINAL)
-
-ROWS = ("throughput", "waiting", *(figure.label for figure in _FIGURES), "step", "stages", "auto", "memory", "CPU")
-"""Rows of a panel, the most important first."""
-
 BAR, STAGE_BAR, CURVE = 24, 12, 40
 """Maximum widths of a bar, of a stage's bar, and of a sparkline, in characters."""
 
@@ -46,9 +41,13 @@ NARROW = 36
 """Terminals narrower than this have no frame and no column of names."""
 
 
-def panel(
-    track: Track, *, age: float | None, letters: Letters, width: int, rows: Collection[str] = ROWS
-) -> RenderableType:
+def row_names() -> list[str]:
+    """Return the names of a panel's rows, the most important first."""
+    figures = [figure.label for figure in figures_for(TERMINAL)]
+    return ["throughput", "waiting", *figures, "step", "stages", "auto", "memory", "CPU"]
+
+
+def panel(track: Track, *, age: float | None, letters: Letters, width: int, rows: Collection[str]) -> RenderableType:
     """Return the panel of a loader, `width` characters wide, with the first rows only."""
     is_narrow = width < NARROW
     cells = [(name, cell) for name, cell in _cells(track, letters, width if is_narrow else width - 4 - LABEL)]
@@ -91,7 +90,7 @@ def _cells(track: Track, letters: Letters, room: int) -> Iterator[tuple[str, Ren
     yield "step", Text(f"{_quantiles(stats.step_seconds)}; from batch to batch {_quantiles(stats.batch_seconds)}")
     yield "waiting", _waiting(track, letters, room)
     measured = Measured(stats=stats, ranks=[stats], parts=[Run(loaders=[stats])])
-    for figure in _FIGURES:
+    for figure in figures_for(TERMINAL):
         if figure.value(measured) is not None:
             yield figure.label, Text(figure.describe(measured))
     if stats.seconds and any(one.busy_seconds or one.waiting_seconds for one in stats.stages.values()):

@@ -14,7 +14,7 @@ from stoker.foundation.text import UNKNOWN, format_bytes, format_count, format_d
 from stoker.lab.diagnose.diagnosis import Diagnosis
 from stoker.lab.key_figures import process_memory
 from stoker.lab.live.letters import Letters, bar, spark, warmth
-from stoker.lab.live.panel import ROWS, format_on_one_line, panel
+from stoker.lab.live.panel import format_on_one_line, panel, row_names
 from stoker.lab.live.track import Track, Tracks
 from stoker.lab.watch.run import Stats
 
@@ -97,12 +97,12 @@ class _LiveFrame:
             for shown in range(num, 0, -1):
                 yield self._drawn(self._table(shown, width), is_short=True)
         else:
-            is_short = False
-            for num_rows in range(len(ROWS), 1, -1):
-                panels = [self._panel(one, width, num_rows) for one in self._found]
+            is_short, rows = False, row_names()
+            for num_rows in range(len(rows), 1, -1):
+                panels = [self._panel(one, width, rows[:num_rows]) for one in self._found]
                 yield self._drawn(panels, is_short=is_short)
                 if (
-                    not is_short and ROWS[num_rows - 1] == "auto"
+                    not is_short and rows[num_rows - 1] == "auto"
                 ):  # the remaining rows are more useful than the sentence
                     is_short = True
                     yield self._drawn(panels, is_short=True)
@@ -115,9 +115,9 @@ class _LiveFrame:
         above = [verdict(self.diagnosis, is_short=is_short)] if self.diagnosis is not None else []
         return Group(*above, *loaders, *self._slowest(), *(Text(one, style="dim") for one in self.remarks))
 
-    def _panel(self, track: Track, width: int, num_rows: int) -> RenderableType:
+    def _panel(self, track: Track, width: int, rows: Sequence[str]) -> RenderableType:
         age = self.ages.get(track.source)
-        return panel(track, age=age, letters=self.letters, width=width, rows=ROWS[:num_rows])
+        return panel(track, age=age, letters=self.letters, width=width, rows=rows)
 
     def _table(self, num: int, width: int) -> list[RenderableType]:
         """Return a table of `num` loaders including the slowest, and its age."""

@@ -12,7 +12,7 @@ from PIL import Image
 from rich.console import Console
 
 from stoker.engine.stats import Quantiles
-from stoker.lab.plots.train_steps import parts_table, spread_labels, train_figure, train_remarks, ways_table
+from stoker.lab.plots.train_results import parts_table, spread_labels, train_figure, train_remarks, ways_table
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, TrainBench, Way
 
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from stoker.lab.plots.batch_sizes import batch_figure, batch_remarks, batch_table
+from stoker.lab.plots.batch_size_results import batch_figure, batch_remarks, batch_table
 from stoker.lab.trial.batch_size import OUT_OF_MEMORY, BatchTrial, BatchTune
 
 
