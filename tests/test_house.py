@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str] | None] = {
     "prepare": {"native", "store", "source", "plan", "transform", "engine"},
     "remote": None,
     "lab": None,
-    "view": {"batch", "lab"},
+    "view": {"batch"},
     "cli": None,
     "testing": None,
 }

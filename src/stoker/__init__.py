@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stoker.foundation.stages import transforming
     from stoker.lab.diagnose.diagnosis import Diagnosis
     from stoker.lab.diagnose.doctor import doctor
+    from stoker.lab.page import report
     from stoker.lab.watch.watch import watch
     from stoker.loader import DataLoader
     from stoker.loader.sharing.context_parallel import SequenceSplit
@@ -72,6 +73,7 @@ _HOMES = {
     "mix": "stoker.compose.mixtures.mix",
     "open": "stoker.source.opening",
     "pack": "stoker.compose.packs.packed",
+    "report": "stoker.lab.page",
     "rng": "stoker.foundation.randomness",
     "sample_context": "stoker.foundation.randomness",
     "transforming": "stoker.foundation.stages",
@@ -120,6 +122,7 @@ __all__ = [
     "mix",
     "open",
     "pack",
+    "report",
     "rng",
     "sample_context",
     "transforming",
