@@ -96,15 +96,16 @@ def classes_by_name() -> dict[str, set[str]]:
 # Names that still mean several things. A name leaves this list when its classes are renamed; none is added.
 REPEATED_CLASSES = set(
     """
-    AwayTask Batches Column Counted Extent Failure Folder Found Index Layout Lines Local Maker Member OnErrorOption
-    Opening Parquet Piece Place Preparation Progress Reader Reading Report Request Run Trial Verdict Watched Window
+    AwayTask Batches Column Counted Extent Failure Folder Found Index Layout Lines Local Maker Member
+    OnErrorOption Opening Parquet Piece Place Preparation Progress Reader Reading Report Request Run Trial
+    Verdict Watched Window
     """.split()
 )
 
 REPEATED_FILES = set(
     """
-    arguments array_file batch_contents build columns doctor files lines opening pictures processes protocols ranks
-    report requests settings target terminal training verify view
+    arguments array_file batch_contents build columns doctor files lines opening pictures processes protocols
+    ranks report requests settings target terminal training verify view
     """.split()
 )
 
