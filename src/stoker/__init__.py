@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     from stoker import view as view
     from stoker.batch.ledger import Ledger, Policy, Skipped
     from stoker.compose.images import Images, images
-    from stoker.compose.mixed import Mixture, mix
-    from stoker.compose.packed import Packed, pack
+    from stoker.compose.mixtures.mix import mix
+    from stoker.compose.mixtures.mixture import Mixture
+    from stoker.compose.packs.packed import Packed, pack
     from stoker.deliver import Normalize
     from stoker.engine.stats import Stats
     from stoker.foundation.randomness import epoch, rng, sample_context
     from stoker.foundation.stages import transforming
     from stoker.lab.diagnose.diagnosis import Diagnosis
     from stoker.lab.diagnose.doctor import doctor
+    from stoker.lab.page import report
     from stoker.lab.watch.watch import watch
     from stoker.loader import DataLoader
     from stoker.loader.sharing.context_parallel import SequenceSplit
@@ -54,9 +56,9 @@ _HOMES = {
     "Ledger": "stoker.batch.ledger",
     "Lines": "stoker.source",
     "Mesh": "stoker.loader.sharing.mesh",
-    "Mixture": "stoker.compose.mixed",
+    "Mixture": "stoker.compose.mixtures.mixture",
     "Normalize": "stoker.deliver",
-    "Packed": "stoker.compose.packed",
+    "Packed": "stoker.compose.packs.packed",
     "Plan": "stoker.plan",
     "Policy": "stoker.batch.ledger",
     "SequenceSplit": "stoker.loader.sharing.context_parallel",
@@ -69,9 +71,10 @@ _HOMES = {
     "doctor": "stoker.lab.diagnose.doctor",
     "epoch": "stoker.foundation.randomness",
     "images": "stoker.compose.images",
-    "mix": "stoker.compose.mixed",
+    "mix": "stoker.compose.mixtures.mix",
     "open": "stoker.source.opening",
-    "pack": "stoker.compose.packed",
+    "pack": "stoker.compose.packs.packed",
+    "report": "stoker.lab.page",
     "rng": "stoker.foundation.randomness",
     "sample_context": "stoker.foundation.randomness",
     "transforming": "stoker.foundation.stages",
@@ -121,6 +124,7 @@ __all__ = [
     "mix",
     "open",
     "pack",
+    "report",
     "rng",
     "sample_context",
     "transforming",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli import interrupts
-from stoker.cli.interrupts import steady_interrupts
+from stoker.cli import terminal
+from stoker.cli.terminal import steady_interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -32,18 +32,18 @@ def test_signals_that_come_together_interrupt_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         strike()
     strike()
-    strike()  # what is told meanwhile is told to its end
+    strike()  # what is being printed is printed completely
 
 
 def test_another_one_later_interrupts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupts, "SAME_SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "SAME_SECONDS", 0.0)
     steady_interrupts()
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             strike()
 
 
-def test_whoever_handles_interrupts_goes_on_doing_so() -> None:
+def test_an_interrupt_handler_that_is_already_installed_stays() -> None:
     struck = []
     signal.signal(signal.SIGINT, lambda *_: struck.append(1))
     steady_interrupts()

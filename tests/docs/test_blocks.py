@@ -35,7 +35,8 @@ OFFLINE = {
     "ACCELERATE_USE_CPU": "true",
     "OMP_NUM_THREADS": "1",
 }
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def script_of(page: Path) -> str:
@@ -93,5 +94,13 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text()):
-        assert (page.parent / target.strip()).exists(), target
+    for target, anchor in LINK.findall(page.read_text()):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        if anchor and linked.suffix == ".md":
+            assert anchor in anchors_of(linked), f"{target}#{anchor}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the names of a page's headings in links, as GitHub makes them."""
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(page.read_text())}

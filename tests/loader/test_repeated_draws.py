@@ -28,7 +28,8 @@ import stoker
 from stoker.batch.encoded import Encoded
 from stoker.compose.images import Images
 from stoker.loader.build import HostDecodeFallback, batch_builders
-from stoker.loader.repeats import Draws, may_repeat
+from stoker.loader.order.repeated_draws import Draws, may_repeat
+from stoker.loader.state.loader_state import new_progress
 from stoker.transform import RandomHorizontalFlip, RandomResizedCrop
 from tests.compose.picture_sets import InMemory
 from tests.loader.datasets import KeyedMany, KeyedOnly, KeyedWhole, Numbers, listed, plain
@@ -294,7 +295,7 @@ def test_files_left_to_the_device_are_cut_anew_in_each_draw() -> None:
     loader: Any = stoker.DataLoader(Images(InMemory(1, labels=None), transform=CROP), 6, sampler=[0] * 6, seed=7)
     builders = batch_builders(loader)
     builders.dataset = images
-    recipe = next(iter(loader._new_progress(0).recipes()))
+    recipe = next(iter(new_progress(loader, 0).recipes()))
     made = builders.build(recipe)
     assert isinstance(made.batch, Encoded)
     assert len(set(map(tuple, made.batch.boxes.tolist()))) == 6

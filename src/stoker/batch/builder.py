@@ -20,7 +20,7 @@ import torch
 
 from stoker.batch.collation import Collation, describe_recipe, noted, positions_of
 from stoker.batch.ledger import Policy, Skipped
-from stoker.batch.memory import Memory, Pool, Slot, SlotMemory, placed
+from stoker.batch.memory import BatchMemory, BatchSlot, Pool, SlotMemory, placed
 from stoker.batch.result import BatchResult
 from stoker.errors import EarlyStop
 from stoker.foundation import trees
@@ -63,7 +63,7 @@ class Builders(Generic[R]):
     is_pure = False
     """Reading draws no random numbers, so that generators need not be seeded."""
 
-    def builder(self, recipe: R, slot: Slot | None = None, hint: Any = None) -> Any:
+    def builder(self, recipe: R, slot: BatchSlot | None = None, hint: Any = None) -> Any:
         """Return the builder of a batch (an engine's `BatchBuilder`), in the memory of `slot` if there is one."""
         raise NotImplementedError
 
@@ -71,14 +71,14 @@ class Builders(Generic[R]):
         """Return the key that the process-wide generators are seeded with."""
         raise NotImplementedError
 
-    def build(self, recipe: R, slot: Slot | None = None, hint: Any = None) -> Any:
+    def build(self, recipe: R, slot: BatchSlot | None = None, hint: Any = None) -> Any:
         """Return a batch built by this thread alone, with the process-wide generators seeded for it."""
         if self.is_pure:
             return self._build((recipe, slot, hint))
         # a worker's own generators need not be given back
         return self.borrowed.run(self._build, (recipe, slot, hint), self.key(recipe), gives_back=slot is None)
 
-    def _build(self, request: tuple[R, Slot | None, Any]) -> Any:
+    def _build(self, request: tuple[R, BatchSlot | None, Any]) -> Any:
         builder: Any = self.builder(*request)
         if builder.size:
             builder.do(0, builder.size)
@@ -118,7 +118,7 @@ class MapBuilders(Builders[Recipe]):
         self._has_epochs = has_epochs(dataset)
         self._view: tuple[int | None, Any] = (None, dataset)
 
-    def builder(self, recipe: Recipe, slot: Slot | None = None, hint: Any = None) -> MapBatchBuilder:
+    def builder(self, recipe: Recipe, slot: BatchSlot | None = None, hint: Any = None) -> MapBatchBuilder:
         """Return the builder of a batch; `hint` is what the trainer's process said of it."""
         return MapBatchBuilder(self, recipe, slot, hint)
 
@@ -136,7 +136,7 @@ class MapBuilders(Builders[Recipe]):
             self._view = (epoch, view)
         return view
 
-    def open_rows(self, recipe: Recipe, slot: Slot | None, hint: Any) -> RowWriter | None:
+    def open_rows(self, recipe: Recipe, slot: BatchSlot | None, hint: Any) -> RowWriter | None:
         """Return the dataset's row writer for a batch; None if it has none after all."""
         dataset, num_samples = self.dataset_in(recipe.epoch), len(recipe.positions)
         if hint is None:
@@ -154,15 +154,15 @@ class MapBuilders(Builders[Recipe]):
             return None
         return writer  # type: ignore[no-any-return]
 
-    def memory(self, slot: Slot | None) -> Memory:
+    def memory(self, slot: BatchSlot | None) -> BatchMemory:
         """Return where the arrays of a batch are allocated."""
         return self._pool if slot is None or not self.collation.uses_slot else SlotMemory(slot)
 
-    def _placed(self, slot: Slot | None) -> Any:
+    def _placed(self, slot: BatchSlot | None) -> Any:
         """Let what the dataset collates by itself lie in the slot, too."""
         return _NOWHERE if slot is None or not self.collation.uses_slot else placed(slot.take)
 
-    def whole_batch(self, recipe: Recipe, slot: Slot | None) -> Any:
+    def whole_batch(self, recipe: Recipe, slot: BatchSlot | None) -> Any:
         """Return the batch as the dataset makes it, arrays as tensors; `NotImplemented` if it makes none, or fails
         where bad samples are replaced.
         """
@@ -192,7 +192,7 @@ class MapBuilders(Builders[Recipe]):
         self.makes_batches = self.is_pure = False
         return NotImplemented
 
-    def close_rows(self, recipe: Recipe, writer: RowWriter, slot: Slot | None) -> Any:
+    def close_rows(self, recipe: Recipe, writer: RowWriter, slot: BatchSlot | None) -> Any:
         """Return the batch whose rows are all written."""
         try:
             with self._placed(slot):
@@ -331,7 +331,7 @@ class MapBatchBuilder:
 
     __slots__ = ("_batch", "_builders", "_positions", "_recipe", "_slot", "_writer", "parts", "size")
 
-    def __init__(self, builders: MapBuilders, recipe: Recipe, slot: Slot | None, hint: Any) -> None:
+    def __init__(self, builders: MapBuilders, recipe: Recipe, slot: BatchSlot | None, hint: Any) -> None:
         self._builders, self._recipe, self._slot = builders, recipe, slot
         if slot is not None:
             slot.clear()  # the batch may be built a second time

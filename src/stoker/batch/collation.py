@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.batch.collate import plain_collate
-from stoker.batch.memory import Slot, placed
+from stoker.batch.memory import BatchSlot, placed
 from stoker.batch.misfit import explain
 from stoker.errors import EarlyStop, NothingCollated, StokerError
 from stoker.foundation.randomness import reading_in_epoch
@@ -41,7 +41,7 @@ class Collation:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "pin": None, "_is_complete": self._part is None, "_collate": None}  # workers never pin
 
-    def collate(self, recipe: Recipe, samples: list[Any], slot: Slot | None = None) -> Any:
+    def collate(self, recipe: Recipe, samples: list[Any], slot: BatchSlot | None = None) -> Any:
         """Return the batch of `samples`, collated straight into the slot if there is one."""
         if slot is None or not self.uses_slot:
             return self._collated(recipe, samples)

@@ -144,7 +144,7 @@ def conclude(
     from rich.text import Text
 
     from stoker.cli.app import INTERRUPTED
-    from stoker.lab.plots.columns import MANY
+    from stoker.lab.plots.tables import MANY
 
     console = Console(highlight=False, quiet=is_json)
     if is_json:
@@ -180,9 +180,9 @@ def _write_files(files: Iterable[File], out: Path) -> Iterator[Path]:
 
 def text_file(text: Callable[[], str]) -> Callable[[Path], object]:
     """Return a function that writes a text to a path, for `conclude`; the text is made only then."""
-    from stoker.lab.watch.whole_file import whole_or_not
+    from stoker.lab.watch.record_file import write_atomically
 
-    return lambda path: whole_or_not(path, text())
+    return lambda path: write_atomically(path, text())
 
 
 def format_notes(remarks: Iterable[str]) -> Iterator[Text]:
@@ -215,7 +215,7 @@ def conclude_sweep(
     def shown(width: int) -> Iterator[Table | Text]:
         from rich.text import Text
 
-        from stoker.lab.plots.bench_tables import failures, format_title, remarks
+        from stoker.lab.plots.sweep_tables import failures, format_title, remarks
 
         yield Text(format_title(sweep))
         if is_ok:

@@ -38,7 +38,7 @@ class Waits:
     for_device: float = 0.0
 
 
-class Split:
+class DecodeSplit:
     """The share of pictures that the device decodes, found by watching who is waited for.
 
     `num_cores` is how many the workers have to decode with.
@@ -65,8 +65,8 @@ class Split:
 
     def __repr__(self) -> str:
         return (
-            f"<Split: {self.share:.0%} decoded by the device; waited {self.waits.for_workers:.0%} of the time for "
-            f"workers, {self.waits.for_device:.0%} for the device>"
+            f"<DecodeSplit: {self.share:.0%} decoded by the device; waited {self.waits.for_workers:.0%} of the time "
+            f"for workers, {self.waits.for_device:.0%} for the device>"
         )
 
     def begin(self) -> None:

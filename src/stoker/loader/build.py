@@ -5,8 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
-from weakref import finalize
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -14,29 +13,23 @@ from stoker.batch.builder import Builders, MapBuilders
 from stoker.batch.collation import Collation, positions_of
 from stoker.batch.ledger import Skipped
 from stoker.batch.result import BatchResult, EndOfStream
-from stoker.deliver import CudaPageLock, Delivery, NvJpeg
 from stoker.engine.inline import Inline
-from stoker.engine.processes.engine import Processes
-from stoker.engine.processes.requests import WorkerOptions
-from stoker.engine.processes.worker import WorkerJob
-from stoker.engine.slots.batch_pickle import SMALL_BYTES
-from stoker.engine.slots.ring import Ring
 from stoker.engine.task import Engine
-from stoker.engine.threads import Threads
+from stoker.foundation.finalizer import Finalizer
 from stoker.foundation.torch_private import pin_memory
-from stoker.loader.auto import TuningDriver
-from stoker.loader.engine_factory import EngineFactory, start_tuned_engine
 from stoker.loader.requests import ErrorCapturingIterator, MapRequests, StreamRequests
 from stoker.loader.state.progress import Progress
-from stoker.loader.state.stream_progress import StreamProgress
-from stoker.loader.stream import StreamBuilders
-from stoker.loader.worker_builders import WorkerBuilders, WorkerInit
 from stoker.plan import Recipe, derived_key
-from stoker.source.protocols import batch_hint_of
+from stoker.source.protocols import batch_hint_of, can_split
 from stoker.tuning.parallelism import Parallelism
 
 if TYPE_CHECKING:
+    from stoker.engine.processes.engine import Processes
+    from stoker.engine.threads import Threads
+    from stoker.loader.auto import TuningDriver
     from stoker.loader.dataloader import DataLoader
+    from stoker.loader.state.stream_progress import StreamProgress
+    from stoker.loader.stream import Sharing, StreamSetting
 
 
 def start_engine(
@@ -46,6 +39,8 @@ def start_engine(
     engine, driver = EngineBuilder(loader, progress).start()
     if loader._device is None:
         return engine, driver
+    from stoker.deliver import Delivery, NvJpeg
+
     fallback: Any = None if loader._decode == "cpu" else HostDecodeFallback(batch_builders(loader))
     delivery: Engine[BatchResult | EndOfStream] = Delivery(
         engine,
@@ -71,12 +66,14 @@ def batch_builders(loader: DataLoader[Any], pin: Callable[[Any], Any] | None = N
         is_batched=loader._auto_collation,
         pin=pin,
         check=None if mixture is None else SampleCheck(mixture),
-        part=None if loader._mesh is None else loader._mesh.part,
+        part=loader._schedule.placement.part,
     )
-    schedule, policy, borrowed = loader._course, loader.ledger.policy, loader._loan
+    schedule, policy, borrowed = loader._schedule, loader.ledger.policy, loader._generators
     if loader._is_stream:
+        from stoker.loader.stream import StreamBuilders
+
         return StreamBuilders(
-            loader.dataset, collation, loader._setting, seed=schedule.seed, policy=policy, borrowed=borrowed
+            loader.dataset, collation, loader._stream_setting, seed=schedule.seed, policy=policy, borrowed=borrowed
         )
     return MapBuilders(
         schedule.dataset,
@@ -99,6 +96,30 @@ class SampleCheck:
         self._mixture.in_epoch(recipe.epoch).check_forms(positions_of(recipe), samples)
 
 
+def stream_setting(loader: DataLoader[Any]) -> StreamSetting:
+    """Return how an iterable dataset is shared out among workers and ranks, and cut into batches."""
+    from stoker.loader.stream import StreamSetting
+
+    schedule, num_workers = loader._schedule, max(1, loader.num_workers)
+    sharing: Sharing = "whole"
+    if num_workers * schedule.num_ranks > 1:
+        if loader.shard is None:
+            sharing = "own"
+        elif can_split(loader.dataset):
+            sharing = "split"
+    return StreamSetting(
+        sharing=sharing,
+        batch_size=schedule.batch_size,
+        rank=schedule.rank,
+        num_ranks=schedule.num_ranks,
+        num_workers=num_workers,
+        tail=schedule.tail,
+        hides_worker=loader.shard == "auto",
+        stays=loader.persistent_workers,
+        layout=schedule.layout,
+    )
+
+
 class EngineBuilder:
     """Builds the engines of one iteration of a loader: inline, threads, or worker processes.
 
@@ -115,6 +136,8 @@ class EngineBuilder:
         if loader._has_workers and self._pin is not None and self._pin.device is None:
             warnings.warn("worker processes give page-locked batches for CUDA alone; these are not", stacklevel=4)
         if loader.auto is not None:
+            from stoker.loader.engine_factory import EngineFactory, start_tuned_engine
+
             return start_tuned_engine(EngineFactory(self, loader.auto, recipes), loader.auto)
         setting = Parallelism(loader.num_workers, loader.num_threads, loader.prefetch_factor or 1)
         if setting.num_workers:
@@ -141,6 +164,8 @@ class EngineBuilder:
         if setting.is_inline:
             build = builders.build
             return Inline(recipes, build if loader.auto is None else loader.auto.footprint.watched(build))
+        from stoker.engine.threads import Threads
+
         tasks: Iterator[Any] = map(builders.builder, recipes)
         return Threads(
             tasks,
@@ -153,18 +178,18 @@ class EngineBuilder:
     def requests(self, recipes: Iterator[Any]) -> MapRequests | StreamRequests:
         """Return what is asked of worker processes."""
         chosen = self.loader._chosen_epoch
-        if isinstance(self.progress, StreamProgress):
-            return StreamRequests(self.progress, recipes, chosen_epoch=chosen)
+        if self.loader._is_stream:
+            return StreamRequests(cast("StreamProgress", self.progress), recipes, chosen_epoch=chosen)
         return MapRequests(recipes, chosen_epoch=chosen, next_hint=self._next_hint())
 
     def _next_hint(self) -> Callable[[], Any]:
         loader = self.loader
-        return batch_hint_of(loader._course.dataset) if loader.split is None else loader.split.batch_hint
+        return batch_hint_of(loader._schedule.dataset) if loader.split is None else loader.split.batch_hint
 
     def peeked_hint(self) -> Any:
         """Return the hint for a recipe that is only measured, and does not count."""
         loader = self.loader
-        return batch_hint_of(loader._course.dataset)() if loader.split is None else loader.split.share
+        return batch_hint_of(loader._schedule.dataset)() if loader.split is None else loader.split.share
 
     def context(self) -> Any:
         """Return the multiprocessing context that worker processes are started with."""
@@ -179,16 +204,29 @@ class EngineBuilder:
         if loader._processes is not None:
             return loader._processes
         is_delivered = loader._device is not None and loader._device.type == "cuda"
+        from stoker.engine.processes.engine import Processes
+        from stoker.engine.processes.requests import WorkerOptions
+        from stoker.engine.processes.worker import WorkerJob
+        from stoker.engine.slots.batch_pickle import SMALL_BYTES
+        from stoker.loader.worker_builders import WorkerBuilders, WorkerInit
+
         if loader._ring is None:
+            from stoker.engine.slots.ring import Ring
+
+            page_lock = None
+            if locks:
+                from stoker.deliver import CudaPageLock
+
+                page_lock = CudaPageLock()
             # a delivery sees to it that slots are not used again before their copies are complete
-            loader._ring = Ring(CudaPageLock() if locks else None, is_watched=is_delivered)
-            finalize(loader, loader._ring.close)
+            loader._ring = Ring(page_lock, is_watched=is_delivered)
+            Finalizer(loader, loader._ring.close)
         options = WorkerOptions(
             num_workers=setting.num_workers,
             num_threads=setting.num_threads,
             prefetch_factor=setting.prefetch_factor,
             context=self.context(),
-            seed=derived_key(loader._course.seed, self.progress.epoch) >> 1,
+            seed=derived_key(loader._schedule.seed, self.progress.epoch) >> 1,
             timeout=loader.timeout,
             in_order=loader.in_order,
             is_assigned=loader._is_stream,
@@ -198,9 +236,9 @@ class EngineBuilder:
             most_workers=0 if loader.auto is None else loader.auto.most_workers,
         )
         builders = WorkerBuilders(batch_builders(loader), loader._chosen_epoch)
-        job = WorkerJob(builders, loader._course.dataset, WorkerInit(loader.worker_init_fn))
+        job = WorkerJob(builders, loader._schedule.dataset, WorkerInit(loader.worker_init_fn))
         workers: Processes[BatchResult | EndOfStream] = Processes(
-            job, options, loader._ring, is_persistent=loader.persistent_workers, tally=loader.counters.tally
+            job, options, loader._ring, is_persistent=loader.persistent_workers, tally=loader.counters.worker_totals
         )
         if loader.persistent_workers:
             loader._processes = workers
