@@ -309,3 +309,34 @@ def test_what_we_offer_ourselves_passes(tmp_path: Path) -> None:
     for dataset in (stoker.Lines(text), array, packed, mixture, images):
         assert "pickling" in check_dataset(dataset, other_process=False), dataset
     assert "split" in check_dataset(stoker.Lines(text).stream())
+
+
+class PerEpoch(Plain):
+    epoch = 0
+
+    def in_epoch(self, epoch: int) -> PerEpoch:
+        view = PerEpoch()
+        view.epoch = epoch
+        return view
+
+    def __getitem__(self, position: int) -> Any:
+        return position + 100 * self.epoch
+
+
+class PassesOn(Plain):
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getitem__(self, position: int) -> Any:
+        return self.inner[position]
+
+    def in_epoch(self, epoch: int) -> PassesOn:
+        return PassesOn(self.inner.in_epoch(epoch))
+
+
+def test_a_wrapper_that_hides_the_epochs_is_noticed() -> None:
+    with pytest.warns(UserWarning, match=r"in_epoch\(\) that its wrapper does not pass on"):
+        stoker.DataLoader(Subset(PerEpoch(), [1, 2, 3]), batch_size=2)
+    for dataset in (PerEpoch(), PassesOn(PerEpoch())):
+        loader: Any = stoker.DataLoader(dataset, batch_size=10)
+        assert [batch.min().item() for epoch in range(2) for batch in loader] == [0, 100]
