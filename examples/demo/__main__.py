@@ -194,7 +194,7 @@ def _draw_plot(out: Path, inline: Run, overlapped: Run, shapes: Shapes, done: Pr
 
 def _write_report(out: Path, inline: Run, overlapped: Run) -> Path:
     """Write the page comparing the two training runs."""
-    from stoker.view import report
+    from stoker.lab.page import report
 
     return report(overlapped.record, against=inline.record).save(out / "report.html")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ArgumentError, WorkerDied
 from stoker.foundation import machine
-from stoker.lab.plots.batch_tables import batch_remarks
+from stoker.lab.plots.batch_size_results import batch_remarks
 from stoker.lab.trial.batch_size import OK, OUT_OF_MEMORY, SLOW, BatchTrial, BatchTune, round_size, tune_batch
 
 pytestmark = pytest.mark.timed
