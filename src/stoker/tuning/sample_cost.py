@@ -97,17 +97,17 @@ def measure_samples(probe: CostProbe) -> SampleCost:
         probe.do(1)
         first = 2
     middle = first + max(1, (num_units - first) // 3)
-    alone = _Measurement(probe, range(first, max(middle, first + 1)) if first < num_units else range(1))
+    alone = _TimedUnits(probe, range(first, max(middle, first + 1)) if first < num_units else range(1))
     cpu_began = time.thread_time()
     unit_seconds = alone.unit_seconds()
     cpu_seconds = time.thread_time() - cpu_began
     others = range(middle, num_units) if middle + 1 < num_units else range(num_units)
     speedup = 1.0
     if len(others) > 1:
-        rate = _Measurement(probe, others).rate_of_two()
+        rate = _TimedUnits(probe, others).rate_of_two()
         speedup = rate * unit_seconds
         if speedup > IMPLAUSIBLE:  # the first units were read from a disk, or another program interfered
-            speedup = rate * _Measurement(probe, others).unit_seconds()
+            speedup = rate * _TimedUnits(probe, others).unit_seconds()
     return SampleCost(
         unit_seconds=unit_seconds,
         unit_cpu_seconds=min(unit_seconds, cpu_seconds / alone.num_done),
@@ -117,7 +117,7 @@ def measure_samples(probe: CostProbe) -> SampleCost:
     )
 
 
-class _Measurement:
+class _TimedUnits:
     """Units done by one thread or two, until time is up or no units are left."""
 
     def __init__(self, probe: CostProbe, units: range) -> None:
