@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import ConcatDataset, Subset
 
 from stoker.errors import ArgumentError, BadLength, EmptyDataset, MissingExtra
 from stoker.loader.arguments import Arguments
 from stoker.plan import Sequential, order_named
+from stoker.source.protocols import decodes_on, knows_settings, leaves_files, wrapped_by_torch, writes_rows
 from stoker.tuning.parallelism import AUTO
 
 
@@ -104,15 +104,27 @@ def check_length(dataset: Any) -> None:
             raise BadLength(type(dataset).__name__, returned=repr(type(dataset).__len__(dataset))) from error
 
 
-def check_schedule(steps_of: int | None, batch_size: int) -> None:
+def warn_of_other_steps(steps_of: int | None, batch_size: int) -> None:
     """Warn if a mixture's schedule counts other steps than a loader that begins with it."""
     if steps_of is not None and steps_of != batch_size:
         warnings.warn(
             f"the mixture's schedule counts steps of {steps_of} samples, and those of this loader have {batch_size} "
             "over all ranks: weights change at other steps than the schedule says\n"
             "hint: pass mix(batch_size=...), the loader's batch_size times the number of ranks",
-            stacklevel=4,
+            stacklevel=3,
         )
+
+
+def check_epoch(mixture: Any, progress: Any) -> None:
+    """Refuse an epoch that a mixture does not have, or has with another length: here, and not in a worker."""
+    length = len(mixture.in_epoch(progress.epoch))
+    if length != progress.plan.num_samples:
+        raise ArgumentError(
+            f"epoch {progress.epoch} of the mixture has {length} samples; since its terms changed, epochs have "
+            f"{progress.plan.num_samples}",
+            hint="load a state of that time to go back to it",
+        )
+    mixture.check_readable(progress.epoch, progress.ordinal)
 
 
 def resolved_decode(dataset: Any, device: torch.device | None, *, collates: bool) -> str:
@@ -120,14 +132,14 @@ def resolved_decode(dataset: Any, device: torch.device | None, *, collates: bool
 
     A dataset that leaves all to the device is refused where it cannot be; one that leaves it to us is read by the CPU.
     """
-    if any(getattr(inner, "decode", None) == "device" for inner in datasets_inside(dataset)):
+    if any(decodes_on(inner) == "device" for inner in wrapped_by_torch(dataset)):
         raise ArgumentError(
             f"decode='device' leaves whole batches to the device, and torch's {type(dataset).__name__} is read sample "
             "by sample",
             hint="choose pictures with images.subset(positions), or use decode='cpu' or 'auto'",
         )
-    decode = getattr(dataset, "decode", None)
-    if decode not in ("device", "auto") or not callable(getattr(dataset, "open_batch", None)):
+    decode = decodes_on(dataset)
+    if decode not in ("device", "auto") or not writes_rows(dataset):
         return "cpu"
     from stoker.deliver import check_nvjpeg
 
@@ -143,23 +155,15 @@ def resolved_decode(dataset: Any, device: torch.device | None, *, collates: bool
         if decode == "device":
             raise
         return "cpu"
-    is_possible = collates and getattr(dataset, "leaves_files", True) is True
+    is_possible = collates and leaves_files(dataset)
     return decode if is_possible else "cpu"
 
 
 def check_expected(dataset: Any, settings: Mapping[str, Any]) -> None:
     """Let a dataset that knows how it was made refuse what it was not made with."""
-    expect = getattr(dataset, "expect", None)
-    if not callable(expect):
+    if not knows_settings(dataset):
         raise ArgumentError(
             f"{type(dataset).__name__} does not tell how it was made, so nothing can be expected of it",
             hint="expect= is for stores; leave it out, or prepare the data with `stoker prepare`",
         )
-    expect(settings)
-
-
-def datasets_inside(dataset: Any) -> list[Any]:
-    """Return the datasets that torch has taken a part of, or put beside each other."""
-    if isinstance(dataset, Subset):
-        return [dataset.dataset]
-    return dataset.datasets if isinstance(dataset, ConcatDataset) else []
+    dataset.expect(settings)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.loader.arguments import Arguments
-from stoker.loader.checks import datasets_inside
 from stoker.loader.sharing.ranks import share_of_cores
+from stoker.source.protocols import prefers_process
 from stoker.tuning.parallelism import AUTO, Choice, SearchSpace, search_space_for
 
 if TYPE_CHECKING:
@@ -24,14 +24,10 @@ def resolve_parallelism(arguments: Arguments, *, is_stream: bool, is_foreign: bo
         return arguments, None
     from stoker.loader.auto import Auto
 
-    space = search_space(
-        arguments, num_cores=share_of_cores(), is_stream=is_stream, is_foreign=is_foreign
-    )
+    space = search_space(arguments, num_cores=share_of_cores(), is_stream=is_stream, is_foreign=is_foreign)
     auto = Auto(space)
     num_workers, num_threads, prefetch_factor = auto.arguments
-    arguments = replace(
-        arguments, num_workers=num_workers, num_threads=num_threads, prefetch_factor=prefetch_factor
-    )
+    arguments = replace(arguments, num_workers=num_workers, num_threads=num_threads, prefetch_factor=prefetch_factor)
     return arguments, None if space.is_fixed else auto
 
 
@@ -40,7 +36,7 @@ def workers_for(dataset: Any, num_workers: Choice, num_threads: Choice) -> Choic
 
     Where there can be none, threads stay here.
     """
-    wants_one = bool(num_threads) and num_workers == 0 and _prefers_process(dataset)
+    wants_one = bool(num_threads) and num_workers == 0 and prefers_process(dataset)
     return 1 if wants_one and _can_have_processes() else num_workers
 
 
@@ -72,7 +68,3 @@ def search_space(arguments: Arguments, *, num_cores: int, is_stream: bool, is_fo
 def _can_have_processes() -> bool:
     """Return whether there can be workers: not on every system, and not in a daemon process, which must have none."""
     return sys.platform == "linux" and not multiprocessing.current_process().daemon
-
-
-def _prefers_process(dataset: Any) -> bool:
-    return getattr(dataset, "prefers_process", False) is True or any(map(_prefers_process, datasets_inside(dataset)))
