@@ -29,7 +29,7 @@ from stoker.errors import ArgumentError
 from stoker.lab.diagnose.doctor import doctor
 from stoker.lab.watch.hook import recording
 from stoker.lab.watch.hook.install import attach, detach
-from stoker.lab.watch.watch import Session, watch
+from stoker.lab.watch.watch import WatchSession, watch
 from tests.lab.pathologies import Counting, Meeting, Quick, SharedStream, Sleeping, Stream, slow_start
 
 pytestmark = pytest.mark.timed
@@ -453,8 +453,8 @@ def test_a_bug_of_ours_does_not_reach_the_training(kind: Any, monkeypatch: pytes
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("stoker.lab.watch.hook.recording.Recording.add_lap", fail)
-    session = Session()
+    monkeypatch.setattr("stoker.lab.watch.hook.recording.Recording.add_trainer_row", fail)
+    session = WatchSession()
     try:
         loader = kind(Quick(64), batch_size=8, num_workers=1)
         assert sum(len(batch) for batch in loader) == 64
