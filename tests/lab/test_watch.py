@@ -27,7 +27,7 @@ import stoker
 from stoker import DataLoader
 from stoker.errors import ArgumentError
 from stoker.lab.diagnose.doctor import doctor
-from stoker.lab.watch.hook import recording
+from stoker.lab.watch.hook import probe, recording
 from stoker.lab.watch.hook.install import attach, detach
 from stoker.lab.watch.watch import WatchSession, watch
 from tests.lab.pathologies import Counting, Meeting, Quick, SharedStream, Sleeping, Stream, slow_start
@@ -430,6 +430,28 @@ def test_moments_are_seen_in_between() -> None:
     assert len(last.cores) == os.cpu_count()
     assert 0 < last.at <= run.seconds + 1
     assert run.machine["cores"] >= 1
+
+
+def test_a_stoker_loader_is_recognized_where_it_loads_samples() -> None:
+    """By the files that the probe knows, which may be renamed."""
+    seen: set[bool] = set()
+
+    class Looking(Quick):
+        def __getitem__(self, position: int) -> torch.Tensor:
+            seen.add(probe.is_loading(sys._getframe()))
+            return super().__getitem__(position)
+
+    class LookingStream(torch.utils.data.IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            seen.add(probe.is_loading(sys._getframe()))
+            yield torch.zeros(1)
+
+    for dataset, num_threads in ((Looking(8), 0), (Looking(8), 2), (LookingStream(), 0)):
+        loader: Any = DataLoader(dataset, batch_size=4, num_threads=num_threads)
+        assert list(loader)
+        assert seen == {True}
+        seen.clear()
+    assert not probe.is_loading(sys._getframe())
 
 
 # -------------------------------------------------------------------- where our own things fail

@@ -284,7 +284,7 @@ class Collector:
         ]
 
     def _with_copies(self, found: list[Stats]) -> list[Stats]:
-        """Attribute a process's copies to its loader with the most batches: which loader's batch was copied is unknown."""
+        """Attribute a process's copies to its loader with most batches, as it is unknown whose batches were copied."""
         for note in self._notes.values():
             copies = note.get("copies")
             own = [stats for stats in found if stats.trainer is not None and stats.trainer.pid == note.get("pid")]

@@ -41,7 +41,8 @@ _OURS = os.path.dirname(stoker.__file__)
 _HOOK = os.path.dirname(os.path.abspath(__file__))
 _LOADER_THREAD = re.compile(r"stoker-\d+")
 """Names of the Stoker loader's threads."""
-_LOADING_FILES = tuple(os.path.join(_OURS, "loader", name) for name in ("work.py", "stream.py"))
+LOADING_FILES = tuple(os.path.join(_OURS, name) for name in ("batch/builder.py", "loader/stream.py"))
+"""Where batches are built: a thread with a frame in one of these loads one."""
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")} - {None})
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 """Folders of libraries, including those of other environments."""
@@ -123,7 +124,7 @@ class Probe:
                     step[1][_place(frame)] += weight
                     continue
                 # a thread that has begun since did not hold the GIL when it was requested
-                if recording.working.get(ident, inf) <= due or (self.sees_ours and _loads(frame)):
+                if recording.working.get(ident, inf) <= due or (self.sees_ours and is_loading(frame)):
                     num_seen += 1
                     key, line = _place(frame)
                     self._places.setdefault(key, Counter())[line] += weight
@@ -155,10 +156,10 @@ def _shares(seen: Counter[_Place]) -> dict[str, Any]:
     return {"num": num, "places": places}
 
 
-def _loads(frame: FrameType | None) -> bool:
+def is_loading(frame: FrameType | None) -> bool:
     """Whether a thread loads a batch of a Stoker loader."""
     while frame is not None:
-        if frame.f_code.co_filename in _LOADING_FILES:
+        if frame.f_code.co_filename in LOADING_FILES:
             return True
         frame = frame.f_back
     return False
