@@ -586,5 +586,5 @@ def test_an_empty_loader_is_told_so() -> None:
     loader: Any = TorchLoader(nothing, batch_size=8)
     diagnosis = doctor(loader, seconds=0.2)
     assert diagnosis.verdict == "nothing-seen"
-    assert diagnosis.says == "the loader gave no batch"
+    assert diagnosis.says == "the loader returned no batch"
     assert "not empty" in diagnosis.advice[0]

@@ -53,7 +53,7 @@ class Search:
             what, _, hint = (now.error or "").partition("\nhint: ")
             raise ArgumentError(
                 f"{target} does not work as it is: {what}",
-                hint=hint or "mend that first; `stoker bench loader` shows the traceback",
+                hint=hint or "fix that first; `stoker bench loader` shows the traceback",
             )
         self._has_threads = now.kind == "stoker"
         first = self._once([self._config(1, 0)])[0]
@@ -233,9 +233,7 @@ def tune(
     check_pace(seconds=seconds, num_batches=num_batches, num_rounds=num_rounds, limit_seconds=limit_seconds)
     limit = num_cores() if max_workers is None else max_workers
     if limit < 1 or any(prefetch < 1 for prefetch in prefetches):
-        raise ArgumentError(
-            "there is nothing to choose from", hint="allow a worker at least, and prefetch factors of 1"
-        )
+        raise ArgumentError("max_workers and prefetches must be at least 1", hint="leave them out to use the defaults")
     pace = Pace(seconds=seconds, num_batches=num_batches)
 
     def request_of(config: Config) -> TrialRequest:
@@ -329,7 +327,7 @@ def _sentences(
     if equal:
         labels = "; ".join(label_of(one.config) for one in sorted(equal, key=seconds_of)[:3])
         verb = "takes" if len(equal) == 1 else "take"
-        says.append(f"{labels} {verb} as long, but for noise; {label_of(best.config)} is the cheapest of them")
+        says.append(f"{labels} {verb} as long, within noise; {label_of(best.config)} is the cheapest")
     if now is not None:
         has = {
             name: now.found[name] for name in ("num_workers", "num_threads", "prefetch_factor") if now.found.get(name)
@@ -337,14 +335,16 @@ def _sentences(
         what = f"as it is ({label_of(has) if has else 'no workers'})"
         times = seconds_of(now) / seconds_of(best)
         if is_within_noise(now, best) and times <= 1 + LEAST_NOISE:
-            says.append(f"{what} it takes as long: for speed, nothing needs to be changed")
+            says.append(f"{what} it is as fast: nothing to change")
         else:
             says.append(f"{what} it takes {times:.2f} times as long")
     if best.config.get("num_workers", 0) * max(1, best.config.get("num_threads", 0)) >= limit and not is_asked:
-        says.append(f"more than {limit} were not tried: there are no more cores; max_workers (--max-workers) allows it")
+        says.append(
+            f"more than {limit} were not tried, as there are no more cores; max_workers (--max-workers) allows it"
+        )
     threads = [one for one in equal if not one.config["num_workers"] and one.config.get("num_threads")]
     if threads and best.config["num_workers"] and not has_step:
-        says.append("threads in the trainer's own process may hold up its step, which was not measured: see --step")
+        says.append("threads in the training process may slow down the step, which was not measured: see --step")
     return says
 
 
