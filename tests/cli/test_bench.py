@@ -65,7 +65,7 @@ def test_a_file_and_a_step_are_named_too(tmp_path: Path) -> None:
     file.write_text("def make_loader(): return [[1, 2, 3]] * 500\ndef make_step(): return len\n")
     told = run("loader", f"{file}:make_loader", "--step", f"{file}:make_step", "--batches", "50", "--repeat", "1")
     assert "train.py:make_loader: 50 batches each" in told
-    assert "as it is" in told
+    assert "current settings" in told
     assert "/step" in told
 
 

@@ -173,7 +173,7 @@ def test_labels_are_words() -> None:
     config = {"num_workers": 1, "num_threads": 2, "batch_size": 64, "prefetch_factor": 4}
     assert label_of(config) == "1 worker, 2 threads, batch 64, prefetch 4"
     assert label_of(config, ["batch_size"]) == "batch 64"
-    assert label_of({}) == "as it is"
+    assert label_of({}) == "current settings"
 
 
 def test_memory_that_is_not_known_does_not_grow(sweep: Sweep) -> None:

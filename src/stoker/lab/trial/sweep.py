@@ -262,7 +262,7 @@ def label_of(config: Config, names: Sequence[str] | None = None) -> str:
             words.append(f"{name.partition('_')[0]} {value}")
         else:
             words.append(str(value))
-    return ", ".join(words) or "as it is"
+    return ", ".join(words) or "current settings"
 
 
 def varied_names(configs: Sequence[Config]) -> list[str]:
