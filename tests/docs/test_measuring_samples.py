@@ -12,9 +12,9 @@ from benchmarks.scale.tables import scale_remarks, scale_table
 from stoker.cli.trials import conclude, conclude_sweep, format_notes
 from stoker.cli.tune import format_verdict
 from stoker.engine.stats import Plain, Quantiles
-from stoker.lab.plots.batch_tables import batch_remarks, batch_table
-from stoker.lab.plots.bench_tables import compare_table, loader_table, tune_table
-from stoker.lab.plots.train_tables import parts_table, train_remarks, ways_table
+from stoker.lab.plots.batch_size_results import batch_remarks, batch_table
+from stoker.lab.plots.sweep_tables import compare_table, loader_table, tune_table
+from stoker.lab.plots.train_results import parts_table, train_remarks, ways_table
 from stoker.lab.trial.batch_size import OUT_OF_MEMORY, BatchTrial, BatchTune
 from stoker.lab.trial.process_memory import ProcessMemory
 from stoker.lab.trial.sweep import Config, Sweep

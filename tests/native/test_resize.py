@@ -163,7 +163,7 @@ def test_nothing_beside_the_output_is_written() -> None:
 )
 def test_a_box_outside_the_picture_is_refused(box: tuple[float, float, float, float]) -> None:
     out = plain(3, 3, 3)
-    with pytest.raises(ArgumentError, match="not within the picture"):
+    with pytest.raises(ArgumentError, match="not inside the image"):
         resize(plain(5, 10, 3), box, out)
     assert (out == 77).all()
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker import native
+from stoker.compose.packs.pack_rows import BestFitRows
 from stoker.compose.packs.packed import Packed
-from stoker.compose.packs.packed_rows import BestFitRows
 from stoker.errors import ArgumentError, DataError
 from stoker.native import ArrayParts, FoundSpans, RowMemory, SpanFinder
 from tests.laws.test_packing import packed_in, places, sizes
@@ -60,7 +60,7 @@ def test_spans_are_found_as_numpy_finds_them(
         rows = np.array(data.draw(st.lists(st.integers(0, len(packed) - 1), max_size=70)), np.int64)
         found = finder_of(packed, epoch)(rows)
         assert found is not None
-        wanted = fitted(packed)._looked_up(rows, epoch)
+        wanted = fitted(packed)._spans_by_numpy(rows, epoch)
         for name, array in wanted._asdict().items():
             assert getattr(found, name).dtype == array.dtype
             np.testing.assert_array_equal(getattr(found, name), array, err_msg=name)
@@ -85,7 +85,7 @@ def test_blocks_that_were_not_seen_are_left_to_numpy(monkeypatch: pytest.MonkeyP
         before = seen.copy()
         seen[...] = False
         assert finder_of(packed)(rows) is None
-        assert not fitted(packed).write(rows, 0, packed._formed(len(rows))[1], np.empty(1 << 20, np.uint8))
+        assert not fitted(packed).write(rows, 0, packed._layout_of(len(rows))[1], np.empty(1 << 20, np.uint8))
         seen[...] = before
         monkeypatch.setattr(packed._documents._files, "_is_vast", True)
         fitted(packed)._finders.clear()

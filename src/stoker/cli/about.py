@@ -89,6 +89,4 @@ def _cuda() -> str:
     if not torch.cuda.is_available():
         return "no devices"
     gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    return "\n".join(
-        f"{number}: {device.name}, {format_bytes(device.total_memory)}" for number, device in enumerate(gpus)
-    )
+    return "\n".join(f"{number}: {gpu.name}, {format_bytes(gpu.total_memory)}" for number, gpu in enumerate(gpus))

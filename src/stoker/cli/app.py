@@ -165,7 +165,7 @@ def stoker(
 ) -> None:
     """Load training data fast, in a deterministic order that can be resumed exactly.
 
-    Is your training waiting for data? [bold cyan]stoker doctor -- python train.py[/] says why, also for torch's loader.
+    Is your training waiting for data? [bold cyan]stoker doctor -- python train.py[/] says why, for torch's loader too.
 
     For details and examples of a command: [bold cyan]stoker COMMAND --help[/]
     """

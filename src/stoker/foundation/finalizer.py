@@ -1,7 +1,7 @@
 """Finalizers that run even if Ctrl-C interrupts them.
 
 When an object is collected, Python calls its finalizer, and a signal handler that raises (Ctrl-C) can interrupt that
-call at any point, also before our first line. Python then reports "Exception ignored in ...", and what the finalizer was
+call at any point, also before our first line. Python then reports "Exception ignored in ...", and what it was
 to free stays. A `Finalizer` therefore stays in a list until it has run to its end, and `run_interrupted` runs what is
 left: before resources of the same kind are made again, and when the interpreter exits.
 """

@@ -1,7 +1,7 @@
-"""What is quicker in C than in NumPy, where a C compiler was there when Stoker was installed.
+"""C helpers for what runs in every batch, compiled if a C compiler was available when Stoker was installed.
 
-Nothing needs it: each function says by False that NumPy has to do the same, which it does, only slower.
-`STOKER_NATIVE=0` turns it off, and `stoker about` tells whether it is in use.
+None of them is required: each function returns False where the library is not loaded, and NumPy then does the same,
+slower. `STOKER_NATIVE=0` turns them off; `stoker about` shows whether they are in use.
 """
 
 from stoker.native.apportionment import apportion

@@ -1,4 +1,4 @@
-"""What a JPEG file says of itself before its pixels: no decoder is needed, and it takes microseconds."""
+"""Read the headers of JPEG files, without a decoder, in microseconds."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class JpegHeader(NamedTuple):
     height: int
     num_components: int
     precision: int
-    """Bits of a number: 8, save in rare files."""
+    """Bits per channel: 8, except in rare files."""
     orientation: int = 1
-    """How it is to be turned, from 1 (not at all) to 8: EXIF's, or XMP's where that says nothing."""
+    """EXIF orientation, 1 (upright) to 8; from XMP where EXIF has none."""
     is_progressive: bool = False
     adobe_transform: int | None = None
-    """What Adobe's marker says of the colours: 0 for none (RGB or CMYK), 1 for YCbCr, 2 for YCCK."""
+    """Color transform in Adobe's marker: 0 for none (RGB or CMYK), 1 for YCbCr, 2 for YCCK."""
     has_end: bool = False
-    """Whether a mark of the end follows the data: what was cut off has none."""
+    """Whether an end marker follows the data; truncated files have none."""
     is_arithmetic: bool = False
-    """Whether it is of the rare kind that few decoders can read."""
+    """Whether it uses arithmetic coding, which few decoders support."""
 
 
 def jpeg_header(data: Any) -> JpegHeader | None:
-    """Return what a JPEG file in memory (bytes, a memoryview, an array of bytes) says of itself before its pixels.
+    """Return the header of a JPEG file in memory (bytes, a memoryview, an array of bytes).
 
-    None if it is no JPEG file, of a kind that libjpeg does not decode, or if its header is damaged.
+    None if it is not a JPEG file, is of a kind that libjpeg does not decode, or has a damaged header.
     """
     native = library()
     if native is None:
@@ -56,7 +56,7 @@ def jpeg_header(data: Any) -> JpegHeader | None:
 
 _NOTHING = bytes(9 * 8)
 
-# ------------------------------------------------------------ the same in Python
+# ------------------------------------------------------------ the same in Python, where the library is not loaded
 
 _FRAMES = {0xC0, 0xC1, 0xC2, 0xC9, 0xCA}
 _TABLES = {0xC4, 0xCC, 0xDB, 0xDC, 0xDD}

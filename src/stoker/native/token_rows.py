@@ -1,6 +1,9 @@
-"""Rows of tokens, put together in one pass.
+"""Rows of tokens, written in one pass.
 
-Each function returns False, having written nothing, where the library is not there or has no code for these arrays.
+Each function returns False, having written nothing, where the library is not loaded or has no code for these arrays.
+
+Shapes: V values in `flat`; S spans, of all rows together; R rows to write, into outputs of B rows with T columns; at
+most M spans in a row.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError
-from stoker.native.arrays import BOOL, INT32, SOURCES, TARGETS, address, check_writeable, inputs, is_readable
+from stoker.native.arrays import BOOL, INT32, SOURCES, TARGETS, address, as_input, check_writeable, is_readable
 from stoker.native.faults import raise_fault
 from stoker.native.library import library
 
@@ -35,15 +38,16 @@ def fill_rows(
     pad: int = 0,
     ignored: int = -100,
 ) -> bool:
-    """Write rows `rows` of the outputs, those that are given, from spans of `flat`.
+    """Write rows `rows` [R] of the given outputs, [B, T] and `cu_seqlens` [B, M + 1], from spans of `flat` [V].
 
-    Row `rows[r]` has the spans `row_starts[r]` to `row_starts[r + 1]`, one after the other. Span `s` is
-    `flat[elements[s] : elements[s] + sizes[s]]`; the label of a token is the one behind it, and that of the span's last
-    is found there too if `has_next[s]`, otherwise it is `ignored`. What is left of the row has `pad` as tokens,
-    `ignored` as labels, positions of its own and the document -1. `cu_seqlens` gets 0, the ends of the spans, and the
-    length of the row up to its end. Numbers that the outputs cannot hold lose their upper bits, as with `astype`.
+    Row `rows[r]` gets the spans `row_starts[r]` to `row_starts[r + 1]`, one after the other. Span `s` is
+    `flat[elements[s] : elements[s] + sizes[s]]`. The label of a token is the token after it; that of the span's last
+    token is read from `flat` too if `has_next[s]`, and is `ignored` otherwise. The rest of the row is padding: token
+    `pad`, label `ignored`, document -1, positions that start at 0 again. `cu_seqlens` is 0, then the ends of the spans,
+    then the length of the row up to its last entry. Numbers that do not fit an output lose their upper bits, as with
+    `astype`.
 
-    False if there is no code for these types or layouts; `ArgumentError` if something cannot be.
+    Raises `ArgumentError` if something is out of range.
     """
     native = library()
     if native is None:
@@ -51,30 +55,24 @@ def fill_rows(
     source = SOURCES.get(flat.dtype)
     if source is None or flat.ndim != 1 or not is_readable(flat):
         return False
+    columns = {"tokens": tokens, "labels": labels, "positions": positions, "document_ids": document_ids}
     shape: tuple[int, ...] | None = None
-    for name, array in (
-        ("tokens", tokens),
-        ("labels", labels),
-        ("positions", positions),
-        ("document_ids", document_ids),
-    ):
+    for name, array in columns.items():
         if array is None:
             continue
         if array.ndim != 2:
             raise ArgumentError(f"{name} has {array.ndim} dimensions", hint="outputs are [rows, length]")
         if array.dtype not in TARGETS if name in ("tokens", "labels") else array.dtype != INT32:
             return False
-        if shape is None:
-            shape = array.shape
+        shape = shape or array.shape
         if array.shape != shape or not array.flags.carray:
             check_writeable(name, array, shape)
             return False
     if shape is None:
-        raise ArgumentError("there is no row to write", hint="pass tokens, labels, positions or document_ids")
+        raise ArgumentError("there is no output to write", hint="pass tokens, labels, positions or document_ids")
     num_places, length = shape
     if length > LONGEST:
         return False
-    width = 0
     if cu_seqlens is not None:
         if cu_seqlens.ndim != 2 or len(cu_seqlens) != num_places:
             raise ArgumentError(
@@ -83,12 +81,11 @@ def fill_rows(
         if cu_seqlens.dtype != INT32 or not cu_seqlens.flags.carray:
             check_writeable("cu_seqlens", cu_seqlens, cu_seqlens.shape)
             return False
-        width = cu_seqlens.shape[1]
-    token_bytes = 8 if tokens is None else bytes_for("pad", pad, tokens.dtype)
-    label_bytes = 8 if labels is None else bytes_for("ignored", ignored, labels.dtype)
-    elements, sizes = inputs("elements", elements), inputs("sizes", sizes)
-    has_next = inputs("has_next", has_next, dtype=BOOL)
-    row_starts, rows = inputs("row_starts", row_starts), inputs("rows", rows)
+    token_bytes = 8 if tokens is None else checked_bytes("pad", pad, tokens.dtype)
+    label_bytes = 8 if labels is None else checked_bytes("ignored", ignored, labels.dtype)
+    elements, sizes = as_input("elements", elements), as_input("sizes", sizes)
+    has_next = as_input("has_next", has_next, dtype=BOOL)
+    row_starts, rows = as_input("row_starts", row_starts), as_input("rows", rows)
     num_spans, num_rows = len(sizes), len(rows)
     if len(elements) != num_spans or len(has_next) != num_spans or len(row_starts) != num_rows + 1:
         raise ArgumentError(
@@ -97,44 +94,41 @@ def fill_rows(
             hint="the first three have a number for each span, row_starts one more than rows",
         )
     found = native.fill_rows(
-        address(flat),
-        flat.shape[0],
-        source,
-        address(elements),
-        address(sizes),
-        address(has_next),
-        num_spans,
-        address(row_starts),
-        address(rows),
-        num_rows,
-        num_places,
-        length,
-        0 if tokens is None else address(tokens),
-        token_bytes,
-        pad,
-        0 if labels is None else address(labels),
-        label_bytes,
-        ignored,
-        0 if positions is None else address(positions),
-        0 if document_ids is None else address(document_ids),
-        0 if cu_seqlens is None else address(cu_seqlens),
-        width,
+        flat=address(flat),
+        num_values=len(flat),
+        source=source,
+        elements=address(elements),
+        sizes=address(sizes),
+        has_next=address(has_next),
+        num_spans=num_spans,
+        row_starts=address(row_starts),
+        rows=address(rows),
+        num_rows=num_rows,
+        num_places=num_places,
+        length=length,
+        token_bytes=token_bytes,
+        pad=pad,
+        label_bytes=label_bytes,
+        ignored=ignored,
+        cu_seqlens=_address_or_0(cu_seqlens),
+        width=0 if cu_seqlens is None else cu_seqlens.shape[1],
+        **{name: _address_or_0(array) for name, array in columns.items()},
     )
     if found:
         raise_fault(found)
     return True
 
 
-def bytes_for(name: str, number: int, dtype: np.dtype[Any]) -> int:
-    """Return how many bytes a number of an output has, after a look at whether it can hold `number`."""
+def checked_bytes(name: str, number: int, dtype: np.dtype[Any]) -> int:
+    """Return the bytes of an output's numbers, or raise `ArgumentError` if `number` does not fit."""
     num_bytes, smallest, largest = TARGETS[dtype]
     if not smallest <= number <= largest:
-        raise ArgumentError(f"{name}={number} is no number of {dtype}", hint=f"use {smallest} to {largest}")
+        raise ArgumentError(f"{name}={number} does not fit {dtype}", hint=f"use {smallest} to {largest}")
     return num_bytes
 
 
 def can_gather(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    """Return whether `gather_rows` is there for these types."""
+    """Return whether `gather_rows` is available for these types."""
     return library() is not None and source in SOURCES and target in TARGETS
 
 
@@ -145,11 +139,10 @@ def gather_rows(
     tokens: NDArray[Any] | None,
     labels: NDArray[Any] | None = None,
 ) -> bool:
-    """Write `length` values of `flat` from each of `elements` on into `tokens`, and those from one later into `labels`.
+    """Copy `length` values of `flat` [V] from each of `elements` [R] into `tokens` [R, length], and into `labels` the
+    values one position later.
 
-    Row `r` of the outputs, those that are given, begins with `flat[elements[r]]`, and `flat[elements[r] + 1]`.
-
-    False if there is no code for these types or layouts; `ArgumentError` if something cannot be.
+    Raises `ArgumentError` if something is out of range.
     """
     native = library()
     if native is None:
@@ -157,7 +150,7 @@ def gather_rows(
     source = SOURCES.get(flat.dtype)
     if source is None or flat.ndim != 1 or not is_readable(flat) or length < 1:
         return False
-    elements = inputs("elements", elements)
+    elements = as_input("elements", elements)
     shape = len(elements), length
     for name, array in (("tokens", tokens), ("labels", labels)):
         if array is None:
@@ -168,17 +161,21 @@ def gather_rows(
             check_writeable(name, array, shape)
             return False
     found = native.gather_rows(
-        address(flat),
-        flat.shape[0],
-        source,
-        address(elements),
-        shape[0],
-        length,
-        0 if tokens is None else address(tokens),
-        8 if tokens is None else tokens.itemsize,
-        0 if labels is None else address(labels),
-        8 if labels is None else labels.itemsize,
+        flat=address(flat),
+        num_values=len(flat),
+        source=source,
+        elements=address(elements),
+        num_rows=len(elements),
+        length=length,
+        tokens=_address_or_0(tokens),
+        token_bytes=8 if tokens is None else tokens.itemsize,
+        labels=_address_or_0(labels),
+        label_bytes=8 if labels is None else labels.itemsize,
     )
     if found:
         raise_fault(found)
     return True
+
+
+def _address_or_0(array: NDArray[Any] | None) -> int:
+    return 0 if array is None else address(array)

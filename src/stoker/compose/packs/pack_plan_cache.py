@@ -1,4 +1,4 @@
-"""Where plans of packed rows are kept: a small store for each, beside the tokens, under a key of all it depends on."""
+"""Packing plans on disk: each a small store beside the tokens, named by a hash of everything it depends on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,22 @@ from stoker.store import Column, Store, Writer
 from stoker.store.reader import Stretch
 
 VERSION = 2
-"""Of the algorithm and of the tables: plans of another one are not looked at."""
+"""Version of the algorithm and the tables. Plans of other versions are ignored."""
 
-WRITTEN_TOGETHER = 1 << 24
-"""Numbers that are handed to the writer in one go."""
+MAX_WRITTEN = 1 << 24
+"""Numbers that are passed to the writer at a time."""
 
 _log = logging.getLogger("stoker")
-_told: set[Path] = set()
+_warned_of: set[Path] = set()
 
 
 class PackPlanCache:
-    """A folder for plans of one source, or for none (`folder=None`). Holds names alone, so it pickles in no time."""
+    """Cache directory for the plans of one source; with None they stay in memory. Holds only paths: cheap to pickle."""
 
     def __init__(self, folder: Path | None, *, fingerprint: str, settings: dict[str, Any], is_own: bool) -> None:
         self._folder = folder
         self._is_own = is_own
-        """The folder is for one source's plans, so that others' are of a source that is no more."""
+        """The folder belongs to one source, so plans with another fingerprint are stale and are removed."""
         self._depends_on = {"version": VERSION, "source": fingerprint, **settings}
         words = json.dumps(self._depends_on, sort_keys=True).encode()
         self._source = hashlib.blake2b(fingerprint.encode(), digest_size=8).hexdigest()
@@ -45,68 +46,70 @@ class PackPlanCache:
 
     @property
     def path(self) -> Path | None:
-        """Where the plan is, if it is kept."""
+        """Where the plan is cached, if at all."""
         return None if self._folder is None else self._folder / self._key
 
-    def layout(self, planned: Callable[[], PackTables]) -> tuple[PackTables, bool]:
-        """Return the plan, and whether it is on the shelf: found there, or planned and put there, or only planned.
+    def load_or_make(self, plan: Callable[[], PackTables]) -> tuple[PackTables, bool]:
+        """Return the plan, and whether it is on disk: loaded from there, or made and written, or only made.
 
-        Of several processes one plans, and the others wait for it.
+        Of several processes, one plans and the others wait for it.
         """
         path = self.path
         if path is None:
-            return planned(), False
-        found = self._opened()
+            return plan(), False
+        found = self._load()
         if found is not None:
             return found, True
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            return self._only_planned(planned, error)
-        with _alone(path.parent):
-            found = self._opened()  # somebody else may have been quicker
+            return self._keep_in_memory(plan, error)
+        with _exclusive(path.parent):
+            found = self._load()  # another process may have written it meanwhile
             if found is not None:
                 return found, True
-            return self._put(planned)
+            return self._write(plan)
 
-    def renewed(self, planned: Callable[[], PackTables]) -> PackTables:
-        """Return the plan after a part of it was found to be damaged: planned anew, unless somebody else has."""
+    def replace_damaged(self, plan: Callable[[], PackTables]) -> PackTables:
+        """Return the plan after a part of it was found damaged: made again, unless another process has done that."""
         path = self.path
         assert path is not None
-        with _alone(path.parent):
-            found = self._opened(is_thorough=True)
+        with _exclusive(path.parent):
+            found = self._load(is_thorough=True)
             if found is not None:
                 return found
-            _log.warning("the plan of packed rows in %s is damaged, and is made anew", path)
-            return self._put(planned)[0]
+            _log.warning("the packing plan in %s is damaged; planning again", path)
+            return self._write(plan)[0]
 
-    def _put(self, planned: Callable[[], PackTables]) -> tuple[PackTables, bool]:
+    def _write(self, plan: Callable[[], PackTables]) -> tuple[PackTables, bool]:
         path = self.path
         assert path is not None
-        layout = planned()
+        tables = plan()
         try:
             shutil.rmtree(path, ignore_errors=True)  # half written, or damaged
-            written(path, layout, meta={"pack": {"depends_on": self._depends_on, "facts": layout.facts.to_json()}})
-        except (OSError, ArgumentError, DataError) as error:  # DataError: somebody removed what was being written
+            write_plan(path, tables, meta={"pack": {"depends_on": self._depends_on, "facts": asdict(tables.facts)}})
+        except (
+            OSError,
+            ArgumentError,
+            DataError,
+        ) as error:  # DataError: another process removed what was being written
             shutil.rmtree(path, ignore_errors=True)
-            return self._only_planned(lambda: layout, error)
+            return self._keep_in_memory(lambda: tables, error)
         if self._is_own:
-            self._clear_up(path.parent)
-        found = self._opened()
-        return (layout, False) if found is None else (found, True)
+            self._remove_stale(path.parent)
+        found = self._load()
+        return (tables, False) if found is None else (found, True)
 
-    def _only_planned(self, planned: Callable[[], PackTables], error: Exception) -> tuple[PackTables, bool]:
+    def _keep_in_memory(self, plan: Callable[[], PackTables], error: Exception) -> tuple[PackTables, bool]:
         assert self._folder is not None
-        if self._folder not in _told:
-            _told.add(self._folder)
+        if self._folder not in _warned_of:
+            _warned_of.add(self._folder)
             reason = str(error).splitlines()[0]
-            _log.warning(
-                "the plan of packed rows is kept in memory: it cannot be kept in %s (%s)", self._folder, reason
-            )
-        return planned(), False
+            _log.warning("the packing plan stays in memory: it cannot be written to %s (%s)", self._folder, reason)
+        return plan(), False
 
-    def _opened(self, *, is_thorough: bool = False) -> PackTables | None:
-        """Return the plan on the shelf; None if there is none, or none that can be used."""
+    def _load(self, *, is_thorough: bool = False) -> PackTables | None:
+        """Return the plan on disk; None if there is none, or none that can be used."""
         path = self.path
         assert path is not None
         try:
@@ -114,17 +117,17 @@ class PackPlanCache:
             meta = store.meta["pack"]
             if meta["depends_on"] != self._depends_on:
                 return None
-            layout = read(store, PackFacts.from_json(meta["facts"]))
-            layout.check(self._depends_on["length"], is_laid=self._depends_on["strategy"] == "concat")
+            tables = read_plan(store, PackFacts.from_json(meta["facts"]))
+            tables.check(self._depends_on["length"], is_concat=self._depends_on["strategy"] == "concat")
             if is_thorough:
                 for name in ("order", "pieces"):
-                    whole(store, name)
+                    read_column(store, name)
         except (DataError, OSError, ValueError, TypeError, KeyError):
             return None
-        return layout
+        return tables
 
-    def _clear_up(self, folder: Path) -> None:
-        """Remove the plans for what the source was before."""
+    def _remove_stale(self, folder: Path) -> None:
+        """Remove plans of earlier contents of the source."""
         with suppress(OSError):
             for path in folder.iterdir():
                 if not path.name.startswith(f"{self._source}-"):
@@ -132,8 +135,8 @@ class PackPlanCache:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let one process, or thread, at a time plan in a folder; where folders cannot be locked, all at once."""
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Let one process or thread at a time plan in a folder; where folders cannot be locked, several may."""
     descriptor = -1
     try:
         with suppress(OSError):
@@ -143,33 +146,33 @@ def _alone(folder: Path) -> Iterator[None]:
     finally:
         if descriptor >= 0:
             with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children that were forked meanwhile
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile holds a copy of it
             os.close(descriptor)
 
 
-def written(path: Path, layout: PackTables, *, meta: dict[str, Any]) -> None:
+def write_plan(path: Path, plan: PackTables, *, meta: dict[str, Any]) -> None:
     """Write a plan as a store: the tables are the first sample, and parts of `order` and `pieces` the others."""
-    flat = {name: table.reshape(-1) for name, table in layout.tables().items()}
-    lists = {name: np.asarray(getattr(layout, name)) for name in ("order", "pieces")}
+    flat = {name: table.reshape(-1) for name, table in plan.tables().items()}
+    lists = {name: np.asarray(getattr(plan, name)) for name in ("order", "pieces")}
     columns = {name: Column.ragged(array.dtype) for name, array in {**flat, **lists}.items()}
     nothing = {name: (array[:0], [0]) for name, array in {**flat, **lists}.items()}
     with Writer(path, columns, meta=meta) as writer:
         writer.extend({**nothing, **{name: (table, [len(table)]) for name, table in flat.items()}})
-        for at in range(0, max(map(len, lists.values())), WRITTEN_TOGETHER):
-            parts = {name: array[at : at + WRITTEN_TOGETHER] for name, array in lists.items()}
+        for at in range(0, max(map(len, lists.values())), MAX_WRITTEN):
+            parts = {name: array[at : at + MAX_WRITTEN] for name, array in lists.items()}
             writer.extend({**nothing, **{name: (part, [len(part)]) for name, part in parts.items()}})
 
 
-def read(store: Store, facts: PackFacts) -> PackTables:
-    """Return the plan that a store holds. The tables are checked now, and the rest when it is looked at."""
-    tables = {name: whole(store, name) for name in TABLES}
+def read_plan(store: Store, facts: PackFacts) -> PackTables:
+    """Return the plan in a store. Checksums of the tables are verified now, those of the lists when they are read."""
+    tables = {name: read_column(store, name) for name in TABLES}
     tables["slots"] = tables["slots"].reshape(-1, 3)
     tables["classes"] = tables["classes"].reshape(-1, 5)
     return PackTables(facts=facts, order=store.stretch("order"), pieces=store.stretch("pieces"), **tables)
 
 
-def whole(store: Store, name: str) -> NDArray[Any]:
-    """Return all values of a column, as they are in memory where they are in one shard."""
+def read_column(store: Store, name: str) -> NDArray[Any]:
+    """Return all values of a column: the mapped memory itself where they are in one shard."""
     stretch: Stretch = store.stretch(name)
     borders = stretch.borders(0, stretch.num_documents)
     parts = []

@@ -1,4 +1,7 @@
-"""From the lengths of documents to the tables of packed rows, in bounded memory."""
+"""Plan packed rows: from the lengths of documents to the tables of `pack_tables.py`, in bounded memory.
+
+Shapes: D documents of one part of the corpus; R rows; K groups or sections of equal rows; L slots; C classes.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,29 @@ from stoker.plan.packing import Packing, best_fit, starts_of
 
 Indices = NDArray[np.int64]
 
-SORTED_TOGETHER = 1 << 22
-"""Documents that are sorted in one go: sorting takes some 20 bytes for each."""
+MAX_SORTED = 1 << 22
+"""Documents that are sorted at a time: sorting takes some 20 bytes for each."""
 
 
-def planned(lengths: Iterable[NDArray[np.integer[Any]]], *, length: int, window: int | None, long: str) -> PackTables:
-    """Return how documents of these lengths, given in parts, are packed into rows of `length` by best fit.
+def plan_best_fit(
+    lengths: Iterable[NDArray[np.integer[Any]]], *, length: int, window: int | None, long: str
+) -> PackTables:
+    """Plan rows of `length` by best fit for documents of these lengths, given in parts.
 
-    Takes about 6 bytes for each document, of which 4 stay. A pure function of what is given.
+    Takes about 6 bytes per document, of which 4 stay. A pure function of its arguments.
     """
-    making = _PackPlanner(length, is_cut=long != "truncate", is_refused=long == "error")
+    planner = _PackPlanner(length, is_cut=long != "truncate", is_refused=long == "error")
     for parts in _windows(lengths, window):
-        making.add_window(parts)
-    return making.layout()
+        planner.add_window(parts)
+    return planner.tables()
 
 
 def _windows(lengths: Iterable[NDArray[Any]], window: int | None) -> Iterator[Iterator[Indices]]:
-    """Yield the windows, each as its parts, which must be drawn before the next window is."""
+    """Yield the windows, each as its parts, which must be read before the next window."""
     source = (
-        part[at : at + SORTED_TOGETHER]
+        part[at : at + MAX_SORTED]
         for part in (np.asarray(part).astype(np.int64, copy=False) for part in lengths)
-        for at in range(0, len(part), SORTED_TOGETHER)
+        for at in range(0, len(part), MAX_SORTED)
     )
     if window is None:
         yield source
@@ -57,7 +62,7 @@ def _windows(lengths: Iterable[NDArray[Any]], window: int | None) -> Iterator[It
 
 
 class _PackPlanner:
-    """Tables that grow window by window."""
+    """Tables that grow window by window: each window adds its full rows, then the rows that best fit puts together."""
 
     def __init__(self, length: int, *, is_cut: bool, is_refused: bool) -> None:
         self._length, self._is_cut, self._is_refused = length, is_cut, is_refused
@@ -73,16 +78,16 @@ class _PackPlanner:
         self._num_spans = 0
 
     def add_window(self, parts: Iterable[Indices]) -> None:
-        """Plan a window of documents."""
+        """Plan one window of documents, given in parts [D]."""
         first = self._num_documents
         length = self._length
         key = np.uint16 if length <= 1 << 16 else np.uint32 if length <= 1 << 32 else np.uint64
         keys: list[NDArray[Any]] = []
-        """Of each document how long its item is, 0 if it has none: less than the length of a row."""
+        """[D] of each part: the length of each document's item, which is below that of a row; 0 without one."""
         counts = np.zeros(1, np.int64)
         full: list[tuple[Indices, Indices]] = []
         for part in parts:
-            rest, longs = self._looked_at(part)
+            rest, longs = self._cut(part)
             keys.append(rest.astype(key))
             some = np.bincount(rest)
             if len(some) > len(counts):
@@ -98,8 +103,8 @@ class _PackPlanner:
         self._add_order(keys, counts, first)
         self._num_windows += 1
 
-    def _looked_at(self, part: Indices) -> tuple[Indices, Indices]:
-        """Return how long the items of documents are, and which documents make full rows."""
+    def _cut(self, part: Indices) -> tuple[Indices, Indices]:
+        """Return the lengths of the documents' items [D], and the indices of documents that make full rows."""
         length = self._length
         self._num_tokens += int(part.sum())
         self._num_empty += len(part) - int(np.count_nonzero(part))
@@ -125,7 +130,7 @@ class _PackPlanner:
         return rest, longs
 
     def _add_full(self, full: list[tuple[Indices, Indices]]) -> None:
-        """Add the full rows of a window, documents ascending."""
+        """Add the full rows of a window, documents ascending: one section of one slot, and its class."""
         if not full:
             return
         num_rows = 0
@@ -148,7 +153,7 @@ class _PackPlanner:
         self._num_spans += num_rows
 
     def _add_groups(self, packing: Packing, counts: Indices) -> None:
-        """Add the rows of a window that are put together, and the classes they take from."""
+        """Add the rows that best fit puts together in a window, and the classes that they take from."""
         if not packing.num_rows:
             return
         sizes = np.flatnonzero(counts)
@@ -159,7 +164,7 @@ class _PackPlanner:
         classes[:, 1], classes[:, 2], classes[:, 3] = nums, sizes, self._num_windows
         numbers = np.zeros(len(counts), np.int64)
         numbers[sizes] = np.arange(len(sizes)) + self._num_classes
-        # a slot for each copy of an entry
+        # an entry that takes `copies` items per row becomes as many slots: copy c has base rank + c, and step copies
         copies = packing.copies
         starts = starts_of(copies)
         slots = np.empty((int(starts[-1]), 3), np.int64)
@@ -178,22 +183,22 @@ class _PackPlanner:
         self._num_spans += int(num_rows @ num_slots)
 
     def _add_order(self, keys: list[NDArray[Any]], counts: Indices, first: int) -> None:
-        """Add the documents of a window, sorted by the length of their items and then by their number.
+        """Add the documents of a window to `order`, sorted by the length of their items and then by their number.
 
-        By counting: each part is sorted for itself, and where the documents of a class go is known from the counts.
+        A counting sort: each part is sorted by itself, and the counts say where the documents of each length go.
         """
         at = starts_of(counts)[:-1]
-        """Where the next document of each class goes."""
+        """Where the next document of each length goes."""
         num_last = first + sum(map(len, keys))
         order = np.empty(int(counts.sum()), np.uint32 if num_last <= 1 << 32 else np.uint64)
         for position, part in enumerate(keys):
-            keys[position] = part[:0]  # it is not needed any more
+            keys[position] = part[:0]  # free it: it is as large as the corpus
             sorted_numbers = np.argsort(part, kind="stable")  # a radix sort for numbers of 16 bits
             some = np.bincount(part)
             num_without = int(some[0])
             some[0] = 0
             found = sorted_numbers[num_without:]
-            if len(found) == len(order):  # the only part: it is in order already
+            if len(found) == len(order):  # the only part: its order is the result
                 np.add(found, first, out=order, casting="unsafe")
             else:
                 places = np.repeat(at[: len(some)] - starts_of(some)[:-1], some)
@@ -204,39 +209,39 @@ class _PackPlanner:
             first += len(part)
         self._order.append(order)
 
-    def layout(self) -> PackTables:
-        """Return the tables, with the items of rows mixed."""
+    def tables(self) -> PackTables:
+        """Return the tables, after `exchange` has mixed the lengths within rows."""
         slots = _joined(self._slots, (3,))
         classes = np.concatenate([np.zeros((0, 5), np.int64), *self._classes])
         lengths = classes[:, 2].take(slots[:, 0])
-        found = exchange(
-            _whole(self._row_counts),
-            _whole(self._slot_counts),
+        mixed = exchange(
+            _concatenated(self._row_counts),
+            _concatenated(self._slot_counts),
             lengths,
-            _whole(self._windows),
+            _concatenated(self._windows),
             length=self._length,
         )
-        lengths = lengths.take(found.slots)
-        slots = slots.take(found.slots, 0)
-        slots[:, 1] += (found.offsets * slots[:, 2]).astype(slots.dtype)
-        slot_starts = starts_of(found.num_slots)
+        lengths = lengths.take(mixed.slots)
+        slots = slots.take(mixed.slots, 0)
+        slots[:, 1] += (mixed.offsets * slots[:, 2]).astype(slots.dtype)
+        slot_starts = starts_of(mixed.num_slots)
         padding = self._length - np.diff(starts_of(lengths)[slot_starts])
         facts = PackFacts(
-            num_rows=int(found.num_rows.sum()),
+            num_rows=int(mixed.num_rows.sum()),
             num_documents=self._num_documents,
             num_empty=self._num_empty,
             num_tokens=self._num_tokens,
             num_spans=self._num_spans,
             num_cut=self._num_cut,
             num_truncated=self._num_truncated,
-            min_documents=int(found.num_slots.min(initial=1 << 62)) if self._num_spans else 0,
-            most_documents=int(found.num_slots.max(initial=0)),
-            max_documents=int((found.num_slots + (padding > 0)).max(initial=0)),
+            min_documents=int(mixed.num_slots.min(initial=1 << 62)) if self._num_spans else 0,
+            most_documents=int(mixed.num_slots.max(initial=0)),
+            max_documents=int((mixed.num_slots + (padding > 0)).max(initial=0)),
             max_seqlen=int(max(lengths.max(initial=0), padding.max(initial=0))),
         )
         return PackTables(
             facts=facts,
-            row_starts=starts_of(found.num_rows),
+            row_starts=starts_of(mixed.num_rows),
             slot_starts=slot_starts,
             slots=slots,
             classes=classes,
@@ -245,12 +250,12 @@ class _PackPlanner:
         )
 
 
-def _whole(parts: list[Indices]) -> Indices:
+def _concatenated(parts: list[Indices]) -> Indices:
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def _small(numbers: Indices) -> NDArray[Any]:
-    """Return numbers from 0 on in 32 bits, if they fit."""
+    """Return numbers of at least 0 in 32 bits, if they fit."""
     return numbers.astype(np.uint32 if not numbers.size or int(numbers.max()) < 1 << 32 else np.uint64)
 
 
@@ -258,11 +263,11 @@ def _joined(parts: list[NDArray[Any]], shape: tuple[int, ...] = ()) -> NDArray[A
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros((0, *shape), np.uint32), *parts])
 
 
-def laid_out(lengths: Iterable[NDArray[np.integer[Any]]], *, length: int) -> PackFacts:
-    """Return what is known of documents that are put into rows one after the other, and cut where a row ends."""
+def concat_facts(lengths: Iterable[NDArray[np.integer[Any]]], *, length: int) -> PackFacts:
+    """Return the counts of rows by concatenation: documents one after the other, cut where a row ends."""
     num_documents = num_empty = num_cut = begin = longest = 0
     row, in_row = 0, 1
-    """The row that is being filled, and how many spans it has: what the row before leaves over is one."""
+    """The row being filled, and its spans so far. What the row before leaves over, if only nothing, counts as one."""
     fewest, most, num_inside = 1 << 62, 0, 0
     for part in lengths:
         part = np.asarray(part).astype(np.int64, copy=False)
@@ -277,7 +282,7 @@ def laid_out(lengths: Iterable[NDArray[np.integer[Any]]], *, length: int) -> Pac
         num_cut += int(np.count_nonzero(rows[:-1] < (begins[1:] - 1) // length))
         inside = rows[:-1][begins[:-1] % length > 0]
         num_inside += len(inside)
-        # runs of equal rows: the spans that begin within each
+        # `inside` has the row of each span that begins within one; its runs of equal numbers give the spans of each row
         changes = np.flatnonzero(np.diff(inside)) + 1
         firsts = np.concatenate(([0], changes)) if inside.size else changes
         for_row = inside[firsts]
@@ -287,7 +292,7 @@ def laid_out(lengths: Iterable[NDArray[np.integer[Any]]], *, length: int) -> Pac
             for_row, counts = for_row[1:], counts[1:]
         now = int(rows[-1])
         if now > row:
-            # every row before `now` is complete; those in which none begins have one span
+            # every row before `now` is complete; rows in which no span begins have one
             ends_here = counts[for_row < now]
             complete = np.append(ends_here, in_row - 1) + 1
             most = max(most, int(complete.max()))
