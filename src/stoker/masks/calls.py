@@ -1,8 +1,8 @@
-"""Arguments for attention of packed rows, ready for the call. Shapes: B rows of T columns, M spans in each at most.
+"""Arguments of attention calls for packed rows. Shapes: B rows of T columns, at most M spans in each.
 
-Calls for sequences of different lengths see the batch as one row of B * T columns, cut at `cu_seqlens`. How many
-borders that has is the same for all batches (those that a row has no use for lie at its end, around nothing), and the
-longest length is a plain number, so nothing is recompiled and nothing waits for the device.
+Calls for sequences of different lengths treat the batch as one row of B * T columns, cut at `cu_seqlens`. Its size is
+the same for all batches (unused entries are empty sequences at the end of a row), and the longest length is a plain
+number, so nothing is recompiled and nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def sdpa(batch: Batch | Tensor) -> dict[str, Any]:
 def flash(batch: Batch | Tensor, *, length: int | None = None, max_seqlen: int | None = None) -> dict[str, Any]:
     """Return what `flash_attn_varlen_func(query, key, value, **flash(batch))` needs, for queries [B * T, H, D].
 
-    Given `cu_seqlens` alone, `length` says how long rows are. `max_seqlen` (`packed.max_seqlen`, or any bound) is the
-    length of a row if it is left out: asking the device for a closer one would be to wait for it.
+    With `cu_seqlens` alone, `length` is the length of a row. `max_seqlen` (`packed.max_seqlen`, or any upper bound)
+    defaults to the length of a row: reading a closer bound from the device would mean waiting for it.
     """
     borders, longest = _flat(batch, length, max_seqlen)
     return {
@@ -50,7 +50,7 @@ def varlen(batch: Batch | Tensor, *, length: int | None = None, max_seqlen: int 
             hint="torch 2.10 and later have it; flash(batch) is for the flash-attn package, flex(batch) for any torch",
         ) from None
     borders, longest = _flat(batch, length, max_seqlen)
-    # The first version had a flag, later ones a window to the left and right.
+    # The first version has a flag, later ones a window to the left and right.
     has_flag = "is_causal" in signature(varlen_attn).parameters
     causal = {"is_causal": True} if has_flag else {"window_size": (-1, 0)}
     return {"cu_seq_q": borders, "cu_seq_k": borders, "max_q": longest, "max_k": longest, **causal}
@@ -60,8 +60,8 @@ def nested(values: Tensor, batch: Batch | Tensor, *, max_seqlen: int | None = No
     """Return `values` [B, T, ...] as a jagged nested tensor with an element for each span: a view, not a copy.
 
     Swapped to [spans, H, span, D] with `transpose(1, 2)`, it fits `scaled_dot_product_attention(..., is_causal=True)`;
-    `.values()` of the result are the B * T columns again. Unlike the others, this waits for the device: how many spans
-    there are is part of the shape, because torch's gradients are wrong where elements are empty.
+    `.values()` of the result are the B * T columns again. Unlike the others, this waits for the device: the number of
+    spans is part of the shape, because torch's gradients are wrong for empty elements.
     """
     borders, longest = _flat(batch, values.shape[1], max_seqlen)
     is_border = torch.ones_like(borders, dtype=torch.bool)
@@ -73,8 +73,8 @@ def nested(values: Tensor, batch: Batch | Tensor, *, max_seqlen: int | None = No
 
 
 def _flat(batch: Batch | Tensor, length: int | None, max_seqlen: int | None) -> tuple[Tensor, int]:
-    """Return the borders of all rows one after the other, [B * M + 1], and a bound on the length of spans."""
-    borders = field(batch, "cu_seqlens").to(torch.int32)  # what they are, unless somebody widened them
+    """Return the borders of all rows, [B * M + 1], and an upper bound on the length of spans."""
+    borders = field(batch, "cu_seqlens").to(torch.int32)  # a no-op, unless the loader widened them
     if isinstance(batch, Mapping):
         length = field(batch, "document_ids").shape[-1]
         if max_seqlen is None and "max_seqlen" in batch:
@@ -82,9 +82,7 @@ def _flat(batch: Batch | Tensor, length: int | None, max_seqlen: int | None) -> 
             if most.device.type == "cpu":
                 max_seqlen = int(most.max())
     if length is None:
-        raise ArgumentError(
-            "cu_seqlens alone do not tell how long rows are", hint="pass length=..., or the whole batch"
-        )
+        raise ArgumentError("cu_seqlens alone needs length=..., the length of a row", hint="or pass the whole batch")
     num_rows = len(borders)
     if num_rows * length >= 2**31:
         raise ArgumentError(
