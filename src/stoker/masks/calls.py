@@ -30,10 +30,10 @@ def flash(batch: Batch | Tensor, *, length: int | None = None, max_seqlen: int |
     With `cu_seqlens` alone, `length` is the length of a row. `max_seqlen` (`packed.max_seqlen`, or any upper bound)
     defaults to the length of a row: reading a closer bound from the device would mean waiting for it.
     """
-    borders, longest = _flat(batch, length, max_seqlen)
+    offsets, longest = _flat(batch, length, max_seqlen)
     return {
-        "cu_seqlens_q": borders,
-        "cu_seqlens_k": borders,
+        "cu_seqlens_q": offsets,
+        "cu_seqlens_k": offsets,
         "max_seqlen_q": longest,
         "max_seqlen_k": longest,
         "causal": True,
@@ -49,11 +49,11 @@ def varlen(batch: Batch | Tensor, *, length: int | None = None, max_seqlen: int 
             f"torch {torch.__version__} has no torch.nn.attention.varlen",
             hint="torch 2.10 and later have it; flash(batch) is for the flash-attn package, flex(batch) for any torch",
         ) from None
-    borders, longest = _flat(batch, length, max_seqlen)
+    offsets, longest = _flat(batch, length, max_seqlen)
     # The first version has a flag, later ones a window to the left and right.
     has_flag = "is_causal" in signature(varlen_attn).parameters
     causal = {"is_causal": True} if has_flag else {"window_size": (-1, 0)}
-    return {"cu_seq_q": borders, "cu_seq_k": borders, "max_q": longest, "max_k": longest, **causal}
+    return {"cu_seq_q": offsets, "cu_seq_k": offsets, "max_q": longest, "max_k": longest, **causal}
 
 
 def nested(values: Tensor, batch: Batch | Tensor, *, max_seqlen: int | None = None) -> Tensor:
@@ -63,18 +63,18 @@ def nested(values: Tensor, batch: Batch | Tensor, *, max_seqlen: int | None = No
     `.values()` of the result are the B * T columns again. Unlike the others, this waits for the device: the number of
     spans is part of the shape, because torch's gradients are wrong for empty elements.
     """
-    borders, longest = _flat(batch, values.shape[1], max_seqlen)
-    is_border = torch.ones_like(borders, dtype=torch.bool)
-    torch.gt(borders[1:], borders[:-1], out=is_border[1:])
-    borders = borders[is_border]
+    offsets, longest = _flat(batch, values.shape[1], max_seqlen)
+    is_border = torch.ones_like(offsets, dtype=torch.bool)
+    torch.gt(offsets[1:], offsets[:-1], out=is_border[1:])
+    offsets = offsets[is_border]
     flat = values.flatten(0, 1)
-    viewed: Tensor = torch.nested.nested_tensor_from_jagged(flat, borders, min_seqlen=1, max_seqlen=longest)
+    viewed: Tensor = torch.nested.nested_tensor_from_jagged(flat, offsets, min_seqlen=1, max_seqlen=longest)
     return viewed
 
 
 def _flat(batch: Batch | Tensor, length: int | None, max_seqlen: int | None) -> tuple[Tensor, int]:
-    """Return the borders of all rows, [B * M + 1], and an upper bound on the length of spans."""
-    borders = field(batch, "cu_seqlens").to(torch.int32)  # a no-op, unless the loader widened them
+    """Return the offsets of all rows, [B * M + 1], and an upper bound on the length of spans."""
+    offsets = field(batch, "cu_seqlens").to(torch.int32)  # a no-op, unless the loader widened them
     if isinstance(batch, Mapping):
         length = field(batch, "document_ids").shape[-1]
         if max_seqlen is None and "max_seqlen" in batch:
@@ -83,13 +83,13 @@ def _flat(batch: Batch | Tensor, length: int | None, max_seqlen: int | None) -> 
                 max_seqlen = int(most.max())
     if length is None:
         raise ArgumentError("cu_seqlens alone needs length=..., the length of a row", hint="or pass the whole batch")
-    num_rows = len(borders)
+    num_rows = len(offsets)
     if num_rows * length >= 2**31:
         raise ArgumentError(
-            f"{num_rows} rows of {length} columns are too many for borders of 32 bits", hint="use fewer rows"
+            f"{num_rows} rows of {length} columns are too many for offsets of 32 bits", hint="use fewer rows"
         )
     if num_rows == 1:
-        return borders[0], max_seqlen or length
-    shifts = torch.arange(0, num_rows * length, length, dtype=borders.dtype, device=borders.device)
-    ends = (borders[:, 1:] + shifts[:, None]).flatten()
+        return offsets[0], max_seqlen or length
+    shifts = torch.arange(0, num_rows * length, length, dtype=offsets.dtype, device=offsets.device)
+    ends = (offsets[:, 1:] + shifts[:, None]).flatten()
     return torch.nn.functional.pad(ends, (1, 0)), max_seqlen or length

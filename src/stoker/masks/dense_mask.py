@@ -30,8 +30,7 @@ def from_eos(tokens: Tensor, eos_id: int) -> Tensor:
 
 
 def _causal(ids: Tensor) -> Tensor:
-    if ids.is_cuda and ids.numel() and not torch.compiler.is_compiling():  # compiled, the expression below is one pass
-    too
+    if ids.is_cuda and ids.numel() and not torch.compiler.is_compiling():  # compiled, one pass as it is
         written = _kernel()
         if written is not None:
             return written(ids)

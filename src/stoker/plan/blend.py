@@ -1,7 +1,7 @@
 """Which source of a mixture gives sample n, for every n, while weights change and sources reach their limits.
 
 The samples are cut into *segments*. Within one, the same sources take turns by the same `Quota`. A segment ends where
-the schedule changes the weights, where another *regime* (the settings of a run) begins, or where a source has given all
+the schedule changes the weights, where another *phase* (the settings of a run) begins, or where a source has given all
 it may. The next segment continues its counts.
 
 Shapes: N samples asked for, S sources in all, T sources that take turns in a segment.
@@ -30,8 +30,8 @@ Weights = Mapping[str, Fraction]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Regime:
-    """The settings that hold from one sample on, until the next regime begins."""
+class WeightPhase:
+    """The settings that hold from one sample on, until the next phase begins."""
 
     start: int
     """The first sample it holds for."""
@@ -68,9 +68,9 @@ class Blend:
     """Which source gives sample n, and as its which; and the inverse. Safe to use from threads."""
 
     def __init__(
-        self, names: Sequence[str], regimes: Sequence[Regime], quota: Callable[[tuple[int, ...]], Quota] = Quota
+        self, names: Sequence[str], phases: Sequence[WeightPhase], quota: Callable[[tuple[int, ...]], Quota] = Quota
     ) -> None:
-        self.names, self.regimes = tuple(names), tuple(regimes)
+        self.names, self.phases = tuple(names), tuple(phases)
         self._quota = quota
         self._numbers = {name: number for number, name in enumerate(self.names)}
         self._segments: list[Segment] = []
@@ -81,7 +81,7 @@ class Blend:
 
     def __getstate__(self) -> dict[str, Any]:
         # without segments: they are computed again where they are needed
-        return {"names": self.names, "regimes": self.regimes, "quota": self._quota}
+        return {"names": self.names, "phases": self.phases, "quota": self._quota}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -143,7 +143,7 @@ class Blend:
     @property
     def total(self) -> int | None:
         """How many samples there are, if every source reaches its limit some time; otherwise None."""
-        if self._total is None and any(regime.caps for regime in self.regimes):
+        if self._total is None and any(phase.caps for phase in self.phases):
             while self._add_segment():
                 pass
         return self._total
@@ -156,7 +156,7 @@ class Blend:
         `sizes` has the samples of each source, all of them unread at `since`.
         """
         before = self.counts(np.array([since]))[0]
-        caps = self.regimes[-1].caps
+        caps = self.phases[-1].caps
         ends = [
             self._full_at(self._numbers[name], since)
             if name in caps
@@ -168,7 +168,7 @@ class Blend:
     def until_all(self, sizes: Mapping[str, int], since: int = 0) -> int:
         """Return the sample before which every source was read completely since `since`, or has reached its cap."""
         before = self.counts(np.array([since]))[0]
-        caps = self.regimes[-1].caps
+        caps = self.phases[-1].caps
         stop = since + 1
         for name, size in sizes.items():
             source = self._numbers[name]
@@ -252,15 +252,15 @@ class Blend:
 
     def _next_segment(self, start: int, bases: Indices) -> Segment | None:
         """Return the segment that begins at `start`, after sources gave `bases` [S]; None if none may give more."""
-        at = bisect_right(self.regimes, start, key=lambda regime: regime.start) - 1
-        regime = self.regimes[at]
-        stops = [regime.next_change(start)]
-        if at + 1 < len(self.regimes):
-            stops.append(self.regimes[at + 1].start)
+        at = bisect_right(self.phases, start, key=lambda phase: phase.start) - 1
+        phase = self.phases[at]
+        stops = [phase.next_change(start)]
+        if at + 1 < len(self.phases):
+            stops.append(self.phases[at + 1].start)
         weights, full = {}, set()
-        for name, weight in regime.at(start).items():
+        for name, weight in phase.at(start).items():
             source = self._numbers[name]
-            if bases[source] < regime.caps.get(name, ENDLESS):
+            if bases[source] < phase.caps.get(name, ENDLESS):
                 weights[source] = weight
             else:
                 full.add(source)
@@ -268,7 +268,7 @@ class Blend:
             return None
         quota = self._quota(whole(list(weights.values())))
         for turn, source in enumerate(weights):
-            cap = regime.caps.get(self.names[source])
+            cap = phase.caps.get(self.names[source])
             if cap is not None:
                 stops.append(start + quota.find(turn, cap - int(bases[source])))
         stop = min((stop for stop in stops if stop is not None), default=None)

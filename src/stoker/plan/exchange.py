@@ -160,9 +160,7 @@ class _Pieces:
             moves[one], moves[other] = other - one, one - other
             room[one] -= more
             room[other] += more
-            piece += (
-                moves[piece] * is_taken
-            )  # by arithmetic: indexing by a random mask is slow
+            piece += moves[piece] * is_taken  # by arithmetic: indexing by a random mask is slow
 
     def exchanged(self, begin: int) -> Exchanged:
         """Return the pieces as sections; `begin` is the number of the first slot given."""
