@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str] | None] = {
     "prepare": {"native", "store", "source", "plan", "transform", "engine"},
     "remote": None,
     "lab": None,
-    "view": {"batch", "lab"},
+    "view": {"batch"},
     "cli": None,
     "testing": None,
 }
@@ -95,13 +95,13 @@ def classes_by_name() -> dict[str, set[str]]:
 
 # Names that still mean several things. A name leaves this list when its classes are renamed; none is added.
 REPEATED_CLASSES = """
-AwayTask Batches Column Counted Extent Failure Folder Found Index Layout Lines Local Maker Member OnErrorOption
-Opening Parquet Piece Place Preparation Progress Reader Reading Report Request Run Trial Verdict Watched Window
+Batches Column Counted Extent Failure Folder Found Index Layout Lines Local Member OnErrorOption Opening Parquet Piece
+Place Preparation Progress Reader Reading Report Request Run Trial Verdict Watched Window
 """
 
 REPEATED_FILES = """
-arguments array_file batch_contents build columns doctor files lines opening pictures processes protocols ranks
-report requests settings target terminal training verify view
+arguments array_file batch_contents build columns doctor files lines opening pictures processes protocols ranks report
+requests settings target terminal training verify view
 """
 
 
@@ -158,6 +158,7 @@ def leaves(kind: type[errors.StokerError]) -> list[type[errors.StokerError]]:
 
 
 EXAMPLES: dict[str, dict[str, Any]] = {
+    "CheckFailed": {"check": "split", "problem": "2 parts together lack 1 sample"},
     "ArgumentError": {"what": "no", "hint": "yes"},
     "MissingExtra": {"library": "x", "extra": "y", "need": "z"},
     "EmptyDataset": {"dataset": "D"},
