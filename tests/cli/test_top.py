@@ -22,7 +22,7 @@ from stoker import DataLoader
 from stoker.cli.app import app
 from stoker.cli.top import last_lines
 from stoker.lab.diagnose.verdict import diagnose
-from stoker.lab.live import Tail, Tracks, frame, line
+from stoker.lab.live import LiveFrame, Tail, Tracks, line
 from stoker.lab.live.letters import Letters, bar, spark
 from stoker.lab.live.tail import MOST_BYTES
 from stoker.lab.watch.run import Quantiles, Run, Stats
@@ -116,7 +116,7 @@ def drawn(tracks: Tracks, *, columns: int, rows: int | None = None, age: float |
     diagnosis = diagnose(Run(loaders=[track.latest for track in tracks.all]))
     ages = {} if age is None else {"file": age}
     with console.file, console.capture() as captured:
-        console.print(frame(tracks, diagnosis=diagnosis, ages=ages, height=rows))
+        console.print(LiveFrame(tracks, diagnosis=diagnosis, ages=ages, height=rows))
     return plain(captured.get()).splitlines()
 
 
@@ -264,7 +264,7 @@ def test_bars_and_curves_are_drawn_with_what_the_terminal_has() -> None:
     everything.add([Stats()], source="empty")
     console = Console(width=120, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file, console.capture() as captured:
-        console.print(frame(everything, letters=Letters.plain(), remarks=["told"]))
+        console.print(LiveFrame(everything, letters=Letters.plain(), remarks=["told"]))
     text = plain(captured.get()).replace("\N{EN DASH}", "-").replace("µ", "u")
     assert text.isascii()
     assert "told" in text
