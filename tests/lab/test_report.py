@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -394,3 +399,21 @@ def test_every_chart_has_a_title_and_numbers_behind_it() -> None:
     assert len(titles) > len([about for about in drawings if "aria-label" not in about])
     summaries = parsed.text.count("The numbers as a table")
     assert summaries == 5  # timeline, durations, memory, cores' time, each core; the others are tables
+
+
+@pytest.mark.slow
+def test_templates_style_and_script_are_in_the_wheel(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", ".gitignore"):
+        shutil.copy(root / name, tmp_path)
+    shutil.copytree(root / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    code = "import hatchling.build as b; b.build_wheel('out')"
+    environment = os.environ | {"STOKER_NATIVE": "0"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    [wheel] = (tmp_path / "out").iterdir()
+    folder = root / "src/stoker/lab/page"
+    needed = {
+        path.relative_to(root / "src").as_posix() for path in folder.rglob("*") if path.suffix not in ("", ".pyc")
+    }
+    assert len(needed) > 20
+    assert needed <= set(ZipFile(wheel).namelist())
