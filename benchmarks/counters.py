@@ -20,11 +20,12 @@ import numpy as np
 import stoker
 from benchmarks.datasets import Same
 from benchmarks.report import INK, Column, Report, Saved, Setting, only
+from stoker.batch import builder
+from stoker.batch.result import BatchResult
 from stoker.engine.processes import messages
 from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
-from stoker.loader import iterator, stream, work
+from stoker.loader import iterator, stream
 from stoker.loader.metrics.counters import Counters
-from stoker.loader.work import BatchResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,7 +90,7 @@ def without_counting() -> Iterator[None]:
     """Take the counters out, in this process and those that are forked from it meanwhile."""
     clocks = SimpleNamespace(perf_counter=_still, process_time=_still)
     with ExitStack() as stack:
-        for module in (iterator, stream, work):
+        for module in (iterator, stream, builder):
             stack.enter_context(patch.object(module, "perf_counter", _still))
         stack.enter_context(patch.object(messages, "time", clocks))
         stack.enter_context(patch.object(Counters, "note", _nothing))

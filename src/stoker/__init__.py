@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from stoker import view as view
     from stoker.batch.ledger import Ledger, Policy, Skipped
     from stoker.compose.images import Images, images
-    from stoker.compose.mixtures.mixture import Mixture, mix
+    from stoker.compose.mixtures.mix import mix
+    from stoker.compose.mixtures.mixture import Mixture
     from stoker.compose.packs.packed import Packed, pack
     from stoker.deliver import Normalize
     from stoker.engine.stats import Stats
@@ -69,7 +70,7 @@ _HOMES = {
     "doctor": "stoker.lab.diagnose.doctor",
     "epoch": "stoker.foundation.randomness",
     "images": "stoker.compose.images",
-    "mix": "stoker.compose.mixtures.mixture",
+    "mix": "stoker.compose.mixtures.mix",
     "open": "stoker.source.opening",
     "pack": "stoker.compose.packs.packed",
     "report": "stoker.lab.page",

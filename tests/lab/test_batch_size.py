@@ -201,7 +201,7 @@ def test_a_process_that_the_system_ends_for_its_memory_counts_as_too_large(file:
 
 
 def test_a_crash_is_no_lack_of_memory(file: Path) -> None:
-    with pytest.raises(WorkerDied, match="a step with a batch of 64 ended a worker process: SIGSEGV") as caught:
+    with pytest.raises(WorkerDied, match="a worker process died at a step with a batch of 64: SIGSEGV") as caught:
         tuned(file, "crashing", most=128)
     assert "last words" in "".join(caught.value.__notes__)
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from stoker.engine.task import Task
+from stoker.engine.task import BatchBuilder
 from stoker.errors import ForeignProcess, WorkerStuck
 from stoker.foundation.finalizer import Finalizer, run_interrupted
 from stoker.foundation.machine import current_frames
@@ -36,7 +36,7 @@ class _Entry(Generic[T]):
 
     __slots__ = ("claimed", "done", "error", "is_ready", "result", "size", "task")
 
-    def __init__(self, task: Task[T] | None, error: BaseException | None = None) -> None:
+    def __init__(self, task: BatchBuilder[T] | None, error: BaseException | None = None) -> None:
         self.task = task
         self.size = task.size if task is not None else 0
         self.claimed = self.done = 0
@@ -48,7 +48,7 @@ class _Entry(Generic[T]):
 class _Crew(Generic[T]):
     """What the threads share. They hold on to this and never to the `Threads`, whose end is their end."""
 
-    def __init__(self, tasks: Iterator[Task[T]], *, num_threads: int, depth: int, draws: bool) -> None:
+    def __init__(self, tasks: Iterator[BatchBuilder[T]], *, num_threads: int, depth: int, draws: bool) -> None:
         self.tasks = tasks
         self.num_threads, self.depth, self.draws = num_threads, depth, draws
         self.entries: deque[_Entry[T]] = deque()
@@ -222,7 +222,7 @@ class Threads(Generic[T]):
     """
 
     def __init__(
-        self, tasks: Iterator[Task[T]], *, num_threads: int, depth: int, timeout: float = 0, draws: bool = False
+        self, tasks: Iterator[BatchBuilder[T]], *, num_threads: int, depth: int, timeout: float = 0, draws: bool = False
     ) -> None:
         self._crew = _Crew(tasks, num_threads=num_threads, depth=depth, draws=draws)
         self._timeout = timeout

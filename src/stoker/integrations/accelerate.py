@@ -286,9 +286,9 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
             # where Accelerate looks for it, and changes it in join_uneven_inputs
             self.batch_sampler.even_batches = even_batches  # type: ignore[attr-defined]
 
-    def _take_order(self) -> None:
+    def _set_planned_sampler(self) -> None:
         even_batches = getattr(self.batch_sampler, "even_batches", None)
-        super()._take_order()
+        super()._set_planned_sampler()
         if even_batches is not None:
             self.batch_sampler.even_batches = even_batches  # type: ignore[union-attr]
 
@@ -416,8 +416,8 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
             seedable.initial_seed = state["sampler_seed"]
         self._held = None
 
-    def _tell_epoch(self, epoch: int) -> None:
-        super()._tell_epoch(epoch)
+    def _set_epoch_of_parts(self, epoch: int) -> None:
+        super()._set_epoch_of_parts(epoch)
         inside = getattr(self._own_batches, "batch_sampler", None)  # what Accelerate shares out
         parts: tuple[Any, ...] = (inside, getattr(inside, "sampler", None))
         for part in parts:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 from weakref import ref
 
+from stoker.batch.result import BatchResult
 from stoker.engine.processes.in_flight import LANES
 from stoker.foundation import machine
-from stoker.loader.work import BatchResult
 from stoker.tuning.autotuner import Autotuner
 from stoker.tuning.batch_window import BatchWindow, Observation
 from stoker.tuning.engine_switcher import EngineSwitcher
@@ -191,7 +191,7 @@ class TuningDriver:
             meter.pause()
             return
         _, ended, read, transform, collate = made.times
-        worker, sent, _ = made.trip
+        worker, sent, _ = made.handover
         self._is_due = meter.add(asked, handed, ended if worker < 0 else sent, read + transform + collate)
 
     def steer(self) -> None:

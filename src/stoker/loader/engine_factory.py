@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from stoker.batch.result import BatchResult, EndOfStream
 from stoker.engine.processes.engine import Run
 from stoker.errors import WorkerStuck
 from stoker.loader.auto import Auto, TuningDriver
 from stoker.loader.sample_costs import CostRequests, PeekedRecipes
-from stoker.loader.work import BatchResult, EndOfStream
 from stoker.tuning.engine_switcher import EngineSegment, EngineSwitcher, Runner
 from stoker.tuning.parallelism import Parallelism
 
@@ -33,7 +33,7 @@ class EngineFactory:
         if auto.is_to_scout:
             # the worker starts now, and looks around when the first batch is asked for
             self.recipes = ahead = PeekedRecipes(recipes)
-            errand: Any = CostRequests(ahead, chosen_epoch=builder.loader._chosen_epoch, told=builder.peeked_state)
+            errand: Any = CostRequests(ahead, chosen_epoch=builder.loader._chosen_epoch, hint=builder.peeked_hint)
             self._scout = builder.workers(auto.setting).run(errand)
         else:
             auto.begin()

@@ -146,9 +146,7 @@ def _exclusive(folder: Path) -> Iterator[None]:
     finally:
         if descriptor >= 0:
             with suppress(OSError):
-                fcntl.flock(
-                    descriptor, fcntl.LOCK_UN
-                )  # a child forked meanwhile holds a copy of it
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile holds a copy of it
             os.close(descriptor)
 
 

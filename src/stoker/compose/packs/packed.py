@@ -16,8 +16,8 @@ from numpy.typing import DTypeLike, NDArray
 from stoker.compose.batch_fields import Empty, FieldLayout, Fields
 from stoker.compose.packs.pack_plan_cache import VERSION, PackPlanCache
 from stoker.compose.packs.pack_planning import concat_facts, plan_best_fit
+from stoker.compose.packs.pack_rows import BestFitRows, ConcatRows, DocumentSpan, PackedRows, RowSpans
 from stoker.compose.packs.pack_tables import PackReport, PackTables
-from stoker.compose.packs.packed_rows import BestFitRows, ConcatRows, DocumentSpan, PackedRows, RowSpans
 from stoker.compose.packs.row_filling import fill_rows_by_numpy
 from stoker.compose.packs.token_documents import Documents, documents_of, lengths_of
 from stoker.errors import ArgumentError, DataError

@@ -39,7 +39,7 @@ class Request(NamedTuple):
     """Make this."""
 
     ticket: int
-    """Its number, from 1 on. What has none is `RETIRE` or `REST`."""
+    """Its number, from 1 on. What has none is `RETIRE` or `END_OF_ITERATION`."""
     slot: int
     in_slot: int
     """Bytes of the content at the beginning of the slot; 0 if the content is here."""
@@ -64,7 +64,7 @@ _NOTHING = Request(0, 0, 0, False, Extent(0, 0), 0, 0, b"")
 RETIRE = _NOTHING.packet()
 """Whoever takes this goes."""
 
-REST = _NOTHING._replace(slot=1).packet()
+END_OF_ITERATION = _NOTHING._replace(slot=1).packet()
 """The iteration is over: whoever takes this lets go of what it was reading from."""
 
 

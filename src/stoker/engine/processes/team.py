@@ -28,11 +28,11 @@ from stoker.engine.processes.launch import (
     make_sure_of_descriptors,
 )
 from stoker.engine.processes.messages import (
+    END_OF_ITERATION,
     FAILURE,
     INLINE_BYTES,
     PACKET_BYTES,
     READY,
-    REST,
     RETIRE,
     RETIRED,
     VIEWS,
@@ -158,7 +158,7 @@ class Team:
             parts = {
                 "the dataset": job.dataset,
                 "worker_init_fn": job.worker_init_fn,
-                "the collate function": job.maker,
+                "the collate function": job.builders,
             }
             try:
                 self.cargo = SharedPickle(job, parts=parts, start_method=staff.start_method)
@@ -205,14 +205,14 @@ class Team:
         staff, ring = self.staff, self.ring
         self._board.clear(worker)
         is_fork = staff.start_method == "fork"
-        seat = WorkerSettings(
+        settings = WorkerSettings(
             worker=worker,
             num_workers=self.num_workers,
             num_threads=self.num_threads,
             seed=staff.seed,
             small_bytes=staff.small_bytes,
             arena=ring.arena,
-            board=self._board.extent,
+            in_flight=self._board.extent,
             threads_cell=self._board.threads_cell if staff.most_workers else None,
             requests=self._requests[worker if staff.is_assigned else 0][1],
             replies=self._workers_replies,
@@ -223,7 +223,7 @@ class Team:
             trainers_ends=tuple(self._trainers_ends) if is_fork else (),
         )
         process = staff.context.Process(
-            target=work, args=(seat, self.job if is_fork else self.cargo), daemon=True, name=f"stoker-{worker}"
+            target=work, args=(settings, self.job if is_fork else self.cargo), daemon=True, name=f"stoker-{worker}"
         )
         try:
             with hold_interrupts(), forking_a_worker() if is_fork else nullcontext():
@@ -470,7 +470,7 @@ class Team:
         if self.staff.is_assigned:
             for ours, _ in self._requests:
                 with suppress(OSError):
-                    ours.send(REST, socket.MSG_DONTWAIT)
+                    ours.send(END_OF_ITERATION, socket.MSG_DONTWAIT)
 
     # ------------------------------------------------------------ replies
 
@@ -618,12 +618,12 @@ class Team:
         process.close()
         if worker in self._extra:
             self._leaving.add(worker)
-            self._do_without(worker, WorkerDied("the start", ends=[end]))
+            self._do_without(worker, WorkerDied("start-up", ends=[end]))
         if worker not in self._ready and worker not in self._leaving:
             self._failed_starts.append(end)
             # One that says itself that it failed would do so again; if it has said why, that is what counts.
             if self.failure is None and (len(self._failed_starts) >= MAX_ENDS or end.startswith("exit code")):
-                self.failure = WorkerDied("the start", ends=self._failed_starts)
+                self.failure = WorkerDied("start-up", ends=self._failed_starts)
             if self.failure is not None:
                 return
         is_replaced = worker not in self._leaving and self._num_lacking > 0

@@ -45,7 +45,7 @@ class LoaderCollector:
             warnings.warn(
                 f"another loader was told to Prometheus as {name!r}, and no longer is\n"
                 'hint: give each a name of its own, such as loader.prometheus("validation")',
-                stacklevel=4,
+                stacklevel=5,
             )
         self._loaders[name] = ref(counters)
 

@@ -71,7 +71,7 @@ class ShuffledPositions(PlannedPositions, RandomSampler):
             )
 
 
-def positions_of(schedule: Schedule) -> PlannedPositions:
-    """Return the sampler that shows what a loader of this schedule reads."""
+def planned_sampler(schedule: Schedule) -> PlannedPositions:
+    """Return the sampler that shows what a loader with this schedule reads."""
     is_sequential = isinstance(schedule.order, Sequential)
     return SequentialPositions(schedule) if is_sequential else ShuffledPositions(schedule)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from stoker.batch.result import BatchResult
 from stoker.errors import StateError, StateMismatch
 from stoker.loader.order.repeated_draws import Draws
 from stoker.loader.state.dataset_state import load_own_state
 from stoker.loader.state.progress import VERSION, differing
 from stoker.loader.state.running_digest import RunningDigest
-from stoker.loader.work import BatchResult
 from stoker.plan import Recipe
 
 _END = object()
