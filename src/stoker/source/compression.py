@@ -79,7 +79,7 @@ def require_library(compression: Compression) -> None:
             raise MissingExtra("zstandard", extra="zstd", need="reading .zst files") from error
 
 
-def unpacked(
+def decompress(
     file: IO[bytes], compression: Compression, *, path: Path, chunk_bytes: int
 ) -> Generator[bytes, None, None]:
     """Yield the unpacked content of `file` in pieces of about `chunk_bytes`, never an empty one.
