@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from stoker.loader.sharing.mesh import Mesh
     from stoker.plan import Plan, Sequential, Shuffle, Window
     from stoker.source import Lines
-    from stoker.source.opening import open  # noqa: A004  # stoker.open, as in zarr or xarray
+    from stoker.source.formats import open  # noqa: A004  # stoker.open, as in zarr or xarray
     from stoker.store import Store
 
 # Every name and where it lives. Nothing is imported before it is used: `import stoker` stays quick and without torch.
@@ -69,7 +69,7 @@ _HOMES = {
     "epoch": "stoker.foundation.randomness",
     "images": "stoker.compose.images",
     "mix": "stoker.compose.mixed",
-    "open": "stoker.source.opening",
+    "open": "stoker.source.formats",
     "pack": "stoker.compose.packed",
     "rng": "stoker.foundation.randomness",
     "sample_context": "stoker.foundation.randomness",

@@ -118,10 +118,10 @@ def test_bad_pictures_are_named_with_reasons_and_summed_up(photos: Path) -> None
     result = run("images", photos, "--workers", "0")
     assert result.exit_code == 1
     lines = result.output.splitlines()
-    assert lines[0].startswith(ftruncated {photos}/cats/1.jpg: ")
+    assert lines[0].startswith(f"truncated {photos}/cats/1.jpg: ")
     assert lines[1].startswith(f"empty {photos}/cats/3.jpg: ")
     assert lines[2].startswith("bad 2 of 6 images, ")
-    assert lines[2].endswith(": 1 cut short, 1 empty")
+    assert lines[2].endswith(": 1 truncated, 1 empty")
     assert lines[3] == "kinds 4 JPEG"
     assert lines[4] == f"odd 1 JPEG named .png: {photos}/cats/[bold].png"
     assert lines[5].startswith("hint: ")

@@ -277,7 +277,7 @@ def test_a_file_with_zeros_in_place_of_its_end_is_bad(tmp_path: Path) -> None:
 def test_a_picture_longer_than_jpeg_can_be_is_told_by_name(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "photos", 2)
     Image.new("L", (70_000, 2)).save(folder / "class0" / "long.png")
-    with pytest.raises(BadImage, match=r"long\.png cannot be decoded: its longer side would be 70,000 pixels.*limit max_side"):
+    with pytest.raises(BadImage, match=r"long\.png .*its longer side would be 70,000 pixels.*limit max_side"):
         made(folder, tmp_path / "out", short_side=32)
     assert made(folder, tmp_path / "out", short_side=32, on_error="skip").skipped == 1
     assert made(folder, tmp_path / "out", max_side=32).skipped == 0

@@ -190,7 +190,7 @@ class Adapted:
 def documents_of(source: Any, column: str) -> Documents:
     """Return the documents of a source: a store, its stretch, tokens with borders, a path, or lists in memory."""
     if isinstance(source, (str, os.PathLike)):
-        from stoker.source.opening import open as opened
+        from stoker.source.formats import open as opened
 
         source = opened(source)
     if isinstance(source, Store):

@@ -73,13 +73,8 @@ def read_lines(piece: Piece, skips: Skips, *, stop: int | None) -> Iterator[Line
 
 
 def _plain_lines(entry: Input, start: int, stop: int | None) -> Iterator[tuple[bytes, int, int]]:
-    file = LineFile(
-        path=Path(os.path.abspath(entry.path)),
-        size_bytes=entry.num_bytes,
-        mtime_ns=entry.mtime_ns,
-        compression=None,
-        format=LineFormat("text"),
-    )
+    path = Path(os.path.abspath(entry.path))
+    file = LineFile(path, entry.num_bytes, entry.mtime_ns, None, LineFormat("text"))
     with LineReader(file, chunk_bytes=BATCH_BYTES) as reader:
         if reader.skip_to(start):
             while raw := reader.lines_before(stop):

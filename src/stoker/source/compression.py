@@ -14,7 +14,7 @@ from stoker.errors import ArgumentError, DamagedFile, MissingExtra
 
 Compression = Literal["gzip", "zstd", "xz", "bzip2"]
 
-_SUFFIXES: dict[str, Compression] = {
+SUFFIXES: dict[str, Compression] = {
     ".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".bz2": "bzip2",
 }  # fmt: skip
 
@@ -35,7 +35,7 @@ _ZSTD_INPUT_BYTES = 32 << 10
 
 def compression_of(path: Path) -> Compression | None:
     """Return how the file is compressed, judged by its suffix alone."""
-    return _SUFFIXES.get(path.suffix.lower())
+    return SUFFIXES.get(path.suffix.lower())
 
 
 def check_readable(path: Path) -> None:

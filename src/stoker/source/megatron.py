@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stoker.errors import ArgumentError, DamagedFile
 from stoker.source.addressing import position_in, positions_in
 from stoker.source.flat_values import FlatValues, ValueFile
-from stoker.source.known_file import KnownFile, fingerprint_of, known_file
+from stoker.source.known_file import KnownFile, fingerprint_of, known_file, single_path
 from stoker.source.mapped_files import MappedFiles
 
 if TYPE_CHECKING:
@@ -239,9 +239,20 @@ class Megatron:
 
 def pair_of(path: str | os.PathLike[str]) -> tuple[Path, Path]:
     """Return the `.bin` and the `.idx` file that one of them, or their prefix, stands for."""
-    given = os.path.abspath(path)
+    given = str(single_path(path, "Megatron"))
     prefix = given[:-4] if given.endswith((".bin", ".idx")) else given
     return Path(prefix + ".bin"), Path(prefix + ".idx")
+
+
+def is_megatron(file: Path, head: bytes) -> bool:
+    """Return whether a file is an index of Megatron-LM, or a `.bin` file beside one."""
+    data, index = pair_of(file)
+    if head.startswith(MAGIC):
+        return True
+    if data != file or not index.is_file():
+        return False
+    with index.open("rb") as opened:
+        return opened.read(len(MAGIC)) == MAGIC
 
 
 def _read_head(file: KnownFile) -> tuple[_Index, np.dtype[Any]]:
