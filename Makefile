@@ -1,4 +1,4 @@
-# Every target makes or refreshes the environment it needs; the stamps make the second time quick.
+# Every target creates or updates the environment it needs; stamp files make the second run quick.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
-# Installing has built them already; this does so when their sources change. What is missing for that it only says.
+# Installing builds the native helpers; this rebuilds them when their sources change. Without a compiler it only prints a note.
 $(NATIVE): $(STAMP) $(wildcard src/stoker/native/*.[ch]) src/stoker/native/building.py
 	@$(BIN)/python -m stoker.native
 	@touch $@
@@ -35,17 +35,17 @@ $(BENCH): $(STAMP) $(NATIVE)
 	@$(PIP) --editable '.[bench]'
 	@touch $@
 
-demo: $(NATIVE)  ## Load, train, stop, resume: the main job end to end, on data it makes itself
-	@$(BIN)/stoker demo
+demo: $(NATIVE)  ## Load, train, stop and resume, on data that it generates
+	@$(BIN)/python -m examples.demo
 
-test: $(NATIVE)  ## Run the tests; they pass whatever else the machine does
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not timed"
+test: $(NATIVE)  ## Run the tests; they pass on a busy machine too
+	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile repeat -m "not timed"
 
-test-timed: $(NATIVE)  ## Run the few tests that measure time, one by one: leave the machine alone meanwhile
-	$(BIN)/python -m pytest -m timed
+test-timed: $(NATIVE)  ## Run the few tests that measure time, one by one: keep the machine idle meanwhile
+	$(BIN)/python -m pytest --hypothesis-profile repeat -m timed
 
 SECONDS ?= 600
-chaos: $(NATIVE)  ## Kill, stop, interrupt and rewrite at random for SECONDS=600 each way; the figures are printed
+chaos: $(NATIVE)  ## Kill, stop, interrupt and rewrite at random, for SECONDS=600 each; prints what happened
 	STOKER_CHAOS_SECONDS=$(SECONDS) $(BIN)/python -m pytest -q tests/faults/test_chaos.py
 
 check: $(NATIVE)  ## Format, lint, strict types, import rule, quick tests
@@ -58,24 +58,24 @@ format: $(STAMP)  ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(BENCH)  ## Measure overhead, plan, state, transport, start-up and memory beside their peers
+bench: $(BENCH)  ## Measure overhead, plan, state, transport, start-up and memory, compared with other loaders
 	$(BIN)/python -m benchmarks
 
-# The list has all that is needed, so that nothing is looked for: what some peers declare would bring CUDA's torch.
+# The list is complete, so nothing is resolved: dependencies that some peers declare would bring the CUDA build of torch.
 $(PEERED): benchmarks/peers.txt constraints.txt
 	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	@echo "preparing the environment of the peers in $(PEERS) (torch first, then the rest)"
+	@echo "preparing the environment of other loaders in $(PEERS) (torch first, then the rest)"
 	@$(PEERPIP) --constraint constraints.txt torch
 	@$(PEERPIP) --no-deps --requirement benchmarks/peers.txt
 	@$(PEERPIP) --no-deps --editable .
 	@touch $@
 
-peers: $(PEERED)  ## Make the environment with many peers, in which the benchmarks tokens, prepare, packing and resume then run
+peers: $(PEERED)  ## Create the environment with other loaders for the benchmarks tokens, prepare, packing and resume
 
-# FFCV is built from source, and needs OpenCV and libturbojpeg with their headers: where they are not, it is left out.
+# FFCV is built from source and needs the headers of OpenCV and libturbojpeg; without them it is left out.
 $(IMAGE_PEERED): benchmarks/image_peers.txt constraints.txt
 	@test -x $(IMAGE_PEERS)/bin/python || $(PYTHON) -m venv $(IMAGE_PEERS)
-	@echo "preparing the environment of the loaders of images in $(IMAGE_PEERS) (torch first, then the rest; 3 GB)"
+	@echo "preparing the environment of other image loaders in $(IMAGE_PEERS) (torch first, then the rest; 3 GB)"
 	@$(IMAGE_PIP) --constraint constraints.txt torch
 	@$(IMAGE_PIP) --no-deps --requirement benchmarks/image_peers.txt
 	@$(IMAGE_PIP) --no-deps --no-build-isolation ffcv==1.0.2 2>/dev/null || \
@@ -83,7 +83,7 @@ $(IMAGE_PEERED): benchmarks/image_peers.txt constraints.txt
 	@$(IMAGE_PIP) --no-deps --editable .
 	@touch $@
 
-image-peers: $(IMAGE_PEERED)  ## Make the environment with other loaders of images, in which the benchmark images then runs
+image-peers: $(IMAGE_PEERED)  ## Create the environment with other image loaders for the benchmark images
 
-clean:  ## Remove the environments and everything made
+clean:  ## Remove the environments and everything built
 	rm -rf src/stoker/native/libstoker*.so* $(VENV) $(PEERS) $(IMAGE_PEERS) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,11 +19,11 @@ import numpy as np
 
 import stoker
 from benchmarks.datasets import Same
-from benchmarks.measure import Clock, Contender, Pace, Record, interleaved
-from benchmarks.report import INK, Column, Report, Setting, only
+from benchmarks.report import INK, Column, Report, Saved, Setting, only
 from stoker.engine.processes import messages
+from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
 from stoker.loader import iterator, stream, work
-from stoker.loader.looking.counters import Counters
+from stoker.loader.metrics.counters import Counters
 from stoker.loader.work import BatchResult
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ SAMPLES: dict[str, Callable[[], Any]] = {
 
 
 def run(setting: Setting) -> Report:
-    records: list[Record] = []
+    records: list[Measurement] = []
     alone = _alone_microseconds(2000, 2) if setting.is_quick else _alone_microseconds()
     for engine, options in ENGINES.items():
         for kind, sample in SAMPLES.items():
@@ -66,7 +66,7 @@ def run(setting: Setting) -> Report:
             "more than what is looked for.",
             "the two clocks around unpacking a batch of a worker, which were not taken out.",
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
         columns=(
             Column("µs a batch, best", lambda record: f"{record.best:,.2f}"),
             Column("median", lambda record: f"{record.median:,.2f}"),
@@ -79,7 +79,7 @@ def run(setting: Setting) -> Report:
     )
 
 
-def _told(record: Record, name: str, *, percent: bool = False) -> str:
+def _told(record: Measurement, name: str, *, percent: bool = False) -> str:
     value = record.more.get(name)
     return "" if value is None else f"{value:.2%}" if percent else f"{value:.2f}"
 
@@ -106,14 +106,14 @@ def _nothing(*_: Any) -> None:
 
 def _epochs(
     engine: str, options: dict[str, Any], kind: str, sample: Any, alone: float, setting: Setting
-) -> list[Record]:
+) -> list[Measurement]:
     num_batches = 16 if setting.is_quick else 400 if kind == "number" else 100
     dataset = Same(BATCH_SIZE * num_batches, sample)
 
-    def epoch(is_on: bool) -> Contender:
+    def epoch(is_on: bool) -> TimedFunction:
         loader: Any = stoker.DataLoader(dataset, BATCH_SIZE, **options)
 
-        def timed(clock: Clock) -> None:
+        def timed(clock: BlockTimer) -> None:
             with ExitStack() as stack:
                 if not is_on:
                     stack.enter_context(without_counting())
@@ -129,7 +129,9 @@ def _epochs(
         {OFF: epoch(False), ON: epoch(True), AGAIN: epoch(True)},
         case={"engine": engine, "samples": kind},
         unit="batch",
-        pace=Pace(0.01, min_rounds=2) if setting.is_quick else Pace(40.0, max_rounds=400, min_rounds=30),
+        rounds=RoundLimits(0.01, min_rounds=2)
+        if setting.is_quick
+        else RoundLimits(40.0, max_rounds=400, min_rounds=30),
         reference=OFF,
     )
     off, on, again = (only(records, name)[0] for name in (OFF, ON, AGAIN))
@@ -170,7 +172,7 @@ def _call_microseconds(num_calls: int = 200_000) -> float:
     return (time.perf_counter() - began) / num_calls * 1e6
 
 
-def _shows(records: list[Record]) -> list[str]:
+def _shows(records: list[Measurement]) -> list[str]:
     alone = only(records, ON)[0].more["alone_us"]
     sentences = [
         f"By itself, counting a batch takes {alone:.2f} µs of the trainer's time: under 1 % of every batch that takes "
@@ -187,7 +189,7 @@ def _shows(records: list[Record]) -> list[str]:
     return sentences
 
 
-def _figure(records: list[Record]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")

@@ -33,12 +33,13 @@ from rich.console import Console
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import stoker
-from benchmarks.measure import Record, Series, record_of
-from benchmarks.report import OUT, Column, Report, Setting
-from benchmarks.stand import StandFailed, alone
+from benchmarks.report import OUT, Column, Report, Saved, Setting
+from benchmarks.turns import run_alone
 from stoker.foundation.machine import num_cores
 from stoker.lab.diagnose.diagnosis import Diagnosis
 from stoker.lab.diagnose.verdict import diagnose
+from stoker.lab.trial.child import describe_failure
+from stoker.lab.trial.rounds import Measurement, Series, measurement_of
 from tests.lab.pathologies import (
     Copying,
     Counting,
@@ -232,7 +233,7 @@ def run(setting: Setting) -> Report:
         records=records,
         shows=shows(records),
         limits=limits(),
-        draw=lambda: figure(records),
+        draw=draw,
         columns=COLUMNS,
     )
 
@@ -256,10 +257,10 @@ def tried(case: Case) -> dict[str, Any]:
         try:
             if case.load == BUSY:
                 with neighbors():
-                    return dict(alone(trial, case.fault, case.kind))
-            found = dict(alone(trial, case.fault, case.kind))
-        except StandFailed as error:
-            found = {"verdict": "none", "outcome": FAILED, "others_cores": 0.0, "text": str(error)}
+                    return dict(run_alone(trial, case.fault, case.kind))
+            found = dict(run_alone(trial, case.fault, case.kind))
+        except Exception as error:
+            found = {"verdict": "none", "outcome": FAILED, "others_cores": 0.0, "text": describe_failure(error)}
         if found["others_cores"] <= DISTURBED_CORES and found["outcome"] != FAILED:
             return found
     return found
@@ -306,7 +307,7 @@ def _version() -> str:
     return digest.hexdigest()
 
 
-def _record(name: str, kind: str, found: dict[tuple[str, str, str], list[dict[str, Any]]]) -> Record:
+def _record(name: str, kind: str, found: dict[tuple[str, str, str], list[dict[str, Any]]]) -> Measurement:
     # what was said is worth its place where it was not the fault
     more = {
         load: [
@@ -315,20 +316,22 @@ def _record(name: str, kind: str, found: dict[tuple[str, str, str], list[dict[st
         ]
         for load in (QUIET, BUSY)
     }
-    return record_of(kind, Series([0.0], [0.0]), None, {"fault": name, "verdict": FAULTS[name].verdict}, "trial", more)
+    return measurement_of(
+        kind, Series([0.0], [0.0]), None, {"fault": name, "verdict": FAULTS[name].verdict}, "trial", more
+    )
 
 
-def _count(record: Record, load: str, outcome: str) -> int:
+def _count(record: Measurement, load: str, outcome: str) -> int:
     return sum(one["outcome"] == outcome for one in record.more[load])
 
 
-def _num_always(records: list[Record], kind: str, load: str) -> tuple[int, int]:
+def _num_always(records: list[Measurement], kind: str, load: str) -> tuple[int, int]:
     """Return how many faults are named in most trials, and how many there are."""
     own = [record for record in records if record.contender == kind]
     return sum(2 * _count(record, load, NAMED) > len(record.more[load]) for record in own), len(own)
 
 
-def shows(records: list[Record]) -> list[str]:
+def shows(records: list[Measurement]) -> list[str]:
     """Return the findings."""
     sentences = []
     for load in (QUIET, BUSY):
@@ -351,8 +354,8 @@ def limits() -> list[str]:
     ]
 
 
-def _cell(load: str) -> Callable[[Record], str]:
-    def format_cell(record: Record) -> str:
+def _cell(load: str) -> Callable[[Measurement], str]:
+    def format_cell(record: Measurement) -> str:
         counts = Counter(one["outcome"] for one in record.more[load])
         verdicts = sorted({one["verdict"] for one in record.more[load]})
         return ", ".join(f"{counts[name]} {name}" for name in _INKS if counts[name]) + (f" ({', '.join(verdicts)})")
@@ -372,7 +375,7 @@ _LEGEND = {
 }
 
 
-def figure(records: list[Record]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     """Draw faults by loader and by how busy the machine is, in the color of the most frequent outcome."""
     from matplotlib import pyplot as plt
     from matplotlib.patches import Patch, Rectangle

@@ -33,11 +33,12 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from benchmarks.images.jobs import CROPS, SIZE, Job
-from benchmarks.images.photographs import Photographs, made, photographs, reason
+from benchmarks.images.photographs import Photographs, made, photographs
 from benchmarks.images.torch_loaders import Files
-from benchmarks.measure import Record, Series, in_turn, record_of
-from benchmarks.report import INK, OUT, Column, Report, Setting, only, save, show, write
-from benchmarks.stand import cpu_seconds
+from benchmarks.report import INK, OUT, Column, Report, Saved, Setting, only, save, show, write
+from benchmarks.turns import failure_of
+from stoker.foundation.machine import tree_cpu_seconds
+from stoker.lab.trial.rounds import Measurement, Series, in_turn, measurement_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,8 +122,8 @@ def measured(size: Size, folder: Path | None) -> Report:
     given = photographs("photos", folder, num_entries=size.num_entries, num_packed=size.num_entries)
     trainer = Trainer(size)
     failed = {}
-    for text in made(given, ["store-short"], tell=console.print).values():
-        failed[STORE] = reason(text)
+    for error in made(given, ["store-short"], tell=console.print).values():
+        failed[STORE] = failure_of(error)
     contenders = _contenders(given, size, trainer)
     turns: dict[str, Turns] = {name: Turns() for name in contenders}
     try:
@@ -137,7 +138,7 @@ def measured(size: Size, folder: Path | None) -> Report:
                     trainer.turn(contenders[name], turns[name] if number >= 0 else Turns())
                 except Exception as error:
                     traceback.print_exc()
-                    failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
+                    failed[name] = failure_of(error)
             console.print(f"[dim]round {number + 1}: {time.perf_counter() - begin:.0f} s[/dim]")
     finally:
         shares = {name: contender.share for name, contender in contenders.items()}
@@ -163,10 +164,11 @@ def measured(size: Size, folder: Path | None) -> Report:
             "beginning of the next. Pictures decoded on the device make steps longer instead.",
             *([] if size.device == "cuda" else ["a GPU: this ran on a CPU, with sizes that mean nothing."]),
         ],
-        draw=lambda: _figure(records, trainer.name),
+        draw=draw,
         columns=COLUMNS,
         extra={
             "photographs": given.told(),
+            "model": trainer.name,
             "workers": size.num_workers,
             "threads": size.num_threads,
             "steps": size.num_steps,
@@ -215,7 +217,7 @@ class Trainer:
             self.step(*fed.drawn())
         self.synchronize()
         marks, ends = [], []
-        tree, own, begin = cpu_seconds(os.getpid()), time.process_time(), time.perf_counter()
+        tree, own, begin = tree_cpu_seconds(os.getpid()), time.process_time(), time.perf_counter()
         for _ in range(size.num_steps):
             pictures, labels = fed.drawn()
             first = self.mark()
@@ -224,7 +226,7 @@ class Trainer:
             ends.append(time.perf_counter())
         self.synchronize()
         seconds = time.perf_counter() - begin
-        own, tree = time.process_time() - own, cpu_seconds(os.getpid()) - tree
+        own, tree = time.process_time() - own, tree_cpu_seconds(os.getpid()) - tree
         fed.end()
         turns.seconds_per_image.append(seconds / (size.num_steps * size.batch_size))
         turns.trainer_cores.append(own / seconds)
@@ -385,7 +387,7 @@ def _torch(given: Photographs, size: Size) -> Any:
 # ---------------------------------------------------------------- telling
 
 
-def _record(name: str, turns: Turns, still: Turns, num_rounds: int, share: float | None) -> Record:
+def _record(name: str, turns: Turns, still: Turns, num_rounds: int, share: float | None) -> Measurement:
     wall = [seconds * 1e6 for seconds in turns.seconds_per_image[:num_rounds]]
     base = [seconds * 1e6 for seconds in still.seconds_per_image[:num_rounds]]
     cores = [own + workers for own, workers in zip(turns.trainer_cores, turns.worker_cores)]
@@ -405,11 +407,11 @@ def _record(name: str, turns: Turns, still: Turns, num_rounds: int, share: float
     }
     if share is not None:
         more["share_of_device"] = share
-    return record_of(name, series, base, {}, "image", more)
+    return measurement_of(name, series, base, {}, "image", more)
 
 
-def _tell(key: str, form: str, scale: float = 1.0) -> Callable[[Record], str]:
-    def tell(record: Record) -> str:
+def _tell(key: str, form: str, scale: float = 1.0) -> Callable[[Measurement], str]:
+    def tell(record: Measurement) -> str:
         return f"{record.more[key] * scale:{form}}" if key in record.more else ""
 
     return tell
@@ -428,7 +430,7 @@ COLUMNS = (
 
 
 def _shows(
-    records: list[Record], given: Photographs, size: Size, failed: dict[str, str], trainer: Trainer
+    records: list[Measurement], given: Photographs, size: Size, failed: dict[str, str], trainer: Trainer
 ) -> list[str]:
     [still] = only(records, RESIDENT)
     sentences = [
@@ -451,7 +453,8 @@ def _shows(
     return sentences
 
 
-def _figure(records: list[Record], model: str) -> Figure:
+def draw(records: list[Measurement], saved: Saved) -> Figure:
+    model = saved.get("model", "ResNet-50")
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.6), layout="constrained", width_ratios=(1.4, 1))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import stoker
-from benchmarks.measure import Clock, Contender, Pace, Record, interleaved
-from benchmarks.report import Report, Setting, only
+from benchmarks.report import Report, Saved, Setting, only
+from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ def run(setting: Setting) -> Report:
             "offsets 8 bytes a line, Stoker's index one entry for a block of lines.",
             "JSON, CSV or compressed files.",
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
         extra={"file_bytes": num_bytes},
     )
 
@@ -53,7 +53,7 @@ def _write(path: Path, num_lines: int) -> int:
     return path.stat().st_size
 
 
-def _at_random(path: Path, setting: Setting) -> list[Record]:
+def _at_random(path: Path, setting: Setting) -> list[Measurement]:
     lines = stoker.Lines(path, index_dir=path.parent / "index")
     chance = random.Random(1)
     positions = [chance.randrange(len(lines)) for _ in range(NUM_READS)]
@@ -71,7 +71,7 @@ def _at_random(path: Path, setting: Setting) -> list[Record]:
 
     for position in positions[:20]:
         assert lines[position] == sought(position) == cached(position)
-    contenders: dict[str, Contender] = {
+    contenders: dict[str, TimedFunction] = {
         "offsets, seek and readline": _each(sought, positions),
         "linecache, all in memory": _each(cached, positions),
         "Lines, one by one": _each(lines.__getitem__, positions),
@@ -81,7 +81,7 @@ def _at_random(path: Path, setting: Setting) -> list[Record]:
         contenders,
         case={"what": "at random"},
         unit="line",
-        pace=_pace(setting),
+        rounds=_pace(setting),
         reference="offsets, seek and readline",
     )
     handle.close()
@@ -89,8 +89,8 @@ def _at_random(path: Path, setting: Setting) -> list[Record]:
     return found
 
 
-def _each(read: Callable[[Any], Any], positions: list[Any]) -> Contender:
-    def timed(clock: Clock) -> None:
+def _each(read: Callable[[Any], Any], positions: list[Any]) -> TimedFunction:
+    def timed(clock: BlockTimer) -> None:
         with clock.timing(NUM_READS):
             for position in positions:
                 read(position)
@@ -98,63 +98,67 @@ def _each(read: Callable[[Any], Any], positions: list[Any]) -> Contender:
     return timed
 
 
-def _in_order(path: Path, setting: Setting) -> list[Record]:
+def _in_order(path: Path, setting: Setting) -> list[Measurement]:
     lines = stoker.Lines(path, index_dir=path.parent / "index")
     num_lines = len(lines)
     stream = lines.stream()
 
-    def opened(clock: Clock) -> None:
+    def opened(clock: BlockTimer) -> None:
         with clock.timing(num_lines), path.open(encoding="utf-8", newline="\n") as file:
             for line in file:
                 line.rstrip("\n")
 
-    def streamed(clock: Clock) -> None:
+    def streamed(clock: BlockTimer) -> None:
         with clock.timing(num_lines):
             for _ in stream:
                 pass
 
-    def addressed(clock: Clock) -> None:
+    def addressed(clock: BlockTimer) -> None:
         with clock.timing(num_lines):
             for start in range(0, num_lines, BATCH_SIZE):
                 lines.__getitems__(range(start, min(start + BATCH_SIZE, num_lines)))
 
-    contenders: dict[str, Contender] = {
+    contenders: dict[str, TimedFunction] = {
         "open(), line by line": opened,
         "Lines.stream()": streamed,
         f"Lines, {BATCH_SIZE} together": addressed,
     }
     return interleaved(
-        contenders, case={"what": "in order"}, unit="line", pace=_pace(setting), reference="open(), line by line"
+        contenders, case={"what": "in order"}, unit="line", rounds=_pace(setting), reference="open(), line by line"
     )
 
 
-def _indexed(path: Path, num_bytes: int, setting: Setting) -> list[Record]:
+def _indexed(path: Path, num_bytes: int, setting: Setting) -> list[Measurement]:
     """Per MiB of the file: the index, and the plainest ways to learn where lines are."""
     num_mib = max(1, round(num_bytes / (1 << 20)))
     buffer = bytearray(1 << 16)  # used again and again: a new one for each read costs more than the reading
 
-    def indexed(clock: Clock) -> None:
+    def indexed(clock: BlockTimer) -> None:
         folder = path.parent / "new"
         with clock.timing(num_mib):
             len(stoker.Lines(path, index_dir=folder))
         shutil.rmtree(folder)
 
-    def offsets(clock: Clock) -> None:
+    def offsets(clock: BlockTimer) -> None:
         with clock.timing(num_mib):
             _offsets(path)
 
-    def counted(clock: Clock) -> None:
+    def counted(clock: BlockTimer) -> None:
         with clock.timing(num_mib), path.open("rb", buffering=0) as file:
             while num_read := file.readinto(buffer):
                 buffer.count(b"\n", 0, num_read)
 
-    contenders: dict[str, Contender] = {
+    contenders: dict[str, TimedFunction] = {
         "table of offsets, line by line": offsets,
         "counting line feeds only": counted,
         "Lines, index built and stored": indexed,
     }
     return interleaved(
-        contenders, case={"what": "index"}, unit="MiB", pace=_pace(setting), reference="table of offsets, line by line"
+        contenders,
+        case={"what": "index"},
+        unit="MiB",
+        rounds=_pace(setting),
+        reference="table of offsets, line by line",
     )
 
 
@@ -168,11 +172,11 @@ def _offsets(path: Path) -> array[int]:
     return table
 
 
-def _pace(setting: Setting) -> Pace:
-    return Pace(0.01, min_rounds=2) if setting.is_quick else Pace(10.0, max_rounds=60, min_rounds=10)
+def _pace(setting: Setting) -> RoundLimits:
+    return RoundLimits(0.01, min_rounds=2) if setting.is_quick else RoundLimits(10.0, max_rounds=60, min_rounds=10)
 
 
-def _shows(records: list[Record], num_bytes: int) -> list[str]:
+def _shows(records: list[Measurement], num_bytes: int) -> list[str]:
     sentences = []
     for record in records:
         if not record.contender.startswith("Lines"):
@@ -187,7 +191,7 @@ def _shows(records: list[Record], num_bytes: int) -> list[str]:
     return sentences
 
 
-def _figure(records: list[Record]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(15, 3.2), layout="constrained")

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 import stoker
-from benchmarks.measure import Clock, Contender, Pace, Record, interleaved
-from benchmarks.report import Column, Report, Setting, only
+from benchmarks.report import Column, Report, Saved, Setting, only
 from examples.packed import Model, kept_apart
 from stoker import masks
-from stoker.compose.blocks import block_fields, block_tables, block_tables_by_numpy
+from stoker.compose.packs.block_tables import block_fields, block_tables, block_tables_by_numpy
+from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +86,7 @@ def run(setting: Setting) -> Report:
             "several GPUs, or a model so small that a loader matters more.",
             *([] if device == "cuda" else ["a GPU: this ran on a CPU, with sizes that mean nothing."]),
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
         columns=(
             Column("median", lambda record: _told(record.median)),
             Column("p90", lambda record: _told(record.p90)),
@@ -124,17 +124,17 @@ def _synchronize(device: str) -> None:
 
 def _construction(
     documents: list[NDArray[np.uint16]], num_rows: int, length: int, device: str, size: Size
-) -> list[Record]:
+) -> list[Measurement]:
     packed = stoker.pack(documents, length, blocks=BLOCKS, pad=END if size.vocab > END else size.vocab - 1)
     on_host = packed.__getbatch__(_some(packed, num_rows), np.empty)
     batch = {name: torch.from_numpy(np.ascontiguousarray(values)).to(device) for name, values in on_host.items()}
     end = packed.settings.pad
     case = {"batch": f"{num_rows}x{length}"}
-    pace = Pace(size.mask_seconds, max_rounds=50, min_rounds=2 if size is not FULL else 5)
+    pace = RoundLimits(size.mask_seconds, max_rounds=50, min_rounds=2 if size is not FULL else 5)
 
-    def measured(what: str, calls: Mapping[str, Callable[[], Any]], reference: str) -> list[Record]:
+    def measured(what: str, calls: Mapping[str, Callable[[], Any]], reference: str) -> list[Measurement]:
         contenders = {name: _called(call, device, size) for name, call in calls.items()}
-        return interleaved(contenders, case={"what": what, **case}, unit="batch", pace=pace, reference=reference)
+        return interleaved(contenders, case={"what": what, **case}, unit="batch", rounds=pace, reference=reference)
 
     ids, tokens = batch["document_ids"], batch["tokens"]
     records = measured(
@@ -172,10 +172,10 @@ def _construction(
     return records
 
 
-def _called(call: Callable[[], Any], device: str, size: Size) -> Contender:
+def _called(call: Callable[[], Any], device: str, size: Size) -> TimedFunction:
     num_calls = 10 if size is FULL else 2
 
-    def timed(clock: Clock) -> None:
+    def timed(clock: BlockTimer) -> None:
         call()
         _synchronize(device)
         with clock.timing(num_calls):
@@ -252,7 +252,7 @@ class Again:
         return self.packed.__getbatch__(self.positions[np.asarray(positions) % len(self.positions)], empty)
 
 
-def _training(documents: list[NDArray[np.uint16]], device: str, size: Size) -> tuple[list[Record], dict[str, Any]]:
+def _training(documents: list[NDArray[np.uint16]], device: str, size: Size) -> tuple[list[Measurement], dict[str, Any]]:
     num_rows, length = size.shape
     torch.manual_seed(0)
     shape: dict[str, Any] = {
@@ -288,14 +288,14 @@ def _training(documents: list[NDArray[np.uint16]], device: str, size: Size) -> t
         options["device"] = "cuda"
     kinds = [kind for kind in ("flex", "varlen") if _can(kind, is_device)] or ["dense"]
     rates: dict[str, list[float]] = {}
-    contenders: dict[str, Contender] = {}
+    contenders: dict[str, TimedFunction] = {}
     streams = []
 
     def fed(name: str, model: Model, dataset: Any, apart: Callable[[Any], Any], count: Callable[[Any], Tensor]) -> None:
         stream = _endless(stoker.DataLoader(dataset, shuffle=not isinstance(dataset, Again), seed=1, **options))
         streams.append(stream)
 
-        def timed(clock: Clock) -> None:
+        def timed(clock: BlockTimer) -> None:
             for _ in range(size.num_untimed):
                 batch = next(stream)
                 step(model, batch, apart(batch))
@@ -316,7 +316,7 @@ def _training(documents: list[NDArray[np.uint16]], device: str, size: Size) -> t
         batch = next(iter(stoker.DataLoader(dataset, order="sequential", **options)))
         kept = apart(batch)
 
-        def timed(clock: Clock) -> None:
+        def timed(clock: BlockTimer) -> None:
             for _ in range(size.num_untimed):
                 step(model, batch, kept)
             _synchronize(device)
@@ -335,9 +335,9 @@ def _training(documents: list[NDArray[np.uint16]], device: str, size: Size) -> t
     fed(
         PADDED, plain, Padded(documents, length), lambda _: {"is_causal": True}, lambda batch: batch["num_tokens"].sum()
     )
-    pace = Pace(0.0, max_rounds=size.num_rounds, min_rounds=size.num_rounds)
+    pace = RoundLimits(0.0, max_rounds=size.num_rounds, min_rounds=size.num_rounds)
     case = {"what": TRAINING, "batch": f"{num_rows}x{length}"}
-    records = interleaved(contenders, case=case, unit="step", pace=pace, reference=f"packed, {kinds[0]}, {RESIDENT}")
+    records = interleaved(contenders, case=case, unit="step", rounds=pace, reference=f"packed, {kinds[0]}, {RESIDENT}")
     for stream in streams:
         stream.close()
     report = packed.report()
@@ -388,7 +388,7 @@ def _told(microseconds: float) -> str:
     return f"{microseconds / 1000:,.2f} ms" if microseconds >= 1000 else f"{microseconds:,.1f} µs"
 
 
-def _shows(records: list[Record], facts: dict[str, Any]) -> list[str]:
+def _shows(records: list[Measurement], facts: dict[str, Any]) -> list[str]:
     sentences = []
     for what in (DENSE, BLOCK, TABLES):
         for batch in dict.fromkeys(record.case["batch"] for record in only(records, what=what)):
@@ -423,7 +423,7 @@ def _shows(records: list[Record], facts: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def _figure(records: list[Record]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.2), layout="constrained", width_ratios=(1.5, 1))

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import stoker
 from benchmarks.datasets import Touched
-from benchmarks.measure import Record, Series, in_turn, record_of
-from benchmarks.report import INK, Column, Report, Setting, only
-from benchmarks.stand import alone, become_quiet, cpu_seconds, family, pss_bytes
+from benchmarks.report import INK, Column, Report, Saved, Setting, only
+from benchmarks.turns import IDLE_SECONDS, run_alone
+from stoker.foundation.machine import pss_bytes, tree, tree_cpu_seconds
+from stoker.lab.trial.rounds import Measurement, Series, in_turn, measurement_of, wait_until_idle
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,25 +51,25 @@ def use(name: str, method: str, num_workers: int, num_bytes: int) -> Use:
     """Read a dataset once, in a process that has not done so before."""
     dataset = Touched(num_bytes, ROW_BYTES)
     make: Any = {TORCH: TorchDataLoader, OURS: stoker.DataLoader}[name]
-    before = pss_bytes(os.getpid())
-    cpu, begin = cpu_seconds(os.getpid()), time.perf_counter()
+    before = pss_bytes() or 0
+    cpu, begin = tree_cpu_seconds(os.getpid()), time.perf_counter()
     loader = make(dataset, BATCH_SIZE, num_workers=num_workers, multiprocessing_context=method, persistent_workers=True)
     num_samples = sum(len(batch) for batch in loader)
-    seconds, cpu = time.perf_counter() - begin, cpu_seconds(os.getpid()) - cpu
+    seconds, cpu = time.perf_counter() - begin, tree_cpu_seconds(os.getpid()) - cpu
     assert num_samples == len(dataset)
-    become_quiet(os.getpid())
-    trainer, *workers = family(os.getpid())
-    return Use(before, pss_bytes(trainer), sum(pss_bytes(worker) for worker in workers), len(workers), seconds, cpu)
+    wait_until_idle(IDLE_SECONDS)
+    trainer, *workers = (pss_bytes(pid) or 0 for pid in tree(os.getpid()))
+    return Use(before, trainer, sum(workers), len(workers), seconds, cpu)
 
 
 def run(setting: Setting) -> Report:
     num_bytes = NUM_BYTES // 20 if setting.is_quick else NUM_BYTES
-    records: list[Record] = []
+    records: list[Measurement] = []
     methods = METHODS[1:] if setting.is_quick else METHODS
     for method in methods:
         for number, num_workers in enumerate((2,) if setting.is_quick else NUM_WORKERS):
             found: dict[str, Use] = {
-                name: alone(use, name, method, num_workers, num_bytes) for name in in_turn(NAMES, number)
+                name: run_alone(use, name, method, num_workers, num_bytes) for name in in_turn(NAMES, number)
             }
             for name in NAMES:
                 mine = found[name]
@@ -81,7 +82,7 @@ def run(setting: Setting) -> Report:
                 }
                 series = Series([mine.seconds * 1e6], [mine.cpu_seconds * 1e6])
                 case = {"start": method, "workers": num_workers}
-                records.append(record_of(name, series, [found[TORCH].seconds * 1e6], case, "epoch", more))
+                records.append(measurement_of(name, series, [found[TORCH].seconds * 1e6], case, "epoch", more))
     return Report(
         name="memory",
         title=f"Memory of trainer and workers, with a dataset of one array of {num_bytes / 1e9:g} GB",
@@ -94,7 +95,7 @@ def run(setting: Setting) -> Report:
             "the most that was in use at any time, such as while a dataset is sent to spawned workers.",
             "several runs: each number was measured once. Memory varies little; times, which are in the record, do.",
         ],
-        draw=lambda: _figure(records, num_bytes),
+        draw=draw,
         columns=(
             Column("trainer before, GB", lambda record: f"{record.more['before_bytes'] / 1e9:.2f}"),
             Column("trainer, GB", lambda record: f"{record.more['trainer_bytes'] / 1e9:.2f}"),
@@ -107,7 +108,7 @@ def run(setting: Setting) -> Report:
     )
 
 
-def _shows(records: list[Record], num_bytes: int) -> list[str]:
+def _shows(records: list[Measurement], num_bytes: int) -> list[str]:
     sentences = []
     for method in dict.fromkeys(record.case["start"] for record in records):
         told = []
@@ -124,7 +125,8 @@ def _shows(records: list[Record], num_bytes: int) -> list[str]:
     return sentences
 
 
-def _figure(records: list[Record], num_bytes: int) -> Figure:
+def draw(records: list[Measurement], saved: Saved) -> Figure:
+    num_bytes = saved["dataset_bytes"]
     from matplotlib import pyplot as plt
 
     methods = list(dict.fromkeys(record.case["start"] for record in records))

@@ -15,8 +15,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import stoker
 from benchmarks.datasets import Same
-from benchmarks.measure import Clock, Contender, Pace, Record, interleaved
-from benchmarks.report import INK, Report, Setting, only, span
+from benchmarks.report import INK, Report, Saved, Setting, only, span
+from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
 
 
 def run(setting: Setting) -> Report:
-    records: list[Record] = []
+    records: list[Measurement] = []
     for kind, sample in SAMPLES.items():
         for batch_size in BATCH_SIZES:
             for order in ORDERS:
@@ -65,11 +65,11 @@ def run(setting: Setting) -> Report:
             "the garbage collector, which is held off while the clock runs.",
             "memory effects: all samples of a dataset are one object, which stays in the cache.",
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
     )
 
 
-def _epochs(kind: str, sample: Any, batch_size: int, order: str, setting: Setting) -> list[Record]:
+def _epochs(kind: str, sample: Any, batch_size: int, order: str, setting: Setting) -> list[Measurement]:
     num_batches = 8 if setting.is_quick else 64 if kind == "image" else 400
     dataset = Same(batch_size * num_batches, sample)
     loaders = {name: make(dataset, batch_size, shuffle=order == "shuffled") for name, make in LOADERS.items()}
@@ -77,13 +77,13 @@ def _epochs(kind: str, sample: Any, batch_size: int, order: str, setting: Settin
         {name: _epoch(loader, num_batches) for name, loader in loaders.items()},
         case={"what": "epoch", "samples": kind, "batch": batch_size, "order": order, "size": len(dataset)},
         unit="batch",
-        pace=Pace(0.01, min_rounds=2) if setting.is_quick else Pace(7.0, max_rounds=60, min_rounds=20),
+        rounds=RoundLimits(0.01, min_rounds=2) if setting.is_quick else RoundLimits(7.0, max_rounds=60, min_rounds=20),
         reference=TORCH,
     )
 
 
-def _epoch(loader: Any, num_batches: int) -> Contender:
-    def timed(clock: Clock) -> None:
+def _epoch(loader: Any, num_batches: int) -> TimedFunction:
+    def timed(clock: BlockTimer) -> None:
         with clock.timing(num_batches):
             for _ in loader:
                 pass
@@ -91,7 +91,7 @@ def _epoch(loader: Any, num_batches: int) -> Contender:
     return timed
 
 
-def _first_batches(num_samples: int, setting: Setting) -> list[Record]:
+def _first_batches(num_samples: int, setting: Setting) -> list[Measurement]:
     dataset = Same(num_samples, SAMPLES["tensor"]())
     loaders: Mapping[str, Any] = {name: make(dataset, 32, shuffle=True) for name, make in LOADERS.items()}
     is_large = num_samples > 10**5
@@ -99,15 +99,15 @@ def _first_batches(num_samples: int, setting: Setting) -> list[Record]:
         {name: _first_batch(loader) for name, loader in loaders.items()},
         case={"what": "first batch", "samples": "tensor", "batch": 32, "order": "shuffled", "size": num_samples},
         unit="batch",
-        pace=Pace(0.01, min_rounds=2)
+        rounds=RoundLimits(0.01, min_rounds=2)
         if setting.is_quick
-        else Pace(6.0, max_rounds=100, min_rounds=7 if is_large else 50),
+        else RoundLimits(6.0, max_rounds=100, min_rounds=7 if is_large else 50),
         reference=TORCH,
     )
 
 
-def _first_batch(loader: Any) -> Contender:
-    def timed(clock: Clock) -> None:
+def _first_batch(loader: Any) -> TimedFunction:
+    def timed(clock: BlockTimer) -> None:
         with clock.timing():
             iterator = iter(loader)
             next(iterator)
@@ -117,7 +117,7 @@ def _first_batch(loader: Any) -> Contender:
     return timed
 
 
-def _shows(records: list[Record]) -> list[str]:
+def _shows(records: list[Measurement]) -> list[str]:
     sentences = []
     for batch_size in BATCH_SIZES:
         inline = only(records, OURS, what="epoch", batch=batch_size)
@@ -149,11 +149,11 @@ def _shows(records: list[Record]) -> list[str]:
     return sentences
 
 
-def _ratios(records: list[Record]) -> list[float]:
+def _ratios(records: list[Measurement]) -> list[float]:
     return [record.median_ratio for record in records if record.median_ratio is not None]
 
 
-def _figure(records: list[Record]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     """Ratios, not times: they were taken within the rounds, so that other work on the machine moves them least."""
     from matplotlib import pyplot as plt
 

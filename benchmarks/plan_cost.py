@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler, RandomSampler
 
-from benchmarks.measure import Clock, Contender, Pace, Record, interleaved
-from benchmarks.report import Report, Setting, only, power, span
+from benchmarks.report import Report, Saved, Setting, only, power, span
+from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
 from stoker.plan import Plan, order_named
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ TORCH = "torch's samplers"
 
 def run(setting: Setting) -> Report:
     sizes = SIZES[::3] if setting.is_quick else SIZES
-    records: list[Record] = []
+    records: list[Measurement] = []
     for batch_size in BATCH_SIZES:
         records += _measured(sizes, batch_size, "in a row", setting)
         records += _measured(sizes, batch_size, "at random", setting)
@@ -63,14 +63,14 @@ def run(setting: Setting) -> Report:
             "Others see that once in the square root of their size, which at 10^5 still shows.",
             "a sampler written to be small, such as one that yields positions without a list.",
         ],
-        draw=lambda: _figure(records, memory),
+        draw=draw,
         extra={"memory_mib": memory},
     )
 
 
-def _measured(sizes: tuple[int, ...], batch_size: int, how: str, setting: Setting) -> list[Record]:
+def _measured(sizes: tuple[int, ...], batch_size: int, how: str, setting: Setting) -> list[Measurement]:
     """All sizes of an order take turns in the same rounds, so that a flat curve is not just a quiet minute."""
-    pace = Pace(0.05, min_rounds=2) if setting.is_quick else Pace(6.0, max_rounds=60, min_rounds=20)
+    pace = RoundLimits(0.05, min_rounds=2) if setting.is_quick else RoundLimits(6.0, max_rounds=60, min_rounds=20)
     records = []
     for order in ORDERS:
         reference = next(size for size in sizes if size >= _flat_from(order, how))
@@ -80,7 +80,7 @@ def _measured(sizes: tuple[int, ...], batch_size: int, how: str, setting: Settin
         contenders = {
             str(size): _in_a_row(plan) if how == "in a row" else _at_random(plan) for size, plan in plans.items()
         }
-        for record in interleaved(contenders, case={}, unit="batch", pace=pace, reference=str(reference)):
+        for record in interleaved(contenders, case={}, unit="batch", rounds=pace, reference=str(reference)):
             case = {"what": how, "batch": batch_size, "size": int(record.contender)}
             records.append(replace(record, contender=f"plan, {order}", case=case))
     return records
@@ -91,12 +91,12 @@ def _flat_from(order: str, how: str) -> int:
     return max(ORDERS[order], 10**6) if how == "in a row" else ORDERS[order]
 
 
-def _in_a_row(plan: Plan) -> Contender:
+def _in_a_row(plan: Plan) -> TimedFunction:
     """Go through an epoch from a step in its midst, or as often as needed through a short one."""
     steps = plan.steps_in(0)
     first = 0 if steps <= 2 * NUM_STEPS else steps // 2
 
-    def timed(clock: Clock) -> None:
+    def timed(clock: BlockTimer) -> None:
         num_left = NUM_STEPS
         with clock.timing(NUM_STEPS):
             while num_left:
@@ -105,11 +105,11 @@ def _in_a_row(plan: Plan) -> Contender:
     return timed
 
 
-def _at_random(plan: Plan) -> Contender:
+def _at_random(plan: Plan) -> TimedFunction:
     chance = random.Random(0)
     steps = [chance.randrange(plan.steps_in(0)) for _ in range(NUM_STEPS)]
 
-    def timed(clock: Clock) -> None:
+    def timed(clock: BlockTimer) -> None:
         with clock.timing(NUM_STEPS):
             for step in steps:
                 plan.recipe(step)
@@ -117,16 +117,16 @@ def _at_random(plan: Plan) -> Contender:
     return timed
 
 
-def _begun(size: int, batch_size: int, setting: Setting) -> list[Record]:
+def _begun(size: int, batch_size: int, setting: Setting) -> list[Measurement]:
     """Up to the end of the first batch, and per batch of a whole epoch: what torch's samplers can do."""
     plan = Plan(num_samples=size, batch_size=batch_size, order=order_named("shuffle"), seed=1)
     sampler = BatchSampler(RandomSampler(range(size)), batch_size, drop_last=False)
 
-    def first(clock: Clock, batches: Any) -> None:
+    def first(clock: BlockTimer, batches: Any) -> None:
         with clock.timing():
             next(iter(batches()))
 
-    def epoch(clock: Clock, batches: Any) -> None:
+    def epoch(clock: BlockTimer, batches: Any) -> None:
         with clock.timing(plan.steps_in(0)):
             for _ in batches():
                 pass
@@ -136,13 +136,17 @@ def _begun(size: int, batch_size: int, setting: Setting) -> list[Record]:
         if setting.is_quick and size > 10**5:
             continue
         slow = size > 10**5
-        pace = Pace(0.01, min_rounds=2) if setting.is_quick else Pace(1.0, max_rounds=50, min_rounds=3 if slow else 20)
-        contenders: dict[str, Contender] = {
+        pace = (
+            RoundLimits(0.01, min_rounds=2)
+            if setting.is_quick
+            else RoundLimits(1.0, max_rounds=50, min_rounds=3 if slow else 20)
+        )
+        contenders: dict[str, TimedFunction] = {
             TORCH: lambda clock, timed=timed: timed(clock, lambda: iter(sampler)),  # type: ignore[misc]
             "plan, shuffle": lambda clock, timed=timed: timed(clock, lambda: plan.recipes(0)),  # type: ignore[misc]
         }
         case = {"what": what, "batch": batch_size, "size": size}
-        records += interleaved(contenders, case=case, unit="batch", pace=pace, reference=TORCH)
+        records += interleaved(contenders, case=case, unit="batch", rounds=pace, reference=TORCH)
     return records
 
 
@@ -174,7 +178,7 @@ def _memory_of(who: str, size: int) -> float | None:
     return round(float(told.stdout), 1)
 
 
-def _shows(records: list[Record], memory: dict[str, dict[str, float | None]]) -> list[str]:
+def _shows(records: list[Measurement], memory: dict[str, dict[str, float | None]]) -> list[str]:
     sentences = []
     for order in ORDERS:
         for how in ("in a row", "at random"):
@@ -205,7 +209,8 @@ def _shows(records: list[Record], memory: dict[str, dict[str, float | None]]) ->
     return sentences
 
 
-def _figure(records: list[Record], memory: dict[str, dict[str, float | None]]) -> Figure:
+def draw(records: list[Measurement], saved: Saved) -> Figure:
+    memory: dict[str, dict[str, float | None]] = saved["memory_mib"]
     from matplotlib import pyplot as plt
 
     inks = {"sequential": "#2b6ca3", "shuffle": "#c8391b", "window": "#4d7c2a"}

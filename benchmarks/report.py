@@ -1,12 +1,11 @@
-"""What a benchmark leaves behind: a table on the screen, a plot and a record as files, a section in the results."""
+"""The report of a benchmark: a table on the screen, a plot and a record as files, a section of the results."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure import Record
+from stoker.foundation.machine import described
+from stoker.lab.plots.plotting import LOADERS
+from stoker.lab.trial.rounds import Measurement
+from stoker.lab.watch.record_file import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,19 +28,21 @@ OUT = HERE.parent / "out" / "benchmarks"
 RESULTS = HERE / "results"
 
 INK = {
-    "torch": "#767676",
-    "StatefulDataLoader": "#b8860b",
-    "stoker": "#c8391b",
+    **{name: LOADERS[name] for name in ("torch", "StatefulDataLoader", "stoker")},
     "1 thread": "#2b6ca3",
     "2 threads": "#123c69",
     "SPDL, processes": "#8fbf7f",
     "SPDL, arena": "#2e7d4f",
     "Grain": "#7a4fa3",
 }
-"""One colour per contender in all plots."""
+"""A color for each contender, the same in all plots."""
 
 PACKAGES = ("torch", "torchdata", "spdl", "grain", "numpy", "stoker")
-"""Whose versions are told, where a benchmark does not say; ours comes last."""
+"""Packages whose versions are recorded by default; Stoker comes last."""
+
+
+Saved = Mapping[str, Any]
+"""What a benchmark writes beside its records: `extra` of its report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,73 +50,60 @@ class Setting:
     """How a benchmark is to run."""
 
     is_quick: bool = False
-    """Only see that everything works: a few seconds, numbers without meaning."""
+    """A smoke test of a few seconds; its numbers mean nothing."""
     device: str | None = None
-    """Where batches are to arrive, for benchmarks that can measure that: "cuda", or None for the host's memory."""
+    """Where batches are delivered, where that can be measured: "cuda", or None for host memory."""
     texts: tuple[str, ...] = ()
-    """Files of text to prepare, instead of text that is made up."""
+    """Text files to prepare, instead of generated text."""
     photos: str | None = None
-    """A folder of photographs, instead of such as are made up."""
+    """Folder of photographs, instead of generated ones."""
     faces: str | None = None
-    """A folder of faces, likewise."""
+    """Folder of faces, instead of generated ones."""
     num_workers: int = 2
-    """Of each loader, for benchmarks that let one choose."""
+    """Workers of each loader, in benchmarks with that option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table, for benchmarks whose numbers are more than times."""
+    """A column of the table, for benchmarks that measure more than times."""
 
     title: str
-    tell: Callable[[Record], str]
+    format: Callable[[Measurement], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a benchmark found."""
+    """The result of a benchmark."""
 
     name: str
     title: str
-    records: list[Record]
+    records: list[Measurement]
     shows: list[str]
-    """What can be read from the numbers, one sentence with numbers each."""
+    """Findings, one sentence with numbers each."""
     limits: list[str]
-    """What must not be read from them."""
-    draw: Callable[[], Figure]
+    """What the numbers do not show."""
+    draw: Callable[[list[Measurement], Saved], Figure]
+    """Draws the plot from records and `extra`, of this run or of one that was saved."""
     columns: Sequence[Column] = ()
-    """What the table tells about each record, if not the times."""
+    """Columns of the table, if not the times."""
     extra: dict[str, Any] = field(default_factory=dict)
     packages: Sequence[str] = PACKAGES
-    """Whose versions are told."""
+    """Packages whose versions are recorded."""
     load: list[float] = field(default_factory=list)
-    """Runnable processes on the machine before and after, ours among them: how quiet it was."""
+    """Load average of the machine before and after."""
 
 
-def machine(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
-    """Return what kind of machine this is, with the versions of what was compared, and nothing that tells which one."""
-    return {
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "architecture": platform.machine(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        **{name: found for name in packages if (found := _version(name)) is not None},
-        **_accelerator(),
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # a peer that is not installed is left out
-        return None
-
-
-def _accelerator() -> dict[str, Any]:
+def describe_machine(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
+    """Return the kind of machine, with the versions of the packages, and nothing that identifies it."""
     import torch
 
-    if not torch.cuda.is_available():
-        return {}
-    return {"accelerator": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    found = described()
+    for name in packages:
+        with suppress(PackageNotFoundError):  # a peer that is not installed is left out
+            found[name] = version(name)
+    if torch.cuda.is_available():
+        found |= {"accelerator": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    return found
 
 
 def show(report: Report, console: Console) -> None:
@@ -130,20 +121,31 @@ def write(report: Report, folder: Path) -> None:
         "name": report.name,
         "title": report.title,
         "date": date.today().isoformat(),
-        "machine": machine(report.packages),
+        "machine": describe_machine(report.packages),
         "load_average": report.load,
         "shows": report.shows,
         "limits": report.limits,
         **report.extra,
         "records": [_rounded(_plain(record)) for record in report.records],
     }
-    (folder / f"{report.name}.json").write_text(_json(found))
-    figure = report.draw()
-    figure.savefig(folder / f"{report.name}.png", dpi=110, bbox_inches="tight")
+    write_atomically(folder / f"{report.name}.json", _json(found))
+    _save_figure(report.draw(report.records, report.extra), folder / f"{report.name}.png")
+
+
+def redraw(name: str, draw: Callable[[list[Measurement], Saved], Figure]) -> Path:
+    """Draw the plot of a saved result again; return its path."""
+    saved = json.loads((RESULTS / f"{name}.json").read_text())
+    path = RESULTS / f"{name}.png"
+    _save_figure(draw([Measurement(**record) for record in saved["records"]], saved), path)
+    return path
+
+
+def _save_figure(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
 def save(report: Report) -> None:
-    """Write record and plot to the results, and the section that tells about them."""
+    """Write record, plot and section to the results."""
     write(report, RESULTS)
     path = RESULTS / "README.md"
     text = path.read_text() if path.exists() else _PREFACE
@@ -163,7 +165,7 @@ run, so ratios mean more than times: another machine has other times. All number
 
 
 def _section(report: Report) -> str:
-    kind = machine(report.packages)
+    kind = describe_machine(report.packages)
     packages = ", ".join(f"{_NAMES.get(name, name)} {kind[name]}" for name in report.packages[:-1] if name in kind)
     where = (
         f"{kind['cores']} cores ({kind['architecture']}, {kind['system']}), "
@@ -192,8 +194,8 @@ def _rows(report: Report) -> tuple[list[str], list[tuple[list[str], bool]]]:
     rows = []
     before: list[str] | None = None
     for record in report.records:
-        case = [_told(record.case.get(name, "")) for name in names]
-        rows.append(([*case, record.contender, *(column.tell(record) for column in report.columns)], case != before))
+        case = [_format_value(record.case.get(name, "")) for name in names]
+        rows.append(([*case, record.contender, *(column.format(record) for column in report.columns)], case != before))
         before = case
     return [*names, "contender", *(column.title for column in report.columns)], rows
 
@@ -228,7 +230,7 @@ def _table(report: Report) -> Table:
     for record in report.records:
         if before is not None and _kind_of(record.case) != _kind_of(before):
             table.add_section()
-        case = ["" if record.case == before else _told(record.case.get(name, "")) for name in names]
+        case = ["" if record.case == before else _format_value(record.case.get(name, "")) for name in names]
         times = [_microseconds(time) for time in (record.best, record.median, record.p90, record.median_cpu)]
         ratios = [
             "" if ratio is None else f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
@@ -249,7 +251,7 @@ def power(number: int) -> str:
     return f"10^{len(digits) - 1}" if digits == "1" + "0" * (len(digits) - 1) and number >= 1000 else digits
 
 
-def only(records: Sequence[Record], contender: str | None = None, **case: Any) -> list[Record]:
+def only(records: Sequence[Measurement], contender: str | None = None, **case: Any) -> list[Measurement]:
     """Return the records of a contender in the cases that have these values."""
     return [
         record
@@ -264,7 +266,7 @@ def span(values: Sequence[float], digits: int = 2) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _told(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return power(value) if isinstance(value, int) else str(value)
 
 
@@ -272,7 +274,7 @@ def _microseconds(time: float) -> str:
     return f"{time:,.1f}" if time < 1000 else f"{time:,.0f}"
 
 
-def _plain(record: Record) -> dict[str, Any]:
+def _plain(record: Measurement) -> dict[str, Any]:
     found = asdict(record)
     if not found["more"]:
         del found["more"]

@@ -16,9 +16,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import stoker
 from benchmarks.datasets import Objects, Rows
-from benchmarks.measure import Record, Series, in_turn, record_of
-from benchmarks.report import INK, Column, Report, Setting, only
-from benchmarks.stand import QUIET_SECONDS, alone, become_quiet, cpu_seconds, family
+from benchmarks.report import INK, Column, Report, Saved, Setting, only
+from benchmarks.turns import run_alone
+from stoker.foundation.machine import tree, tree_cpu_seconds
+from stoker.lab.trial.rounds import QUIET_SECONDS, Measurement, Series, in_turn, measurement_of, wait_until_idle
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,19 +56,23 @@ def start(name: str, dataset_name: str, method: str, num_workers: int, num_bytes
     dataset = DATASETS[dataset_name](num_bytes)
     make: Any = {TORCH: TorchDataLoader, OURS: stoker.DataLoader}[name]
     loader = make(dataset, BATCH_SIZE, num_workers=num_workers, multiprocessing_context=method)
-    cpu, begin = cpu_seconds(os.getpid()), time.perf_counter()
+    cpu, begin = tree_cpu_seconds(os.getpid()), time.perf_counter()
     iterator = iter(loader)
     next(iterator)
     first_seconds = time.perf_counter() - begin
     # A loader may start its workers by and by, as batches are taken: go on as a training step of 20 ms would.
     num_expected = num_workers + (method == "spawn")  # which brings a tracker of resources
-    while len(family(os.getpid())) - 1 < num_expected and time.perf_counter() - begin < LIMIT_SECONDS:
+    while _num_children() < num_expected and time.perf_counter() - begin < LIMIT_SECONDS:
         time.sleep(0.02)
         next(iterator)
-    become_quiet(os.getpid(), limit_seconds=LIMIT_SECONDS)
+    wait_until_idle(LIMIT_SECONDS)
     quiet_seconds = time.perf_counter() - begin - QUIET_SECONDS
-    used = cpu_seconds(os.getpid()) - cpu
-    return Start(first_seconds, quiet_seconds, used, len(family(os.getpid())) - 1)
+    used = tree_cpu_seconds(os.getpid()) - cpu
+    return Start(first_seconds, quiet_seconds, used, _num_children())
+
+
+def _num_children() -> int:
+    return len(list(tree(os.getpid()))) - 1
 
 
 def run(setting: Setting) -> Report:
@@ -83,7 +88,7 @@ def run(setting: Setting) -> Report:
                 for num_workers in counts:
                     for name in in_turn(NAMES, number):
                         key = (name, dataset, method, str(num_workers))
-                        found = alone(start, name, dataset, method, num_workers, num_bytes)
+                        found = run_alone(start, name, dataset, method, num_workers, num_bytes)
                         starts.setdefault(key, []).append(found)
     records = []
     for dataset in datasets:
@@ -106,7 +111,7 @@ def run(setting: Setting) -> Report:
                     )
                     base = [found.first_seconds * 1e6 for found in torchs]
                     case = {"dataset": dataset, "start": method, "workers": num_workers}
-                    records.append(record_of(name, series, base, case, "start", more))
+                    records.append(measurement_of(name, series, base, case, "start", more))
     return Report(
         name="startup",
         title=f"Time to the first batch, with a dataset of {num_bytes // 10**6} MB",
@@ -121,7 +126,7 @@ def run(setting: Setting) -> Report:
             "starts of eight workers on eight cores, where there are fewer: they share what there is.",
             "a disk: Python and torch are in the page cache.",
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
         columns=(
             Column("first batch, s", lambda record: f"{record.more['first_seconds']:.2f}"),
             Column("by torch's", lambda record: f"{record.median_ratio:.2f}"),
@@ -134,7 +139,7 @@ def run(setting: Setting) -> Report:
     )
 
 
-def _shows(records: list[Record]) -> list[str]:
+def _shows(records: list[Measurement]) -> list[str]:
     sentences = []
     most = max(record.case["workers"] for record in records)
     for dataset in dict.fromkeys(record.case["dataset"] for record in records):
@@ -157,7 +162,7 @@ def _shows(records: list[Record]) -> list[str]:
     return sentences
 
 
-def _figure(records: list[Record]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     from matplotlib import pyplot as plt
 
     panels = list(dict.fromkeys((record.case["dataset"], record.case["start"]) for record in records))

@@ -13,8 +13,8 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import stoker
-from benchmarks.measure import Clock, Contender, Pace, Record, interleaved
-from benchmarks.report import Report, Setting, only, power
+from benchmarks.report import Report, Saved, Setting, only, power
+from stoker.lab.trial.rounds import BlockTimer, Measurement, RoundLimits, TimedFunction, interleaved
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,14 +68,14 @@ def run(setting: Setting) -> Report:
             "datasets with a costly state of their own: it is asked for at each batch.",
             "resuming of streams that cannot tell where they are: they are read again up to there.",
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
     )
 
 
 # ---------------------------------------------------------------- saving
 
 
-def _saving(path: Path, setting: Setting) -> list[Record]:
+def _saving(path: Path, setting: Setting) -> list[Measurement]:
     numbers = Numbers(100_000)
     stream = stoker.Lines(path).stream()
     loaders: dict[str, tuple[Any, Callable[[Any], Any]]] = {
@@ -87,17 +87,17 @@ def _saving(path: Path, setting: Setting) -> list[Record]:
         f"{STATEFUL}, shuffle": (StatefulDataLoader(numbers, 32, shuffle=True), pickle.dumps),  # holds a tensor
         f"{STATEFUL}, stream": (StatefulDataLoader(Counting(), 32), pickle.dumps),
     }
-    pace = Pace(0.01, min_rounds=2) if setting.is_quick else Pace(10.0, max_rounds=100, min_rounds=20)
+    pace = RoundLimits(0.01, min_rounds=2) if setting.is_quick else RoundLimits(10.0, max_rounds=100, min_rounds=20)
     records = []
     for is_dumped in (False, True):
         contenders = {name: _saved(loader, dump if is_dumped else None) for name, (loader, dump) in loaders.items()}
         what = "state_dict + dumps" if is_dumped else "state_dict"
-        records += interleaved(contenders, case={"what": what}, unit="state", pace=pace, reference=PLANNED)
+        records += interleaved(contenders, case={"what": what}, unit="state", rounds=pace, reference=PLANNED)
     return records
 
 
-def _saved(loader: Any, dump: Callable[[Any], Any] | None) -> Contender:
-    def timed(clock: Clock) -> None:
+def _saved(loader: Any, dump: Callable[[Any], Any] | None) -> TimedFunction:
+    def timed(clock: BlockTimer) -> None:
         iterator = iter(loader)
         for _ in range(NUM_STEPS):
             next(iterator)
@@ -114,7 +114,7 @@ def _saved(loader: Any, dump: Callable[[Any], Any] | None) -> Contender:
 # ---------------------------------------------------------------- resuming
 
 
-def _resuming(step: int, setting: Setting) -> list[Record]:
+def _resuming(step: int, setting: Setting) -> list[Measurement]:
     """From a saved state to the first batch, in a new loader. An epoch has a few more than 10^6 steps of 8 samples."""
     numbers = Numbers(NUM_SAMPLES)
     makers: dict[str, Callable[[], Any]] = {
@@ -122,14 +122,14 @@ def _resuming(step: int, setting: Setting) -> list[Record]:
         SAMPLER: lambda: stoker.DataLoader(numbers, BATCH_SIZE, sampler=RandomSampler(numbers)),
         STATEFUL: lambda: StatefulDataLoader(numbers, BATCH_SIZE, shuffle=True),
     }
-    contenders: dict[str, Contender] = {}
+    contenders: dict[str, TimedFunction] = {}
     for name, make in makers.items():
         if setting.is_quick and name != PLANNED:
             continue
         state, following = _state_at(step, make)
         contenders[name] = _resumed(make, state, following)
-    pace = Pace(0.01, min_rounds=2) if setting.is_quick else Pace(1.0, max_rounds=50, min_rounds=5)
-    return interleaved(contenders, case={"what": "resume", "step": step}, unit="resume", pace=pace, reference=PLANNED)
+    pace = RoundLimits(0.01, min_rounds=2) if setting.is_quick else RoundLimits(1.0, max_rounds=50, min_rounds=5)
+    return interleaved(contenders, case={"what": "resume", "step": step}, unit="resume", rounds=pace, reference=PLANNED)
 
 
 def _state_at(step: int, make: Callable[[], Any]) -> tuple[Any, list[int]]:
@@ -142,8 +142,8 @@ def _state_at(step: int, make: Callable[[], Any]) -> tuple[Any, list[int]]:
     return state, next(iterator).tolist()
 
 
-def _resumed(make: Callable[[], Any], state: Any, following: list[int]) -> Contender:
-    def timed(clock: Clock) -> None:
+def _resumed(make: Callable[[], Any], state: Any, following: list[int]) -> TimedFunction:
+    def timed(clock: BlockTimer) -> None:
         loader = make()
         with clock.timing():
             loader.load_state_dict(state)
@@ -156,7 +156,7 @@ def _resumed(make: Callable[[], Any], state: Any, following: list[int]) -> Conte
 # ---------------------------------------------------------------- telling
 
 
-def _shows(records: list[Record]) -> list[str]:
+def _shows(records: list[Measurement]) -> list[str]:
     sentences = []
     for what in ("state_dict", "state_dict + dumps"):
         ours = [record for record in only(records, what=what) if record.contender.startswith("stoker")]
@@ -183,7 +183,7 @@ def _shows(records: list[Record]) -> list[str]:
     return sentences
 
 
-def _figure(records: list[Record]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.6), layout="constrained", width_ratios=(1.5, 1))

@@ -1,20 +1,17 @@
 """How fast batches come from worker processes, on a dataset that costs nothing.
 
-Each contender has a stand of its own (see `stand`): a trainer with its workers, started and warmed up before anything
-is measured, and kept through all rounds in one long epoch. While others are measured, a loader fills its queue and its
-workers sleep. What was prefetched meanwhile would flatter whoever prefetches most, so each turn begins with batches
-that are not timed, more than anyone holds.
+Each contender has a process of its own (see `benchmarks.turns`): a training loop with its workers, started and warmed
+up before anything is measured, and kept through all rounds in one long epoch.
 """
 
 from __future__ import annotations
 
-import gc
 import mmap
 import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,15 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import default_collate
 
 import stoker
 from benchmarks.datasets import Same
-from benchmarks.measure import Record, Series, in_turn, record_of
-from benchmarks.report import INK, Column, Report, Setting, only, span
-from benchmarks.stand import become_quiet, cpu_seconds, stands
+from benchmarks.report import INK, Column, Report, Saved, Setting, only, span
+from benchmarks.turns import IDLE_SECONDS, BatchTaker, Turn, series_of, take_turns, taking
+from stoker.foundation.machine import tree_cpu_seconds
+from stoker.lab.trial.rounds import Measurement, measurement_of, wait_until_idle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,18 +79,6 @@ LOADS = (
     Load("38.5 MB", "tensor", (3, 224, 224)),
 )
 DICT = Load("1 MB", "dict", (2048,))
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What a contender did in one turn."""
-
-    num_batches: int
-    seconds: float
-    cpu_seconds: float
-    """Of the trainer and all its workers."""
-    waits: NDArray[np.int64]
-    """Nanoseconds that each `next` took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,58 +191,22 @@ CONTENDERS: dict[str, Callable[[Load, int], Iterator[Any]]] = {
 NEEDS = {STATEFUL: "torchdata", SPDL_POOL: "spdl", SPDL_ARENA: "spdl", GRAIN: "grain"}
 
 
-# ---------------------------------------------------------------- in the stand
+# ---------------------------------------------------------------- in the child
 
 
-@contextmanager
-def serving(contender: str, load: Load, num_workers: int, warm_up_seconds: float) -> Iterator[Callable[[float], Turn]]:
-    """Play the trainer that takes batches from a loader."""
-    iterator = CONTENDERS[contender](load, num_workers)
-    yield from _served(iterator, _touch, num_workers, warm_up_seconds, finish=lambda: None)
+def serving(contender: str, load: Load, num_workers: int) -> AbstractContextManager[Callable[[float], Turn]]:
+    """Serve turns of a loader."""
+    return taking(_taker(CONTENDERS[contender](load, num_workers), _touch, num_workers))
 
 
-def _served(
+def _taker(
     iterator: Iterator[Any],
     touch: Callable[[Any], None],
     num_workers: int,
-    warm_up_seconds: float,
-    *,
-    finish: Callable[[], None],
-) -> Iterator[Callable[[float], Turn]]:
+    finish: Callable[[], object] = lambda: None,
+) -> BatchTaker:
     # twice what torch holds: others have a queue more on the way
-    num_untimed = max(8, 2 * PREFETCH_FACTOR * num_workers)
-
-    def turn(seconds: float) -> Turn:
-        for _ in range(num_untimed):
-            touch(next(iterator))
-        finish()
-        clock = time.perf_counter_ns
-        waits: list[int] = []
-        cpu = cpu_seconds(os.getpid())
-        begin = clock()
-        end = begin + int(seconds * 1e9)
-        while True:
-            before = clock()
-            batch = next(iterator)
-            after = clock()
-            touch(batch)
-            waits.append(after - before)
-            if after >= end:
-                break
-        finish()
-        taken = (clock() - begin) / 1e9
-        cpu = cpu_seconds(os.getpid()) - cpu
-        del batch
-        become_quiet(os.getpid())
-        return Turn(len(waits), taken, cpu, np.array(waits))
-
-    turn(warm_up_seconds)
-    gc.collect()
-    gc.freeze()  # the collector stays on, but need not look through what was imported
-    yield turn
-    close = getattr(iterator, "close", None)
-    if close is not None:
-        close()
+    return BatchTaker(iterator, touch, num_untimed=max(8, 2 * PREFETCH_FACTOR * num_workers), finish=finish)
 
 
 def _touch(batch: Any) -> None:
@@ -299,16 +248,15 @@ def copying(load: Load, num_processes: int) -> Iterator[Callable[[float], Turn]]
         enough = state[1:] + num_slots
         while (state[1:] < enough).any():
             time.sleep(0.01)
-        cpu, begin, written = cpu_seconds(os.getpid()), time.perf_counter(), int(state[1:].sum())
+        cpu, begin, written = tree_cpu_seconds(os.getpid()), time.perf_counter(), int(state[1:].sum())
         time.sleep(seconds)
         written, taken = int(state[1:].sum()) - written, time.perf_counter() - begin
-        cpu = cpu_seconds(os.getpid()) - cpu
+        cpu = tree_cpu_seconds(os.getpid()) - cpu
         go.clear()
         state[0] = 0
-        become_quiet(os.getpid())
-        return Turn(written, taken, cpu, np.empty(0, dtype=np.int64))
+        wait_until_idle(IDLE_SECONDS)
+        return Turn(written, taken, cpu)
 
-    turn(0.2)
     yield turn
     for worker in workers:
         worker.kill()
@@ -318,10 +266,9 @@ def copying(load: Load, num_processes: int) -> Iterator[Callable[[float], Turn]]
 # ---------------------------------------------------------------- into a device
 
 
-@contextmanager
 def serving_device(
-    contender: str, load: Load, num_workers: int, warm_up_seconds: float, device: str
-) -> Iterator[Callable[[float], Turn]]:
+    contender: str, load: Load, num_workers: int, device: str
+) -> AbstractContextManager[Callable[[float], Turn]]:
     """Play the trainer whose batches arrive on a device. It adds one number of each to a sum, on its own stream."""
     num_touched = 0
     total = torch.zeros((), device=device)
@@ -349,7 +296,7 @@ def serving_device(
         iterator = _stoker(load, num_workers, pin_memory=True)
     else:
         iterator = _stoker(load, num_workers, device=device)
-    yield from _served(iterator, touch, num_workers, warm_up_seconds, finish=finish)
+    return taking(_taker(iterator, touch, num_workers, finish))
 
 
 def _pinned_again_and_again(load: Load) -> Iterator[Any]:
@@ -370,11 +317,9 @@ def run(setting: Setting) -> Report:
 def _run_host(setting: Setting) -> Report:
     present = [name for name in CONTENDERS if name not in NEEDS or find_spec(NEEDS[name]) is not None]
     pace = Pace(1, 0.1, 0.1) if setting.is_quick else Pace(5, 1.0)
-    records: list[Record] = []
+    records: list[Measurement] = []
     for load, num_workers in _cases(setting):
-        servings: dict[str, tuple[Any, ...]] = {
-            name: (serving, name, load, num_workers, pace.warm_up_seconds) for name in present
-        }
+        servings: dict[str, tuple[Any, ...]] = {name: (serving, name, load, num_workers) for name in present}
         if load.kind == "tensor" and num_workers in (1, 2):
             servings[(COPY_ONE, COPY_TWO)[num_workers - 1]] = (copying, load, num_workers)
         case = {"batch": load.size, "of": load.kind, "workers": num_workers}
@@ -398,7 +343,7 @@ def _run_host(setting: Setting) -> Report:
             f"order; each holds {PREFETCH_FACTOR} batches per worker ahead, SPDL and Grain a few more on the way.",
             "memcpy as a loader: nobody waits for a batch or reads it.",
         ],
-        draw=lambda: _figure(records),
+        draw=draw,
         columns=_COLUMNS,
         extra={"batch_size": BATCH_SIZE, "prefetch_factor": PREFETCH_FACTOR, "left_out": missing},
     )
@@ -415,10 +360,10 @@ def _run_device(setting: Setting, device: str) -> Report:
     pace = Pace(1, 0.2, 0.2) if setting.is_quick else Pace(5, 1.2)
     has_device = "device" in signature(stoker.DataLoader).parameters
     names = [TORCH, *([OURS] if has_device else []), OURS_PINNED, COPY_DEVICE]
-    records: list[Record] = []
+    records: list[Measurement] = []
     for num_workers in NUM_WORKERS_DEVICE[: 1 if setting.is_quick else None]:
         servings: dict[str, tuple[Any, ...]] = {
-            name: (serving_device, name, load, num_workers, pace.warm_up_seconds, device) for name in names
+            name: (serving_device, name, load, num_workers, device) for name in names
         }
         case = {"batch": load.size, "of": load.kind, "workers": num_workers}
         records += _rounds(servings, load, case, pace)
@@ -436,27 +381,19 @@ def _run_device(setting: Setting, device: str) -> Report:
             "copies each batch to page-locked memory; stoker is `device=`, and beside it `pin_memory=True` and `.to`.",
             "copies of one pinned batch as a loader: nobody writes it.",
         ],
-        draw=lambda: _figure_device(records),
+        draw=draw,
         columns=_COLUMNS,
         extra={"batch_size": BATCH_SIZE, "prefetch_factor": PREFETCH_FACTOR},
     )
 
 
-def _rounds(servings: Mapping[str, tuple[Any, ...]], load: Load, case: dict[str, Any], pace: Pace) -> list[Record]:
-    turns: dict[str, list[Turn]] = {name: [] for name in servings}
-    with stands(dict(servings)) as opened:
-        for number in range(pace.num_rounds):
-            for name in in_turn(list(servings), number):
-                turns[name].append(opened[name].ask(pace.seconds))
-    series = {
-        name: Series(
-            [turn.seconds / turn.num_batches * 1e6 for turn in taken],
-            [turn.cpu_seconds / turn.num_batches * 1e6 for turn in taken],
-        )
-        for name, taken in turns.items()
-    }
+def _rounds(servings: Mapping[str, tuple[Any, ...]], load: Load, case: dict[str, Any], pace: Pace) -> list[Measurement]:
+    turns = take_turns(servings, num_rounds=pace.num_rounds, seconds=pace.seconds, warm_up_seconds=pace.warm_up_seconds)
+    series = {name: series_of(taken) for name, taken in turns.items()}
     base = series[TORCH].wall
-    return [record_of(name, series[name], base, case, "batch", _more(turns[name], load.num_bytes)) for name in servings]
+    return [
+        measurement_of(name, series[name], base, case, "batch", _more(turns[name], load.num_bytes)) for name in servings
+    ]
 
 
 def _more(turns: Sequence[Turn], num_bytes: int) -> dict[str, Any]:
@@ -465,18 +402,18 @@ def _more(turns: Sequence[Turn], num_bytes: int) -> dict[str, Any]:
         "batch_bytes": num_bytes,
         "batches_per_second": median(rates),
         "gigabytes_per_second": median(rates) * num_bytes / 1e9,
-        "num_batches": sum(turn.num_batches for turn in turns),
+        "num_batches": round(sum(turn.num_batches for turn in turns)),
     }
-    waits = np.concatenate([turn.waits for turn in turns])
+    waits = np.concatenate([turn.wait_seconds for turn in turns])
     if len(waits):
-        found["next_p50"], found["next_p99"] = (float(np.percentile(waits, part)) / 1e3 for part in (50, 99))
+        found["next_p50"], found["next_p99"] = (float(np.percentile(waits, part)) * 1e6 for part in (50, 99))
     return found
 
 
 # ---------------------------------------------------------------- telling
 
 
-def _speed(record: Record) -> float:
+def _speed(record: Measurement) -> float:
     """Return how many times as fast as torch, in the same rounds."""
     return 1 / record.median_ratio if record.median_ratio else 0.0
 
@@ -495,7 +432,7 @@ _COLUMNS = (
 )
 
 
-def _shows(records: list[Record]) -> list[str]:
+def _shows(records: list[Measurement]) -> list[str]:
     sentences = []
     counts = sorted({record.case["workers"] for record in records})
     for num_workers in counts:
@@ -529,7 +466,7 @@ def _shows(records: list[Record]) -> list[str]:
     return sentences
 
 
-def _limits(records: list[Record], **case: Any) -> list[Record]:
+def _limits(records: list[Measurement], **case: Any) -> list[Measurement]:
     return [record for record in only(records, **case) if record.contender in (COPY_ONE, COPY_TWO)]
 
 
@@ -537,7 +474,7 @@ def _workers(num_workers: int) -> str:
     return f"{num_workers} worker{'s' if num_workers > 1 else ''}"
 
 
-def _shows_device(records: list[Record]) -> list[str]:
+def _shows_device(records: list[Measurement]) -> list[str]:
     sentences = []
     for num_workers in sorted({record.case["workers"] for record in records}):
         found = {record.contender: record for record in only(records, workers=num_workers)}
@@ -562,7 +499,12 @@ _INKS = {
 _MARKS = dict(zip(CONTENDERS, "soDv^P"))
 
 
-def _figure(records: list[Record]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
+    is_device = any(record.contender == COPY_DEVICE for record in records)
+    return _draw_device(records) if is_device else _draw_host(records)
+
+
+def _draw_host(records: list[Measurement]) -> Figure:
     from matplotlib import pyplot as plt
     from matplotlib.patheffects import withStroke
 
@@ -619,7 +561,7 @@ def _figure(records: list[Record]) -> Figure:
     return figure
 
 
-def _draw_limit(top: Axes, bottom: Axes, limits: list[Record]) -> None:
+def _draw_limit(top: Axes, bottom: Axes, limits: list[Measurement]) -> None:
     sizes = [record.more["batch_bytes"] / 1e6 for record in limits]
     style: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1.2}
     top.plot(
@@ -631,7 +573,7 @@ def _draw_limit(top: Axes, bottom: Axes, limits: list[Record]) -> None:
     bottom.plot(sizes, [record.median_cpu / 1e3 for record in limits], **style)
 
 
-def _figure_device(records: list[Record]) -> Figure:
+def _draw_device(records: list[Measurement]) -> Figure:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), layout="constrained", width_ratios=(1.6, 1))

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# No deadline: timings are noisy. Derandomised in CI, so that a failure there can be had again.
-settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "here")
+# No deadline: timings are noisy. `make test` and CI repeat the same examples every time; `make check` and a plain
+# `pytest` try new ones, and print what reproduces a failure.
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("repeat", parent=settings.get_profile("explore"), derandomize=True)
+settings.load_profile("repeat" if os.environ.get("CI") else "explore")
 
 # A shell that runs tests in the background lets them ignore Ctrl-C, and they would pass that on to what they start.
 with suppress(ValueError):

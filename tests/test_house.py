@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str] | None] = {
     "source": {"store"},
     "plan": set(),
     "transform": {"native"},
-    "batch": set(),
+    "batch": {"source", "plan"},
     "compose": {"native", "store", "source", "plan", "transform", "batch"},
     "masks": set(),
     "engine": set(),

@@ -6,7 +6,7 @@
 
 Two jobs, both to uint8 batches of 64 pictures with labels: `crops` takes photographs (about 110 kB) to
 RandomResizedCrop(224) and a flip at random; `faces` takes pictures of 250 x 250 to 224 x 224. Photographs are those of
-a folder, or made up. Each contender runs in a process of its own (see `benchmarks.stand`), and they take turns.
+a folder, or made up. Each contender runs in a process of its own (see `benchmarks.turns`), and they take turns.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from benchmarks.images.bad_files import outcomes
 from benchmarks.images.contenders import CONTENDERS, is_there
 from benchmarks.images.jobs import BATCH_SIZE, CROPS, FACES, PREFETCH_FACTOR, SIZE, Job
 from benchmarks.images.limit import limits_there
-from benchmarks.images.measuring import Failures, Pace, starts, turns
+from benchmarks.images.measuring import Pace, starts, turns
 from benchmarks.images.others import show_ffmpeg
 from benchmarks.images.own import OURS, OURS_WHEELS
-from benchmarks.images.photographs import NUM_ENTRIES_QUICK, NUM_PACKED_QUICK, made, photographs, reason
+from benchmarks.images.photographs import NUM_ENTRIES_QUICK, NUM_PACKED_QUICK, made, photographs
 from benchmarks.images.quality import likenesses, summed_up
-from benchmarks.images.telling import COLUMNS, figure, limits, shows
+from benchmarks.images.telling import COLUMNS, draw, limits, shows
 from benchmarks.images.torch_loaders import TORCH_PIL
-from benchmarks.images.trials import Turn
-from benchmarks.measure import Record, Series, record_of
 from benchmarks.report import Report, Setting
-from benchmarks.stand import alone
+from benchmarks.turns import Failures, Turn, failure_of, run_alone, series_of
+from stoker.lab.trial.rounds import Measurement, measurement_of
 
 PACKAGES = (
     "torch",
@@ -73,8 +72,8 @@ def run(setting: Setting) -> Report:
     for job in jobs.values():
         names = [name for name in CONTENDERS if name not in missing and job.name in CONTENDERS[name].jobs]
         formats = sorted({CONTENDERS[name].format_name for name in names} - {"files"})
-        for format_name, text in made(job.photographs, formats, tell=console.print).items():
-            failures.told[f"{format_name} of {job.name}"] = reason(text)
+        for format_name, error in made(job.photographs, formats, tell=console.print).items():
+            failures.reasons[f"{format_name} of {job.name}"] = failure_of(error)
             names = [name for name in names if CONTENDERS[name].format_name != format_name]
         console.print(f"[dim]{job.name}: {len(names)} loaders[/dim]")
         taken, peaks = turns([*names, *limits_there()], job, pace, failures)
@@ -83,7 +82,7 @@ def run(setting: Setting) -> Report:
         for name in (OURS, OURS_WHEELS):
             if name in taken:
                 views = 1 if setting.is_quick else NUM_VIEWS[job.name]
-                decoder, found = alone(partial(likenesses, name, job, views))
+                decoder, found = run_alone(partial(likenesses, name, job, views))
                 likeness[f"{job.name}, {decoder}"] = summed_up(found)
     console.print("[dim]a file that ends in the middle[/dim]")
     fates = outcomes([name for name in CONTENDERS if name not in missing], jobs[FACES])
@@ -92,9 +91,9 @@ def run(setting: Setting) -> Report:
         name="images",
         title=f"Photographs to batches of {BATCH_SIZE} pictures of {SIZE} x {SIZE}",
         records=records,
-        shows=shows(records, sources, likeness, fates, missing, failures.told),
+        shows=shows(records, sources, likeness, fates, missing, failures.reasons),
         limits=limits(setting.num_workers),
-        draw=lambda: figure(records, setting.num_workers),
+        draw=draw,
         columns=COLUMNS,
         extra={
             "photographs": sources,
@@ -104,7 +103,7 @@ def run(setting: Setting) -> Report:
             "quality": likeness,
             "bad_file": fates,
             "left_out": missing,
-            "failed": failures.told,
+            "failed": failures.reasons,
         },
         packages=PACKAGES,
     )
@@ -112,14 +111,8 @@ def run(setting: Setting) -> Report:
 
 def _records(
     job: Job, taken: dict[str, list[Turn]], peaks: dict[str, int], begun: dict[str, list[float]]
-) -> list[Record]:
-    series = {
-        name: Series(
-            [turn.seconds / turn.num_images * 1e6 for turn in found],
-            [turn.cpu_seconds / turn.num_images * 1e6 for turn in found],
-        )
-        for name, found in taken.items()
-    }
+) -> list[Measurement]:
+    series = {name: series_of(found, BATCH_SIZE) for name, found in taken.items()}
     base = series[TORCH_PIL].wall if TORCH_PIL in series else None
     records = []
     for name, found in taken.items():
@@ -130,7 +123,7 @@ def _records(
             "highest": 1e6 / min(series[name].wall),
             "cpu_per_1000": median(series[name].cpu) / 1e3,
             "rounds": series[name].wall,
-            "num_images": sum(turn.num_images for turn in found),
+            "num_images": round(BATCH_SIZE * sum(turn.num_batches for turn in found)),
         }
         if base is not None:
             more["times_torch"] = median(theirs / ours for ours, theirs in zip(series[name].wall, base))
@@ -142,5 +135,5 @@ def _records(
             more["peak_bytes"] = peaks[name]
         if name in CONTENDERS:
             more["is_antialiased"] = CONTENDERS[name].is_antialiased
-        records.append(record_of(name, series[name], base, {"job": job.name}, "image", more))
+        records.append(measurement_of(name, series[name], base, {"job": job.name}, "image", more))
     return records

@@ -11,7 +11,8 @@ import numpy as np
 from benchmarks.images.contenders import CONTENDERS, imported
 from benchmarks.images.jobs import BATCH_SIZE, Job
 from benchmarks.images.photographs import BAD_NAME, made, with_bad_file
-from benchmarks.stand import HANGS, StandFailed, alone
+from benchmarks.turns import run_alone
+from stoker.lab.trial.child import ChildSlow, describe_failure
 
 NUM_ENTRIES = 2 * BATCH_SIZE
 LIMIT_SECONDS = 45
@@ -25,9 +26,9 @@ def outcomes(names: list[str], job: Job) -> dict[str, str]:
     unmade = made(bad.photographs, formats, tell=lambda _: None, limit_seconds=LIMIT_SECONDS)
     found = {}
     for name in names:
-        reason = unmade.get(CONTENDERS[name].format_name)
-        if reason is not None:
-            found[name] = f"its copy cannot be made: {_fate(reason)}"
+        error = unmade.get(CONTENDERS[name].format_name)
+        if error is not None:
+            found[name] = f"its copy cannot be made: {_fate(error)}"
             continue
         found[name] = _asked(partial(met, name, bad))
         if name == "stoker":
@@ -37,15 +38,19 @@ def outcomes(names: list[str], job: Job) -> dict[str, str]:
 
 def _asked(ask: Any) -> str:
     try:
-        return str(alone(ask, limit_seconds=LIMIT_SECONDS))
-    except StandFailed as error:
-        return _fate(str(error))
+        return str(run_alone(ask, limit_seconds=LIMIT_SECONDS))
+    except Exception as error:
+        return _fate(error)
 
 
-def _fate(text: str) -> str:
-    if HANGS in text.partition("\n")[0]:
+def _fate(error: Exception) -> str:
+    if isinstance(error, ChildSlow):
         return f"hangs (for {LIMIT_SECONDS} s, then ended)"
-    return "raises, and names the file" if BAD_NAME in text else "raises, without the name of the file"
+    return (
+        "raises, and names the file"
+        if BAD_NAME in f"{error}\n{describe_failure(error)}"
+        else "raises, without the name of the file"
+    )
 
 
 def met(name: str, job: Job) -> str:

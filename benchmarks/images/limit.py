@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.images.jobs import SIZE, Job
+from benchmarks.images.jobs import BATCH_SIZE, SIZE, Job
 from benchmarks.images.torch_loaders import crop_of
-from benchmarks.images.trials import Turn
 from benchmarks.peers import is_installed
-from benchmarks.stand import cpu_seconds
+from benchmarks.turns import Turn
+from stoker.foundation.machine import tree_cpu_seconds
 
 WHOLE, PART = "libjpeg-turbo, whole files", "libjpeg-turbo, crop and resize"
 NUM_VIEWS = 8
@@ -35,14 +35,14 @@ def limits_there() -> list[str]:
 
 
 @contextmanager
-def serving(name: str, job: Job) -> Iterator[Callable[[float, bool], Turn]]:
+def serving(name: str, job: Job) -> Iterator[Callable[[float], Turn]]:
     """Decode in as many processes as others have workers, for so many seconds."""
     files = [path.read_bytes() for path in job.photographs.originals()]
     decoding = {WHOLE: _whole, PART: _part}[name](files, job)
 
-    def turn(seconds: float, _: bool) -> Turn:
+    def turn(seconds: float) -> Turn:
         context = mp.get_context("fork")
-        cpu = cpu_seconds(os.getpid())
+        cpu = tree_cpu_seconds(os.getpid())
         answers = []
         processes = []
         for number in range(job.num_workers):
@@ -57,7 +57,7 @@ def serving(name: str, job: Job) -> Iterator[Callable[[float, bool], Turn]]:
             process.join()
         rate = sum(num_images / taken for num_images, taken in done)
         num_images = sum(num for num, _ in done)
-        return Turn(num_images, num_images / rate, cpu_seconds(os.getpid()) - cpu)
+        return Turn(num_images / BATCH_SIZE, num_images / rate, tree_cpu_seconds(os.getpid()) - cpu)
 
     yield turn
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from benchmarks.images import limit, trials
 from benchmarks.images.contenders import CONTENDERS
 from benchmarks.images.jobs import Job
-from benchmarks.images.photographs import reason
-from benchmarks.images.trials import Turn
-from benchmarks.measure import in_turn
-from benchmarks.stand import Stand, StandFailed, alone
+from benchmarks.turns import Failures, Turn, run_alone, take_turns
+from stoker.lab.trial.child import Child
+from stoker.lab.trial.process_memory import ProcessMemoryWatch
+from stoker.lab.trial.rounds import in_turn
 
 LIMIT_SECONDS = 120
 """For one answer; FFCV compiles for fifteen seconds first."""
@@ -32,52 +30,31 @@ class Pace:
     num_starts: int
 
 
-@dataclass(slots=True)
-class Failures:
-    """What peers could not do."""
-
-    told: dict[str, str] = field(default_factory=dict)
-
-    def tried(self, name: str, what: str, ask: Callable[[], Any]) -> Any:
-        """Return the answer, or None from one that failed, which then is told among the findings."""
-        if f"{name}, {what}" in self.told:
-            return None
-        try:
-            return ask()
-        except StandFailed as error:
-            self.told[f"{name}, {what}"] = reason(str(error))
-            return None
-
-
 def turns(
     names: Sequence[str], job: Job, pace: Pace, failures: Failures
 ) -> tuple[dict[str, list[Turn]], dict[str, int]]:
     """Return the turns of each contender, all in the same rounds, and the most memory of each."""
-    stands = {}
-    for name in names:
-        serving = trials.serving if name in CONTENDERS else limit.serving
-        stands[name] = Stand(serving, name, job, limit_seconds=LIMIT_SECONDS)
-        with suppress(StandFailed):  # told when it is first asked
-            stands[name].wait_until_ready()  # one after the other: together they would be in each other's way
-    taken: dict[str, list[Turn]] = {name: [] for name in names}
     peaks = {}
-    try:
-        for number in range(-1, pace.num_rounds):
-            for name in in_turn(list(names), max(0, number)):
-                seconds = pace.seconds if number >= 0 else pace.warm_up_seconds
-                turn = failures.tried(name, job.name, partial(stands[name].ask, seconds, number < 0))
-                if turn is None:
-                    continue
-                if number >= 0:
-                    taken[name].append(turn)
-                elif turn.peak_bytes:
-                    peaks[name] = turn.peak_bytes
-    finally:
-        for stand in stands.values():
-            stand.dismiss()
-        for stand in stands.values():
-            stand.close()
-    return {name: found for name, found in taken.items() if len(found) == pace.num_rounds}, peaks
+
+    def watch_memory(name: str, child: Child, ask: Callable[[], Turn]) -> Turn:
+        with ProcessMemoryWatch(child.pid) as witness:
+            turn = ask()
+            witness.look()
+        if name in CONTENDERS:
+            peaks[name] = sum(one.held_bytes or 0 for one in witness.processes)
+        return turn
+
+    taken = take_turns(
+        {name: (trials.serving if name in CONTENDERS else limit.serving, name, job) for name in names},
+        num_rounds=pace.num_rounds,
+        seconds=pace.seconds,
+        warm_up_seconds=pace.warm_up_seconds,
+        what=job.name,
+        failures=failures,
+        watch_warm_up=watch_memory,
+        limit_seconds=LIMIT_SECONDS,
+    )
+    return taken, peaks
 
 
 def starts(names: Sequence[str], job: Job, pace: Pace, failures: Failures) -> dict[str, list[float]]:
@@ -85,8 +62,8 @@ def starts(names: Sequence[str], job: Job, pace: Pace, failures: Failures) -> di
     found: dict[str, list[float]] = {name: [] for name in names}
     for number in range(pace.num_starts):
         for name in in_turn(list(names), number):
-            ask = partial(alone, partial(trials.start, name, job), limit_seconds=LIMIT_SECONDS)
-            seconds = failures.tried(name, f"{job.name}, start", ask)
+            ask = partial(run_alone, partial(trials.start, name, job), limit_seconds=LIMIT_SECONDS)
+            seconds = failures.try_(name, f"{job.name}, start", ask)
             if seconds is not None:
                 found[name].append(seconds)
     return {name: times for name, times in found.items() if times}

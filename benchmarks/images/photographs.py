@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import OUT
-from benchmarks.stand import HANGS, StandFailed, alone
+from benchmarks.turns import run_alone
 
 CORPORA = OUT.parent / "corpora"
 NUM_ENTRIES, NUM_ENTRIES_QUICK = 19_200, 2_560
@@ -208,8 +208,8 @@ def _jpeg(pixels: NDArray[np.float64], *, quality: int, subsampling: int) -> byt
 
 def made(
     given: Photographs, formats: list[str], tell: Callable[[str], None], *, limit_seconds: float = 900
-) -> dict[str, str]:
-    """Make what is not there yet, and our own formats anew; return the tracebacks of those that could not be made."""
+) -> dict[str, Exception]:
+    """Make what is not there yet, and our own formats anew; return the errors of those that could not be made."""
     failed = {}
     for name in formats:
         final = given.at(name)
@@ -219,17 +219,10 @@ def made(
             continue
         tell(f"making {final.relative_to(OUT.parent.parent)}")
         try:
-            alone(make, given, name, limit_seconds=limit_seconds)
-        except StandFailed as error:
-            failed[name] = str(error)
+            run_alone(make, given, name, limit_seconds=limit_seconds)
+        except Exception as error:
+            failed[name] = error
     return failed
-
-
-def reason(text: str) -> str:
-    """Return the line of a traceback that tells what happened."""
-    lines = [line for line in text.splitlines() if line and not line.startswith(" ")]
-    telling = [line for line in lines if "Error" in line or HANGS in line] or lines
-    return telling[0][:200] if telling else "no reason given"
 
 
 def make(given: Photographs, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.images.contenders import CONTENDERS
@@ -11,8 +10,9 @@ from benchmarks.images.limit import PART, WHOLE
 from benchmarks.images.others import DALI, FFCV, FFCV_SMALL, GRAIN, SPDL_FFMPEG, SPDL_QUICK, TF, TF_PLAIN
 from benchmarks.images.own import OURS, OURS_EXACT, OURS_SMALL, OURS_THREADS, OURS_WHEELS
 from benchmarks.images.torch_loaders import TORCH_PIL, TORCH_QUICK, WEB_PIL, WEB_QUICK
-from benchmarks.measure import Record
-from benchmarks.report import INK, Column, only
+from benchmarks.report import INK, Column, Saved, only
+from benchmarks.turns import speedup
+from stoker.lab.trial.rounds import Measurement
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,17 +46,11 @@ _INKS = {
 }
 
 
-def speed(ours: Record, theirs: Record) -> float:
-    """Return how many times as fast, by the median over common rounds."""
-    found: float = median(their / our for our, their in zip(ours.more["rounds"], theirs.more["rounds"]))
-    return found
-
-
 def _is_peer(name: str) -> bool:
     return name in CONTENDERS and not CONTENDERS[name].is_ours
 
 
-def _rate(record: Record) -> str:
+def _rate(record: Measurement) -> str:
     return f"{record.more['images_per_second']:,.0f}"
 
 
@@ -65,7 +59,7 @@ def _verdict(is_reached: bool) -> str:
 
 
 def shows(
-    records: list[Record],
+    records: list[Measurement],
     sources: dict[str, str],
     likenesses: dict[str, dict[str, Any]],
     outcomes: dict[str, str],
@@ -90,7 +84,7 @@ def shows(
     return [sentence for sentence in sentences if sentence]
 
 
-def _told_speed(found: list[Record], job: str) -> list[str]:
+def _told_speed(found: list[Measurement], job: str) -> list[str]:
     ours = only(found, OURS)
     if not ours:
         return []
@@ -104,14 +98,14 @@ def _told_speed(found: list[Record], job: str) -> list[str]:
     others = sorted(peers, key=lambda record: record.median)
     sentences = [
         f"{', '.join(told)}; "
-        + ", ".join(f"{record.contender} {_rate(record)} ({speed(ours[0], record):.2f}x)" for record in others)
+        + ", ".join(f"{record.contender} {_rate(record)} ({speedup(ours[0], record):.2f}x)" for record in others)
         + "."
     ]
     if job == CROPS:
         tensorflow = [record for record in others if record.contender in (TF, TF_PLAIN)]
         for name, goal in ((OURS, GOAL_NATIVE), (OURS_WHEELS, GOAL_WHEELS)):
             for record in only(found, name) if tensorflow else []:
-                times = speed(record, tensorflow[0])
+                times = speedup(record, tensorflow[0])
                 sentences.append(
                     f"{job}: {name} is {times:.2f}x {tensorflow[0].contender}, the faster one; the goal of {goal}x "
                     f"is {_verdict(times >= goal)}."
@@ -120,12 +114,12 @@ def _told_speed(found: list[Record], job: str) -> list[str]:
         if small and theirs:
             sentences.append(
                 f"{job} of shrunken copies: {OURS_SMALL} {_rate(small[0])} images/s, FFCV {_rate(theirs[0])} "
-                f"({speed(small[0], theirs[0]):.2f}x)."
+                f"({speedup(small[0], theirs[0]):.2f}x)."
             )
     elif others:
         for name in (OURS, OURS_WHEELS):
             for record in only(found, name):
-                times = speed(record, others[0])
+                times = speedup(record, others[0])
                 sentences.append(
                     f"{job}: {name} is {times:.2f}x the best peer, {others[0].contender}; the goal of {GOAL_FACES}x is "
                     f"{_verdict(times >= GOAL_FACES)}."
@@ -146,17 +140,17 @@ def _told_quality(what: str, of: dict[str, Any]) -> str:
     )
 
 
-def _told_limit(found: list[Record], job: str) -> str:
+def _told_limit(found: list[Measurement], job: str) -> str:
     ours = only(found, OURS)
     told = [
-        f"{limit} {_rate(record)}{f' (stoker reaches {speed(ours[0], record):.2f} of it)' if ours else ''}"
+        f"{limit} {_rate(record)}{f' (stoker reaches {speedup(ours[0], record):.2f} of it)' if ours else ''}"
         for limit in (WHOLE, PART)
         for record in only(found, limit)
     ]
     return f"{job}, with no loader, on as many cores: {', '.join(told)}." if told else ""
 
 
-def _told_cost(found: list[Record], job: str) -> str:
+def _told_cost(found: list[Measurement], job: str) -> str:
     loaders = [record for record in found if record.contender in CONTENDERS]
     if not loaders or not only(found, OURS):
         return ""
@@ -204,7 +198,7 @@ def limits(num_workers: int) -> list[str]:
 
 
 def _from(key: str, scale: float = 1.0, form: str = ",.0f") -> Any:
-    def tell(record: Record) -> str:
+    def tell(record: Measurement) -> str:
         return f"{record.more[key] * scale:{form}}" if key in record.more else ""
 
     return tell
@@ -226,8 +220,9 @@ COLUMNS = (
 # ---------------------------------------------------------------- drawing
 
 
-def figure(records: list[Record], num_workers: int) -> Figure:
+def draw(records: list[Measurement], saved: Saved) -> Figure:
     """Draw speed with the spread of rounds and the limit as lines, and below what it costs."""
+    num_workers = saved["num_workers"]
     from matplotlib import pyplot as plt
 
     drawn, axes = plt.subplots(2, 2, figsize=(14, 12), layout="constrained", height_ratios=(1.15, 1))
@@ -244,7 +239,7 @@ def figure(records: list[Record], num_workers: int) -> Figure:
     return drawn
 
 
-def _draw_limits(axis: Axes, found: list[Record]) -> None:
+def _draw_limits(axis: Axes, found: list[Measurement]) -> None:
     """Draw a line for each limit, and say what it is in rows of their own below the bars."""
     last = axis.get_ylim()[0]
     places = {WHOLE: ("--", last + 0.3), PART: (":", last + 1.2)}
@@ -268,7 +263,7 @@ def _draw_limits(axis: Axes, found: list[Record]) -> None:
     axis.set_ylim(last + 1.8, axis.get_ylim()[1])
 
 
-def _draw(axis: Axes, records: list[Record], key: str, scale: float, label: str) -> None:
+def _draw(axis: Axes, records: list[Measurement], key: str, scale: float, label: str) -> None:
     shown = [record for record in records if record.contender in CONTENDERS and key in record.more]
     shown.sort(key=lambda record: list(CONTENDERS).index(record.contender))
     for place, record in enumerate(shown):

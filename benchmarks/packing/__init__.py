@@ -7,7 +7,7 @@
 *Planning* is from the lengths of documents to which documents are in which row, and back: seconds, and the share of
 rows that is padding. All get the same lengths, log-normal; slow ones get fewer of them. *Scale* is the same from 10^4
 to 10^8 documents, each in a process of its own. *Batches* are rows with all fields, from a store of 240 million tokens
-(made at the first run, 1 GB in `out/corpora`), each contender in a process of its own (see `benchmarks.stand`).
+(made at the first run, 1 GB in `out/corpora`), each contender in a process of its own (see `benchmarks.turns`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from benchmarks import measure
-from benchmarks.measure import Clock, Contender, Record, Series, in_turn, interleaved, record_of
 from benchmarks.packing import batches, planners, scale
-from benchmarks.packing.batches import Form, Turn
+from benchmarks.packing.batches import Form
 from benchmarks.packing.limit import has_compiler
 from benchmarks.packing.planners import PLANNERS, Planner
-from benchmarks.packing.telling import COLUMNS, GOAL_OF_CROPS, GOAL_OF_LIMIT, figure, limits, shows
+from benchmarks.packing.telling import COLUMNS, GOAL_OF_CROPS, GOAL_OF_LIMIT, draw, limits, shows
 from benchmarks.peers import is_installed
 from benchmarks.report import Report, Setting, power
-from benchmarks.stand import alone, stands
+from benchmarks.turns import run_alone, series_of, take_turns
+from stoker.lab.trial.rounds import (
+    BlockTimer,
+    Measurement,
+    RoundLimits,
+    Series,
+    TimedFunction,
+    interleaved,
+    measurement_of,
+)
 
 if TYPE_CHECKING:
     from benchmarks.tokens.corpus import Corpus
@@ -72,7 +79,7 @@ def run(setting: Setting) -> Report:
     records += _scaled(pace, missing)
     corpus = corpora.Corpus(pace.num_tokens)
     corpora.made(corpus, ["store"], tell=console.print)
-    opening = alone(batches.opened, corpus, FORMS[0].length)
+    opening = run_alone(batches.opened, corpus, FORMS[0].length)
     for form in FORMS[: 1 if setting.is_quick else None]:
         console.print(f"[dim]batches of {form}[/dim]")
         records += _batched(form, corpus, pace, missing)
@@ -82,7 +89,7 @@ def run(setting: Setting) -> Report:
         records=records,
         shows=shows(records, opening, pace.num_tokens, missing),
         limits=limits(),
-        draw=lambda: figure(records),
+        draw=draw,
         columns=COLUMNS,
         extra={
             "num_documents": pace.num_documents,
@@ -98,7 +105,7 @@ def run(setting: Setting) -> Report:
 # ---------------------------------------------------------------- planning
 
 
-def _planned(length: int, pace: Pace, missing: list[str]) -> list[Record]:
+def _planned(length: int, pace: Pace, missing: list[str]) -> list[Measurement]:
     lengths = planners.drawn(pace.num_documents)
     planners.check(lengths[: pace.num_documents // 10], length)
     wastes: dict[str, dict[str, Any]] = {}
@@ -111,7 +118,7 @@ def _planned(length: int, pace: Pace, missing: list[str]) -> list[Record]:
         contenders,
         case={"what": "planning", "case": f"rows of {length:,}"},
         unit="document",
-        pace=measure.Pace(seconds=0, max_rounds=pace.num_rounds, min_rounds=pace.num_rounds),
+        rounds=RoundLimits(seconds=0, max_rounds=pace.num_rounds, min_rounds=pace.num_rounds),
         reference=planners.IN_C if planners.IN_C in contenders else None,
     )
     for record in records:
@@ -121,13 +128,13 @@ def _planned(length: int, pace: Pace, missing: list[str]) -> list[Record]:
 
 def _timed(
     name: str, planner: Planner, lengths: planners.Lengths, length: int, wastes: dict[str, dict[str, Any]]
-) -> Contender:
+) -> TimedFunction:
     some = lengths[: max(1000, int(len(lengths) * planner.share))]
     plan = planner.make(some, length)
     num_tokens = int(some.sum())
     ours = PLANNERS[planners.OURS].make(some, length)()
 
-    def contender(clock: Clock) -> None:
+    def contender(clock: BlockTimer) -> None:
         with clock.timing(len(some)):
             num_rows = plan()
         wastes[name] = {
@@ -142,48 +149,41 @@ def _timed(
 # ---------------------------------------------------------------- scale
 
 
-def _scaled(pace: Pace, missing: list[str]) -> list[Record]:
+def _scaled(pace: Pace, missing: list[str]) -> list[Measurement]:
     records = []
     for num_documents in pace.sizes:
         tried = {planners.OURS: scale.planned_alone, planners.IN_C: scale.in_c_alone}
         for name, ask in tried.items():
             if name in missing:
                 continue
-            size = alone(ask, num_documents, SCALE_LENGTH)
+            size = run_alone(ask, num_documents, SCALE_LENGTH)
             series = Series([size.seconds / num_documents * 1e6], [size.cpu_seconds / num_documents * 1e6])
             case = {"what": "scale", "case": f"{power(num_documents)} documents"}
-            records.append(record_of(name, series, None, case, "document", asdict(size)))
+            records.append(measurement_of(name, series, None, case, "document", asdict(size)))
     return records
 
 
 # ---------------------------------------------------------------- batches
 
 
-def _batched(form: Form, corpus: Corpus, pace: Pace, missing: list[str]) -> list[Record]:
+def _batched(form: Form, corpus: Corpus, pace: Pace, missing: list[str]) -> list[Measurement]:
     names = [name for name in batches.CONTENDERS if name not in missing]
     same = [name for name in (batches.IN_C, batches.OURS, batches.OURS_NUMPY) if name in names]
     if not form.num_workers:
-        found = {name: alone(batches.digests, name, corpus, form, 20) for name in same}
+        found = {name: run_alone(batches.digests, name, corpus, form, 20) for name in same}
         assert all(digests == found[batches.OURS] for digests in found.values()), "batches differ"
-    turns: dict[str, list[Turn]] = {name: [] for name in names}
-    with stands({name: (batches.serving, name, corpus, form) for name in names}) as opened:
-        for name in names:
-            opened[name].ask(0.0)
-        for number in range(pace.num_turns):
-            for name in in_turn(names, number):
-                turns[name].append(opened[name].ask(pace.turn_seconds))
-    series = {
-        name: Series(
-            [turn.seconds / turn.num_batches * 1e6 for turn in taken],
-            [turn.cpu_seconds / turn.num_batches * 1e6 for turn in taken],
-        )
-        for name, taken in turns.items()
-    }
+    turns = take_turns(
+        {name: (batches.serving, name, corpus, form) for name in names},
+        num_rounds=pace.num_turns,
+        seconds=pace.turn_seconds,
+        warm_up_seconds=0.0,
+    )
+    series = {name: series_of(taken) for name, taken in turns.items()}
     crops = series[batches.CROPS].wall
     limit = series[batches.IN_C].wall if batches.IN_C in names else None
     case = {"what": "batches", "case": str(form)}
     return [
-        record_of(
+        measurement_of(
             name,
             series[name],
             limit,

@@ -5,12 +5,11 @@ Nothing of ours is imported before a contender is made: whether it is to use the
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.packing import limit
-from benchmarks.stand import become_quiet, cpu_seconds
+from benchmarks.turns import BatchTaker, Turn, taking
 
 if TYPE_CHECKING:  # it brings torch, which is nothing that planning needs
     from benchmarks.tokens.corpus import Corpus
@@ -40,16 +39,6 @@ class Form:
 
     def __str__(self) -> str:
         return f"{self.batch_size} x {self.length:,}, {'2 workers' if self.num_workers else 'inline'}"
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What a contender did in one turn."""
-
-    num_batches: int
-    seconds: float
-    cpu_seconds: float
-    """Of the trainer and all its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,57 +110,19 @@ class FilledInC:
             yield batch
 
 
-@contextmanager
-def serving(name: str, corpus: Corpus, form: Form) -> Iterator[Callable[[float], Turn]]:
-    """Play the trainer that takes batches, epoch after epoch.
-
-    The clock stands still while an epoch begins, and runs again after some batches, more than anyone holds ready. The
-    first question is for a whole epoch: blocks of the store are checked when they are first read.
-    """
+def serving(name: str, corpus: Corpus, form: Form) -> AbstractContextManager[Callable[[float], Turn]]:
+    """Serve turns. Turns of 0 seconds read a whole epoch: blocks are checked when they are first read."""
     loader = made(name, corpus, form)
-    num_untimed = max(8, 8 * form.num_workers)
-    epoch: Iterator[Any] = iter(())
+    taker = BatchTaker(loader, _touch, num_untimed=max(8, 8 * form.num_workers))
 
-    def drawn() -> Any:
-        nonlocal epoch
-        for batch in epoch:
-            return batch
-        epoch = iter(loader)
-        return next(epoch)
-
-    def timed(seconds: float) -> Turn:
-        for _ in range(num_untimed):
-            _touch(drawn())
-        clock, num_batches = time.perf_counter, 0
-        cpu = cpu_seconds(os.getpid())
-        begin = now = clock()
-        end = begin + seconds
-        for batch in epoch:
+    def answer(seconds: float) -> Turn:
+        if seconds:
+            return taker.take(seconds)
+        for batch in loader:
             _touch(batch)
-            num_batches += 1
-            now = clock()
-            if now >= end:
-                break
-        return Turn(num_batches, now - begin, cpu_seconds(os.getpid()) - cpu)
+        return Turn(0, 0.0, 0.0)
 
-    def turn(seconds: float) -> Turn:
-        if not seconds:
-            for batch in loader:
-                _touch(batch)
-            return Turn(0, 0.0, 0.0)
-        num_batches, taken, cpu = 0, 0.0, 0.0
-        while taken < seconds:
-            more = timed(seconds - taken)
-            num_batches, taken, cpu = num_batches + more.num_batches, taken + more.seconds, cpu + more.cpu_seconds
-        become_quiet(os.getpid())
-        return Turn(num_batches, taken, cpu)
-
-    gc.collect()
-    gc.freeze()  # the collector stays on, but need not look through what was imported
-    yield turn
-    close = getattr(epoch, "close", None)
-    if close is not None:
-        close()
+    return taking(taker, answer)
 
 
 def _touch(batch: Any) -> None:

@@ -63,20 +63,20 @@ class Planner:
 
 
 def _stoker(lengths: Lengths, length: int) -> Plan:
-    from stoker.compose.planning import planned
+    from stoker.compose.packs.pack_planning import plan_best_fit
 
-    return lambda: planned([lengths], length=length, window=None, long="split").facts.num_rows
+    return lambda: plan_best_fit([lengths], length=length, window=None, long="split").facts.num_rows
 
 
 def _stoker_listed(lengths: Lengths, length: int) -> Plan:
     """As above, and then the documents of all rows as one list, as the one in C has them."""
-    from stoker.compose.planning import planned
+    from stoker.compose.packs.pack_planning import plan_best_fit
 
     rows = _rows_of(lengths, length)
     every: list[NDArray[np.int64]] = []
 
     def plan() -> int:
-        layout = planned([lengths], length=length, window=None, long="split")
+        layout = plan_best_fit([lengths], length=length, window=None, long="split")
         every[:] = [documents for _, documents in _listed(rows(layout), layout.facts.num_rows)]
         return layout.facts.num_rows
 
@@ -84,16 +84,16 @@ def _stoker_listed(lengths: Lengths, length: int) -> Plan:
 
 
 def _rows_of(lengths: Lengths, length: int) -> Callable[[Any], Any]:
-    from stoker.compose.documents import Held
-    from stoker.compose.rows import FittedRows
+    from stoker.compose.packs.packed_rows import BestFitRows
+    from stoker.compose.packs.token_documents import DocumentsInMemory
 
     starts = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
     flat = np.broadcast_to(np.zeros(1, np.uint16), (int(starts[-1]),))  # tokens that take no memory
-    documents = Held(flat, starts)
+    documents = DocumentsInMemory(flat, starts)
 
     def rows(layout: Any) -> Any:
-        return FittedRows(documents, layout, length=length, window=None, is_cut=True, seed=0, renewed=lambda: layout)
+        return BestFitRows(documents, layout, length=length, window=None, is_cut=True, seed=0, renew=lambda: layout)
 
     return rows
 
@@ -210,9 +210,9 @@ PLANNERS = {
 
 def check(lengths: Lengths, length: int) -> int:
     """Look through our rows and those in C: every token once, no row over its length. Return how many ours are."""
-    from stoker.compose.planning import planned
+    from stoker.compose.packs.pack_planning import plan_best_fit
 
-    layout = planned([lengths], length=length, window=None, long="split")
+    layout = plan_best_fit([lengths], length=length, window=None, long="split")
     seen = np.zeros(len(lengths), np.int64)
     for spans, documents in _listed(_rows_of(lengths, length)(layout), layout.facts.num_rows):
         assert np.add.reduceat(spans.sizes, spans.row_starts[:-1]).max() <= length

@@ -54,14 +54,14 @@ class _Lengths:
 
 def planned_alone(num_documents: int, length: int) -> Size:
     """Plan and map, in this process, which should be a fresh one."""
-    from stoker.compose.planning import planned
+    from stoker.compose.packs.pack_planning import plan_best_fit
     from stoker.plan.packing import best_fit
 
-    planned([drawn(1000)], length=length, window=None, long="split")  # what is imported at first use
+    plan_best_fit([drawn(1000)], length=length, window=None, long="split")  # what is imported at first use
     before = _peak_bytes()
     lengths = _Lengths(num_documents)
     begin, cpu = time.perf_counter(), time.process_time()
-    layout = planned(lengths, length=length, window=None, long="split")
+    layout = plan_best_fit(lengths, length=length, window=None, long="split")
     seconds = time.perf_counter() - begin - lengths.seconds
     cpu_seconds = time.process_time() - cpu - lengths.cpu_seconds
     peak = _peak_bytes()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from benchmarks.measure import Record
 from benchmarks.packing import batches, planners
 from benchmarks.packing.batches import Opening
 from benchmarks.packing.planners import IN_C, OURS, OURS_LISTED, PLANNERS
-from benchmarks.report import INK, Column, only
+from benchmarks.report import INK, Column, Saved, only
+from stoker.lab.trial.rounds import Measurement
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def _verdict(is_reached: bool) -> str:
 # ---------------------------------------------------------------- sentences
 
 
-def shows(records: list[Record], opening: Opening, num_tokens: int, missing: list[str]) -> list[str]:
+def shows(records: list[Measurement], opening: Opening, num_tokens: int, missing: list[str]) -> list[str]:
     """Return the findings."""
     cases = list(dict.fromkeys(record.case["case"] for record in only(records, what="planning")))
     sentences = [_told_planning(only(records, what="planning", case=case), case) for case in cases]
@@ -71,7 +71,7 @@ def shows(records: list[Record], opening: Opening, num_tokens: int, missing: lis
     return [sentence for sentence in sentences if sentence]
 
 
-def _told_planning(records: list[Record], case: str) -> str:
+def _told_planning(records: list[Measurement], case: str) -> str:
     ours, listed = only(records, OURS)[0], only(records, OURS_LISTED)[0]
     seconds, waste = ours.more["seconds_per_two_million"], ours.more["waste"]
     limit = only(records, IN_C)
@@ -95,7 +95,7 @@ def _told_planning(records: list[Record], case: str) -> str:
     )
 
 
-def _told_waste(records: list[Record]) -> str:
+def _told_waste(records: list[Measurement]) -> str:
     told = []
     for name in PLANNERS:
         found = only(records, name)
@@ -110,7 +110,7 @@ def _told_waste(records: list[Record]) -> str:
     return f"padding in rows of {lengths}: {'; '.join(told)}." if told else ""
 
 
-def _told_scale(records: list[Record]) -> str:
+def _told_scale(records: list[Measurement]) -> str:
     ours = only(records, OURS)
     first, last = ours[0].more, ours[-1].more
     peak = last["peak_bytes"]
@@ -135,7 +135,7 @@ def _told_scale(records: list[Record]) -> str:
     )
 
 
-def _told_batches(records: list[Record], case: str) -> str:
+def _told_batches(records: list[Measurement], case: str) -> str:
     ours = only(records, OURS)[0]
     limit = only(records, batches.IN_C)
     told = f"{case}, shuffled: stoker {_rate(ours)} batches/s of packed rows"
@@ -157,7 +157,7 @@ def _told_batches(records: list[Record], case: str) -> str:
     return f"{told}.{goal} {others[:1].upper()}{others[1:]}."
 
 
-def _rate(record: Record) -> str:
+def _rate(record: Measurement) -> str:
     return _number(record.more["batches_per_second"])
 
 
@@ -190,15 +190,15 @@ def limits() -> list[str]:
 # ---------------------------------------------------------------- table
 
 
-def _of(key: str, tell: Callable[[Any], str]) -> Callable[[Record], str]:
-    def told(record: Record) -> str:
+def _of(key: str, tell: Callable[[Any], str]) -> Callable[[Measurement], str]:
+    def told(record: Measurement) -> str:
         value = record.more.get(key)
         return "" if value is None else tell(value)
 
     return told
 
 
-def _seconds(record: Record) -> str:
+def _seconds(record: Measurement) -> str:
     key = "seconds_per_two_million" if record.case["what"] == "planning" else "seconds"
     return _number(record.more[key]) if key in record.more else ""
 
@@ -220,7 +220,7 @@ COLUMNS = (
 _ALPHAS = (1.0, 0.66, 0.38)
 
 
-def figure(records: list[Record]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     """Draw planning, waste, scale and batches."""
     from matplotlib import pyplot as plt
 
@@ -241,7 +241,7 @@ def figure(records: list[Record]) -> Figure:
 
 def _draw_bars(
     axis: Axes,
-    records: list[Record],
+    records: list[Measurement],
     key: str,
     factor: float,
     tell: Callable[[float], str],
@@ -274,7 +274,7 @@ def _draw_bars(
     axis.set_axisbelow(True)
 
 
-def _place(record: Record, names: list[str], cases: list[str]) -> tuple[float, float]:
+def _place(record: Measurement, names: list[str], cases: list[str]) -> tuple[float, float]:
     """Return where the bar of a record is, and how high."""
     height = 0.84 / len(cases)
     number = cases.index(record.case["case"])
@@ -288,7 +288,7 @@ def _goal(axis: Axes, value: float, text: str) -> None:
     )
 
 
-def _draw_batches(axis: Axes, records: list[Record]) -> None:
+def _draw_batches(axis: Axes, records: list[Measurement]) -> None:
     """Draw speeds, and beside our bars what the goals ask for."""
     drawn = [record for record in records if record.contender != batches.IN_C or "workers" not in record.case["case"]]
     _draw_bars(axis, drawn, "batches_per_second", 1.0, _number, legend="center right", is_log=False)
@@ -309,7 +309,7 @@ def _draw_batches(axis: Axes, records: list[Record]) -> None:
     axis.set_title("batches of packed rows", fontsize=11)
 
 
-def _draw_scale(axis: Axes, records: list[Record]) -> None:
+def _draw_scale(axis: Axes, records: list[Measurement]) -> None:
     ours, limit = only(records, OURS), only(records, IN_C)
     lines = [
         (ours, "seconds", "-o", _INKS[OURS], "stoker, planned and mapped; with the most memory the process had"),

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from benchmarks.measure import Record, Series, in_turn, record_of
 from benchmarks.peers import is_installed
 from benchmarks.prepare.text import Size, Text, made, measured
 from benchmarks.prepare.tools import (
@@ -38,8 +37,9 @@ from benchmarks.prepare.tools import (
     Job,
     timed,
 )
-from benchmarks.report import INK, OUT, Column, Report, Setting, only
-from benchmarks.stand import StandFailed, alone
+from benchmarks.report import INK, OUT, Column, Report, Saved, Setting, only
+from benchmarks.turns import Failures, run_alone
+from stoker.lab.trial.rounds import Measurement, Series, in_turn, measurement_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,19 +64,19 @@ def run(setting: Setting) -> Report:
     made(text, tell=console.print)
     missing = [name for name, tool in TOOLS.items() if not is_installed(*tool.modules)]
     names = [name for name in TOOLS if name not in missing]
-    failed: dict[str, str] = {}
+    failures = Failures(ours=(OURS, OURS_GIGATOKEN, BARE, BARE_GIGATOKEN))
     records = _compared(
-        [name for name in names if name not in WITH_GIGATOKEN], text, num_files, num_rounds, BARE, failed
+        [name for name in names if name not in WITH_GIGATOKEN], text, num_files, num_rounds, BARE, failures
     )
     if all(name in names for name in WITH_GIGATOKEN):
-        records += _compared(list(WITH_GIGATOKEN), text, num_many, num_rounds, BARE_GIGATOKEN, failed)
+        records += _compared(list(WITH_GIGATOKEN), text, num_many, num_rounds, BARE_GIGATOKEN, failures)
     return Report(
         name="prepare",
         title=f"Text to tokens with {NUM_WORKERS} processes",
         records=records,
-        shows=_shows(records, missing, failed),
+        shows=_shows(records, missing, failures.reasons),
         limits=_limits(setting),
-        draw=lambda: _figure(records),
+        draw=draw,
         columns=(
             Column("MB/s", lambda record: f"{record.more['megabytes_per_second']:.2f}"),
             Column("documents/s", lambda record: f"{record.more['documents_per_second']:,.0f}"),
@@ -84,28 +84,28 @@ def run(setting: Setting) -> Report:
             Column("of the bare tokenizer", lambda record: f"{1 / (record.median_ratio or 1):.2f}"),
             Column("seconds", lambda record: f"{record.median / 1e6:.2f}"),
         ),
-        extra={"vocab_size": text.vocab_size, "left_out": missing, "failed": failed},
+        extra={"vocab_size": text.vocab_size, "left_out": missing, "failed": failures.reasons},
         packages=PACKAGES,
     )
 
 
 def _compared(
-    names: list[str], text: Text, num_files: int, num_rounds: int, reference: str, failed: dict[str, str]
-) -> list[Record]:
-    size: Size = alone(measured, text, num_files)
+    names: list[str], text: Text, num_files: int, num_rounds: int, reference: str, failures: Failures
+) -> list[Measurement]:
+    size: Size = run_alone(measured, text, num_files)
     found: dict[str, list[Done]] = {name: [] for name in names}
     for number in range(num_rounds):
         for name in in_turn(names, number):
-            if name not in failed:
-                done = _tried(name, text, num_files, failed)
-                if done is not None:
-                    found[name].append(done)
-    counts = {name: {done.num_tokens for done in dones} for name, dones in found.items() if name not in failed}
+            done = failures.try_(name, "run", partial(_run, name, text, num_files))
+            if done is not None:
+                found[name].append(done)
+    names = [name for name in names if len(found[name]) == num_rounds]
+    counts = {name: {done.num_tokens for done in found[name]} for name in names}
     assert len(set().union(*counts.values())) == 1, f"contenders made different numbers of tokens: {counts}"
     base = [done.seconds * 1e6 for done in found[reference]]
     case = {"text": f"{size.num_bytes / 1e6:.0f} MB, {size.num_documents:,} documents"}
     return [
-        record_of(
+        measurement_of(
             name,
             Series([done.seconds * 1e6 for done in found[name]], [0.0] * num_rounds),
             base,
@@ -114,23 +114,15 @@ def _compared(
             _more(found[name], size),
         )
         for name in names
-        if name not in failed
     ]
 
 
-def _tried(name: str, text: Text, num_files: int, failed: dict[str, str]) -> Done | None:
-    """Return how a contender did, or None from a peer that failed. What it wrote is removed."""
+def _run(name: str, text: Text, num_files: int) -> Done:
+    """Return how a contender did. What it wrote is removed."""
     out = OUT.parent / "prepared"
     shutil.rmtree(out, ignore_errors=True)
     try:
-        done: Done = alone(partial(timed, name, Job(text, num_files, out)), limit_seconds=LIMIT_SECONDS)
-        return done
-    except StandFailed as error:
-        if name in (OURS, OURS_GIGATOKEN, BARE, BARE_GIGATOKEN):
-            raise
-        reasons = [line for line in str(error).splitlines() if "Error" in line or "hangs" in line]
-        failed[name] = (reasons or ["no reason given"])[-1][:200]
-        return None
+        return run_alone(partial(timed, name, Job(text, num_files, out)), limit_seconds=LIMIT_SECONDS)
     finally:
         shutil.rmtree(out, ignore_errors=True)
 
@@ -148,7 +140,7 @@ def _more(dones: list[Done], size: Size) -> dict[str, Any]:
     }
 
 
-def _shows(records: list[Record], missing: list[str], failed: dict[str, str]) -> list[str]:
+def _shows(records: list[Measurement], missing: list[str], failed: dict[str, str]) -> list[str]:
     sentences = []
     ours, bare = only(records, OURS)[0], only(records, BARE)[0]
     share = _share(ours)
@@ -177,11 +169,11 @@ def _shows(records: list[Record], missing: list[str], failed: dict[str, str]) ->
     sentences.append("All made the same number of tokens.")
     if missing:
         sentences.append(f"Left out, because not installed: {', '.join(missing)}.")
-    sentences += [f"Failed: {name}: {reason}." for name, reason in failed.items()]
+    sentences += [f"Failed: {what}: {reason}." for what, reason in failed.items()]
     return sentences
 
 
-def _share(record: Record) -> float:
+def _share(record: Measurement) -> float:
     return 1 / record.median_ratio if record.median_ratio else 0.0
 
 
@@ -213,7 +205,7 @@ _INKS = {
 }
 
 
-def _figure(records: list[Record]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     from matplotlib import pyplot as plt
 
     parts = [

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.stand import alone
 from benchmarks.tokens.corpus import CORPORA
+from benchmarks.turns import run_alone
 
 FILE_BYTES = 8_000_000
 NUM_WORDS = 60_000
@@ -69,10 +69,10 @@ def made(text: Text, tell: Callable[[str], None]) -> None:
     """Make what is not there yet, in a process of its own."""
     if not text.folder.exists():
         tell(f"making {text.num_files * FILE_BYTES // 10**6} MB of text")
-        alone(make, text, limit_seconds=1200)
+        run_alone(make, text, limit_seconds=1200)
     if not text.tokenizer.exists():
         tell(f"training a tokenizer of {text.vocab_size:,} tokens")
-        alone(train, text, limit_seconds=1200)
+        run_alone(train, text, limit_seconds=1200)
 
 
 def measured(text: Text, num_files: int) -> Size:

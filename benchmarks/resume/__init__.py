@@ -23,15 +23,16 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.measure import Record, Series, record_of
 from benchmarks.peers import is_installed
 from benchmarks.report import Report, Setting
 from benchmarks.resume.contenders import CONTENDERS, LIMIT_SECONDS, Ending, serving
 from benchmarks.resume.jobs import NUM_EPOCHS, NUM_SAMPLES, SAVE_EVERY, SEED, Job, Shape
 from benchmarks.resume.judging import FAILED, HANGS, Step, Verdict, judge, read_firsts, read_lines, read_run
 from benchmarks.resume.scenarios import Part, Run, Scenario, scenarios
-from benchmarks.resume.summary import COLUMNS, figure, format_contender, limits, shows
-from benchmarks.stand import Stand
+from benchmarks.resume.summary import COLUMNS, draw, format_contender, limits, shows
+from benchmarks.turns import open_child
+from stoker.lab.trial.child import Child
+from stoker.lab.trial.rounds import Measurement, Series, measurement_of
 
 PACKAGES = (
     "torch",
@@ -60,7 +61,7 @@ def run(setting: Setting) -> Report:
     return make_report(records, missing, chosen)
 
 
-def make_report(records: list[Record], missing: Sequence[str], chosen: Sequence[Scenario]) -> Report:
+def make_report(records: list[Measurement], missing: Sequence[str], chosen: Sequence[Scenario]) -> Report:
     """Return the report of these records."""
     order = [scenario.name for scenario in chosen]
     records = sorted(records, key=lambda record: order.index(record.case["scenario"]))
@@ -70,7 +71,7 @@ def make_report(records: list[Record], missing: Sequence[str], chosen: Sequence[
         records=records,
         shows=shows(records, missing),
         limits=limits(),
-        draw=lambda: figure(records),
+        draw=draw,
         columns=COLUMNS,
         extra={
             "num_samples": NUM_SAMPLES,
@@ -84,18 +85,17 @@ def make_report(records: list[Record], missing: Sequence[str], chosen: Sequence[
     )
 
 
-def run_contender(name: str, chosen: Sequence[Scenario]) -> list[Record]:
+def run_contender(name: str, chosen: Sequence[Scenario]) -> list[Measurement]:
     """Run a contender through each scenario and return the records."""
-    with tempfile.TemporaryDirectory() as folder:
-        stand = Stand(serving, name, folder, limit_seconds=RUN_SECONDS)
-        try:
-            trials = _Trials(name, stand, Path(folder))
-            return [_record(name, scenario, trials) for scenario in chosen]
-        finally:
-            stand.close()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_child(serving, name, folder, limit_seconds=RUN_SECONDS) as child,
+    ):
+        trials = _Trials(name, child, Path(folder))
+        return [_record(name, scenario, trials) for scenario in chosen]
 
 
-def _record(name: str, scenario: Scenario, trials: _Trials) -> Record:
+def _record(name: str, scenario: Scenario, trials: _Trials) -> Measurement:
     verdicts = [trials.verdict(run, is_distributed=scenario.is_distributed) for run in scenario.runs]
     kinds = Counter(verdict.kind for verdict in verdicts)
     more: dict[str, Any] = {
@@ -109,7 +109,7 @@ def _record(name: str, scenario: Scenario, trials: _Trials) -> Record:
         ],
     }
     untimed = [0.0] * len(verdicts)  # nothing is timed: a run may share the machine with other work
-    return record_of(name, Series(untimed, untimed), None, {"scenario": scenario.name}, "run", more)
+    return measurement_of(name, Series(untimed, untimed), None, {"scenario": scenario.name}, "run", more)
 
 
 def _to_dict(verdict: Verdict) -> dict[str, Any]:
@@ -135,8 +135,8 @@ def _reads(verdicts: list[Verdict]) -> dict[str, Any]:
 class _Trials:
     """The runs of one contender."""
 
-    def __init__(self, name: str, stand: Stand, folder: Path) -> None:
-        self._stand, self._folder = stand, folder
+    def __init__(self, name: str, child: Child, folder: Path) -> None:
+        self._child, self._folder = child, folder
         self._is_one_stream = CONTENDERS[name].is_one_stream
         self._expected: dict[tuple[Shape, bool], list[Step] | Ending] = {}
         self._num_runs = 0
@@ -193,7 +193,7 @@ class _Trials:
                 for rank in range(part.shape.num_ranks)
             ]
             done.append(jobs)
-            ending = self._stand.ask(jobs)
+            ending = self._child.ask(jobs)
             if ending.kind != ("finished" if number == len(run) - 1 else "stopped"):
                 break
         return done, ending

@@ -28,7 +28,7 @@ from benchmarks.peers import without_vision
 from benchmarks.resume import loaders, trainers
 from benchmarks.resume.jobs import Job, Recorder
 from benchmarks.resume.scenarios import FEWER, FROM_NONE, MORE, WORKERS
-from benchmarks.stand import family
+from stoker.foundation.machine import tree
 
 LIMIT_SECONDS = 240
 """Time limit for a training process before it counts as hanging. They take one to ten seconds on an idle machine."""
@@ -165,7 +165,7 @@ CONTENDERS = {
 
 @contextmanager
 def serving(name: str, data: str) -> Iterator[Callable[..., Any]]:
-    """Run training processes of a contender, in a stand (see `benchmarks.stand`)."""
+    """Run training processes of a contender, in a child (see `benchmarks.turns`)."""
     import torch
 
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", ACCELERATE_USE_CPU="true")
@@ -297,7 +297,7 @@ def _end_descendants() -> None:
     end = time.monotonic() + 2
     while True:
         _reap()
-        left = family(os.getpid())[1:]
+        left = list(tree(os.getpid()))[1:]
         if not left:
             return
         for pid in left:

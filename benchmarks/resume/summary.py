@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import Record
-from benchmarks.report import Column, only
+from benchmarks.report import Column, Saved, only
 from benchmarks.resume.contenders import CONTENDERS
 from benchmarks.resume.jobs import NUM_EPOCHS, NUM_SAMPLES, SAVE_EVERY
 from benchmarks.resume.judging import EXACT, FAILED, HANGS, REORDERED, WRONG
 from benchmarks.resume.scenarios import BETWEEN, LAST, RANDOM
+from stoker.lab.trial.rounds import Measurement
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,18 +24,18 @@ SEVERITY = (WRONG, HANGS, FAILED, REORDERED, EXACT)
 # ---------------------------------------------------------------- one contender in one scenario
 
 
-def num_runs(record: Record, *kinds: str) -> int:
+def num_runs(record: Measurement, *kinds: str) -> int:
     """Return how many runs of a scenario ended in one of these ways; all, if none is given."""
     counts: dict[str, int] = record.more["kinds"]
     return sum(counts.values()) if not kinds else sum(counts.get(kind, 0) for kind in kinds)
 
 
-def worst(record: Record) -> str:
+def worst(record: Measurement) -> str:
     """Return the worst way in which a run of the scenario ended."""
     return next(kind for kind in SEVERITY if num_runs(record, kind))
 
 
-def verdict_lines(record: Record) -> list[str]:
+def verdict_lines(record: Measurement) -> list[str]:
     """Return what happened in a scenario, in a few short lines."""
     kind = worst(record)
     if kind == EXACT:
@@ -49,12 +49,12 @@ def verdict_lines(record: Record) -> list[str]:
     return lines
 
 
-def _wrong_lines(record: Record) -> list[str]:
+def _wrong_lines(record: Measurement) -> list[str]:
     counts = {"lost": record.more["lost"], "repeated": record.more["repeated"]}
     return [f"{word} {number:,}" for word, number in counts.items() if number]
 
 
-def is_outside(record: Record) -> bool:
+def is_outside(record: Measurement) -> bool:
     """Whether the contender's documentation excludes this scenario."""
     return record.case["scenario"] in CONTENDERS[record.contender].outside
 
@@ -62,7 +62,7 @@ def is_outside(record: Record) -> bool:
 # ---------------------------------------------------------------- sentences
 
 
-def shows(records: Sequence[Record], missing: Sequence[str]) -> list[str]:
+def shows(records: Sequence[Measurement], missing: Sequence[str]) -> list[str]:
     """Return the findings."""
     names = list(dict.fromkeys(record.contender for record in records))
     exact = [name for name in names if is_exact(records, name)]
@@ -75,12 +75,12 @@ def shows(records: Sequence[Record], missing: Sequence[str]) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def is_exact(records: Sequence[Record], name: str) -> bool:
+def is_exact(records: Sequence[Measurement], name: str) -> bool:
     """Whether a contender is exact in every run."""
     return all(worst(record) == EXACT for record in only(records, name))
 
 
-def format_contender(records: Sequence[Record]) -> str:
+def format_contender(records: Sequence[Measurement]) -> str:
     """Return a sentence on the scenarios in which a contender is exact, and what happens in the others."""
     found: dict[str, list[str]] = {}
     for record in records:
@@ -99,7 +99,7 @@ def _shortened(text: str) -> str:
     return f"`{text}`" if len(text) <= 120 else f"`{text[:119]}…`"
 
 
-def _format_reads(records: Sequence[Record]) -> str:
+def _format_reads(records: Sequence[Measurement]) -> str:
     """Compare the samples that a resume reads before its first batch with those of a start."""
     found = [record for record in only(records, scenario=RANDOM) if "resume_reads" in record.more]
     if not found:
@@ -149,15 +149,15 @@ def limits() -> list[str]:
 # ---------------------------------------------------------------- table
 
 
-def _count(*kinds: str) -> Callable[[Record], str]:
+def _count(*kinds: str) -> Callable[[Measurement], str]:
     return lambda record: f"{number} of {num_runs(record)}" if (number := num_runs(record, *kinds)) else ""
 
 
-def _of(key: str, format_value: Callable[[Any], str]) -> Callable[[Record], str]:
+def _of(key: str, format_value: Callable[[Any], str]) -> Callable[[Measurement], str]:
     return lambda record: "" if record.more.get(key) is None else format_value(record.more[key])
 
 
-def _message(record: Record) -> str:
+def _message(record: Measurement) -> str:
     return "; ".join(sorted({_shortened(run["text"]) for run in record.more["runs"] if run["text"]}))
 
 
@@ -176,7 +176,7 @@ COLUMNS = (
 )
 
 
-def compact_table(records: Sequence[Record]) -> str:
+def compact_table(records: Sequence[Measurement]) -> str:
     """Return a Markdown table of contenders by scenarios, with samples lost / repeated in all runs of each."""
     names = list(dict.fromkeys(record.contender for record in records))
     scenarios = list(dict.fromkeys(record.case["scenario"] for record in records))
@@ -188,7 +188,7 @@ def compact_table(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def _compact(record: Record) -> str:
+def _compact(record: Measurement) -> str:
     kind = worst(record)
     plain = {EXACT: "exact", REORDERED: "other order", FAILED: "error", HANGS: "hangs"}
     text = plain.get(kind) or f"{record.more['lost']:,} / {record.more['repeated']:,}"
@@ -209,7 +209,7 @@ _LEGEND = {
 }
 
 
-def figure(records: Sequence[Record]) -> Figure:
+def draw(records: Sequence[Measurement], _: Saved) -> Figure:
     """Draw contenders by scenarios, and the samples read before the first batch."""
     from matplotlib import pyplot as plt
     from matplotlib.patches import Patch
@@ -243,7 +243,7 @@ def figure(records: Sequence[Record]) -> Figure:
     return drawn
 
 
-def _draw_cell(axis: Axes, record: Record, row: int, place: int) -> None:
+def _draw_cell(axis: Axes, record: Measurement, row: int, place: int) -> None:
     from matplotlib.patches import Rectangle
 
     kind = worst(record)
@@ -269,7 +269,7 @@ def _draw_cell(axis: Axes, record: Record, row: int, place: int) -> None:
     )
 
 
-def _draw_reads(axis: Axes, records: Sequence[Record], row: int, place: int) -> None:
+def _draw_reads(axis: Axes, records: Sequence[Measurement], row: int, place: int) -> None:
     """Write the reads at random steps beside the cells."""
     for record in records:
         text = "not counted"

@@ -7,7 +7,7 @@
 The corpus is made at the first run, 1.4 GB in each format (about 9 GB in `out/corpora`, which `make clean` removes).
 Compared are batches of 32 rows of 2,048 tokens with labels, both as int64: shuffled and in order, inline and with two
 worker processes; the time until the first batch; the memory of the workers; and resuming at step 10,000. Each
-contender runs in a process of its own (see `benchmarks.stand`), and torch has one thread in all of them.
+contender runs in a process of its own (see `benchmarks.turns`), and torch has one thread in all of them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.measure import Record, Series, record_of
 from benchmarks.peers import is_installed
 from benchmarks.report import Report, Setting
 from benchmarks.tokens.corpus import LENGTH, NUM_TOKENS, NUM_TOKENS_QUICK, Corpus, made
 from benchmarks.tokens.limit import has_compiler
 from benchmarks.tokens.loaders import BATCH_SIZE, CONTENDERS, IN_C, IN_NUMPY, PREFETCH_FACTOR, Order
-from benchmarks.tokens.measuring import Failures, Pace, starts, turns, uses
-from benchmarks.tokens.telling import COLUMNS, figure, limits, shows
-from benchmarks.tokens.trials import Start, Turn, Use
+from benchmarks.tokens.measuring import Pace, failures_of_peers, starts, turns, uses
+from benchmarks.tokens.telling import COLUMNS, draw, limits, shows
+from benchmarks.tokens.trials import Start, Use
+from benchmarks.turns import Turn, series_of
+from stoker.lab.trial.rounds import Measurement, Series, measurement_of
 
 PACKAGES = (
     "torch",
@@ -54,7 +55,7 @@ def run(setting: Setting) -> Report:
     names = [name for name in CONTENDERS if name not in missing]
     made(corpus, sorted({CONTENDERS[name].format_name for name in names}), tell=console.print)
 
-    failures, records = Failures(), []
+    failures, records = failures_of_peers(), []
     limit = IN_C if IN_C in names else IN_NUMPY
     for order in ORDERS[: 2 if setting.is_quick else None]:
         console.print(f"[dim]{order}[/dim]")
@@ -77,9 +78,9 @@ def run(setting: Setting) -> Report:
         name="tokens",
         title=f"Batches of {BATCH_SIZE} rows of {LENGTH} tokens with labels, of {corpus.num_tokens // 10**6} million",
         records=records,
-        shows=shows(records, pace.resume_step, missing, failures.told, failures.num_hung),
+        shows=shows(records, pace.resume_step, missing, failures.reasons, failures.num_hung),
         limits=limits(),
-        draw=lambda: figure(records),
+        draw=draw,
         columns=COLUMNS,
         extra={
             "num_tokens": corpus.num_tokens,
@@ -88,7 +89,7 @@ def run(setting: Setting) -> Report:
             "prefetch_factor": PREFETCH_FACTOR,
             "resume_step": pace.resume_step,
             "left_out": missing,
-            "failed": failures.told,
+            "failed": failures.reasons,
             "hung": failures.num_hung,
         },
         packages=PACKAGES,
@@ -102,16 +103,10 @@ def _takes_part(name: str, order: Order) -> bool:
     return contender.is_limit or contender.has_workers or not order.num_workers
 
 
-def _turned(taken: dict[str, list[Turn]], case: dict[str, Any], limit: str) -> list[Record]:
-    series = {
-        name: Series(
-            [turn.seconds / turn.num_batches * 1e6 for turn in found],
-            [turn.cpu_seconds / turn.num_batches * 1e6 for turn in found],
-        )
-        for name, found in taken.items()
-    }
+def _turned(taken: dict[str, list[Turn]], case: dict[str, Any], limit: str) -> list[Measurement]:
+    series = {name: series_of(found) for name, found in taken.items()}
     return [
-        record_of(
+        measurement_of(
             name,
             series[name],
             series[limit].wall,
@@ -127,9 +122,9 @@ def _turned(taken: dict[str, list[Turn]], case: dict[str, Any], limit: str) -> l
     ]
 
 
-def _begun(begun: dict[str, list[Start]], case: dict[str, Any]) -> list[Record]:
+def _begun(begun: dict[str, list[Start]], case: dict[str, Any]) -> list[Measurement]:
     return [
-        record_of(
+        measurement_of(
             name,
             Series([one.seconds * 1e6 for one in found], [one.cpu_seconds * 1e6 for one in found]),
             None,
@@ -144,10 +139,10 @@ def _begun(begun: dict[str, list[Start]], case: dict[str, Any]) -> list[Record]:
     ]
 
 
-def _used(used: dict[str, Use]) -> list[Record]:
+def _used(used: dict[str, Use]) -> list[Measurement]:
     case = {"what": "memory", "order": "shuffled", "workers": 2}
     return [
-        record_of(
+        measurement_of(
             name,
             Series([found.seconds * 1e6], [found.cpu_seconds * 1e6]),
             None,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.peers import without_vision
 from benchmarks.report import OUT
-from benchmarks.stand import alone
+from benchmarks.turns import run_alone
 
 CORPORA = OUT.parent / "corpora"
 NUM_TOKENS = 720_000_000
@@ -80,7 +80,7 @@ def made(corpus: Corpus, formats: list[str], tell: Callable[[str], None]) -> Non
             shutil.rmtree(corpus.at(name), ignore_errors=True)
         if not corpus.at(name).exists():
             tell(f"making {corpus.at(name).relative_to(OUT.parent.parent)}")
-            alone(make, corpus, name, limit_seconds=1800)
+            run_alone(make, corpus, name, limit_seconds=1800)
 
 
 def make(corpus: Corpus, name: str) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import Record
-from benchmarks.report import INK, Column, only
+from benchmarks.report import INK, Column, Saved, only
 from benchmarks.tokens.loaders import (
     CONTENDERS,
     GRAIN,
@@ -26,6 +24,8 @@ from benchmarks.tokens.loaders import (
     TORCH_BATCHES,
     TORCH_MANY,
 )
+from benchmarks.turns import speedup
+from stoker.lab.trial.rounds import Measurement
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,17 +61,11 @@ _INKS = {
 }
 
 
-def speed(ours: Record, theirs: Record) -> float:
-    """Return how many times as fast, by the median over common rounds."""
-    found: float = median(their / our for our, their in zip(ours.more["rounds"], theirs.more["rounds"]))
-    return found
-
-
 def _is_peer(name: str) -> bool:
     return name not in (OURS, OURS_SHARED) and not CONTENDERS[name].is_limit
 
 
-def _best(records: list[Record], *, by_hand: bool) -> Record | None:
+def _best(records: list[Measurement], *, by_hand: bool) -> Measurement | None:
     """Return the fastest peer: that collates rows itself, or that calls a gather of users' own."""
     peers = [
         record
@@ -90,7 +84,7 @@ def _verdict(is_reached: bool) -> str:
 
 
 def shows(
-    records: list[Record], resume_step: int, missing: list[str], failed: dict[str, str], num_hung: dict[str, int]
+    records: list[Measurement], resume_step: int, missing: list[str], failed: dict[str, str], num_hung: dict[str, int]
 ) -> list[str]:
     """Return the findings."""
     sentences = [_told_speed(records, order, workers) for order in ("shuffled", "sequential") for workers in (0, 2)]
@@ -103,14 +97,14 @@ def shows(
     return [sentence for sentence in sentences if sentence]
 
 
-def _told_speed(records: list[Record], order: str, workers: int) -> str:
+def _told_speed(records: list[Measurement], order: str, workers: int) -> str:
     found = only(records, what="batches", order=order, workers=workers)
     if not found:
         return ""
     ours, shared = only(found, OURS)[0], only(found, OURS_SHARED)[0]
     limit = (only(found, IN_C) or only(found, IN_NUMPY))[0]
     where = f"{order}, {'2 workers' if workers else 'inline'}"
-    share = speed(ours, limit)
+    share = speedup(ours, limit)
     told = (
         f"{where}: stoker {_number(ours.more['batches_per_second'])} batches/s, "
         f"{share:.2f} of the {limit.contender} on one thread ({_number(limit.more['batches_per_second'])}); "
@@ -125,7 +119,7 @@ def _told_speed(records: list[Record], order: str, workers: int) -> str:
         if best is None:
             continue
         what = "peer whose users write the gather of whole batches" if by_hand else "peer that collates rows"
-        times = speed(ours, best)
+        times = speedup(ours, best)
         told += (
             f" {times:.1f}x the best {what}, {best.contender} ({_number(best.more['batches_per_second'])})"
             f"{f': the goal of {goal:g}x is {_verdict(times >= goal)}' if is_judged else ''}."
@@ -133,7 +127,7 @@ def _told_speed(records: list[Record], order: str, workers: int) -> str:
     return told
 
 
-def _told_start(records: list[Record], workers: int) -> str:
+def _told_start(records: list[Measurement], workers: int) -> str:
     found = only(records, what="start", workers=workers)
     ours = only(found, OURS)[0].more["milliseconds"]
     others = ", ".join(
@@ -146,7 +140,7 @@ def _told_start(records: list[Record], workers: int) -> str:
     )
 
 
-def _told_memory(records: list[Record]) -> str:
+def _told_memory(records: list[Measurement]) -> str:
     found = only(records, what="memory")
     ours = only(found, OURS)[0].more["private_bytes"]
     others = ", ".join(
@@ -158,14 +152,14 @@ def _told_memory(records: list[Record]) -> str:
     )
 
 
-def _told_resume(records: list[Record], step: int) -> str:
+def _told_resume(records: list[Measurement], step: int) -> str:
     told = []
     goal = ""
     for record in only(records, what="resume"):
         fresh = only(records, record.contender, what="start", workers=0)
         if not fresh:
             continue
-        times = 1 / speed(record, fresh[0])
+        times = 1 / speedup(record, fresh[0])
         told.append(
             f"{record.contender} {_number(record.more['milliseconds'])} ms against "
             f"{_number(fresh[0].more['milliseconds'])} ms afresh ({times:.2f})"
@@ -212,14 +206,14 @@ COLUMNS = (
 )
 
 
-def _from(record: Record, key: str, tell: Any) -> str:
+def _from(record: Measurement, key: str, tell: Any) -> str:
     return str(tell(record.more[key])) if key in record.more else ""
 
 
 # ---------------------------------------------------------------- drawing
 
 
-def figure(records: list[Record]) -> Figure:
+def draw(records: list[Measurement], _: Saved) -> Figure:
     """Draw speed, first batch and memory."""
     from matplotlib import pyplot as plt
 
@@ -241,7 +235,7 @@ def figure(records: list[Record]) -> Figure:
     return drawn
 
 
-def _draw_speed(axis: Axes, records: list[Record], order: str) -> None:
+def _draw_speed(axis: Axes, records: list[Measurement], order: str) -> None:
     if not records:
         axis.set_axis_off()
         return
@@ -255,7 +249,9 @@ def _draw_speed(axis: Axes, records: list[Record], order: str) -> None:
     axis.set_title(order, fontsize=10)
 
 
-def _draw_bars(axis: Axes, parts: list[tuple[list[Record], str, float]], key: str, scale: float, label: str) -> None:
+def _draw_bars(
+    axis: Axes, parts: list[tuple[list[Measurement], str, float]], key: str, scale: float, label: str
+) -> None:
     """Draw a group of bars for each contender, one for each part."""
     present = {record.contender for records, _, _ in parts for record in records}
     names = [name for name in CONTENDERS if name in present]

@@ -7,29 +7,18 @@ import hashlib
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.stand import become_quiet, cpu_seconds, family, pss_bytes
 from benchmarks.tokens.corpus import CORPORA, Corpus
 from benchmarks.tokens.loaders import Order, Pair, checked, imported
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What a contender did in one turn."""
-
-    num_batches: int
-    seconds: float
-    cpu_seconds: float
-    """Of the trainer and all its workers."""
-    some_tokens: bytes
-    """The first tokens of a row, as they are in the corpus."""
+from benchmarks.turns import IDLE_SECONDS, BatchTaker, Turn, taking
+from stoker.foundation.machine import pss_bytes, tree, tree_cpu_seconds
+from stoker.lab.trial.rounds import wait_until_idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,57 +49,20 @@ class Use:
     cpu_seconds: float
 
 
-@contextmanager
-def serving(name: str, corpus: Corpus, order: Order) -> Iterator[Callable[[float], Turn]]:
-    """Play the trainer that takes batches from a loader, epoch after epoch.
-
-    The clock stands still while an epoch begins: fast loaders begin several in a turn, slow ones none. It runs again
-    after some batches, more than anyone holds ready.
-    """
+def serving(name: str, corpus: Corpus, order: Order) -> AbstractContextManager[Callable[[float], Turn]]:
+    """Serve turns; the sample of each is the first tokens of a row, as they are in the corpus."""
     contender = imported(name)
-    loader = contender.make(corpus, order)
     split = contender.split
-    num_untimed = max(8, 8 * order.num_workers)
-    epoch: Iterator[Any] = iter(())
+    taker = BatchTaker(
+        contender.make(corpus, order), lambda batch: _touch(split(batch)), num_untimed=max(8, 8 * order.num_workers)
+    )
 
-    def drawn() -> Pair:
-        nonlocal epoch
-        for batch in epoch:
-            return split(batch)
-        epoch = iter(loader)
-        return split(next(epoch))
+    def answer(seconds: float) -> Turn:
+        turn = taker.take(seconds)
+        some = checked(split(taker.draw()))[-1, :32].astype(np.uint16).tobytes()
+        return replace(turn, sample=some)
 
-    def timed(seconds: float) -> tuple[int, float, float]:
-        """Return how many batches came in so much time, or until the epoch was over; with the time and CPU time."""
-        for _ in range(num_untimed):
-            _touch(drawn())
-        clock, num_batches = time.perf_counter, 0
-        cpu = cpu_seconds(os.getpid())
-        begin = now = clock()
-        end = begin + seconds
-        for batch in epoch:
-            _touch(split(batch))
-            num_batches += 1
-            now = clock()
-            if now >= end:
-                break
-        return num_batches, now - begin, cpu_seconds(os.getpid()) - cpu
-
-    def turn(seconds: float) -> Turn:
-        num_batches, taken, cpu = 0, 0.0, 0.0
-        while taken < seconds:
-            more = timed(seconds - taken)
-            num_batches, taken, cpu = num_batches + more[0], taken + more[1], cpu + more[2]
-        some = checked(drawn())[-1, :32].astype(np.uint16).tobytes()
-        become_quiet(os.getpid())
-        return Turn(num_batches, taken, cpu, some)
-
-    gc.collect()
-    gc.freeze()  # the collector stays on, but need not look through what was imported
-    yield turn
-    close = getattr(epoch, "close", None)
-    if close is not None:
-        close()
+    return taking(taker, answer)
 
 
 def _touch(pair: Pair) -> None:
@@ -124,15 +76,15 @@ def start(name: str, corpus: Corpus, order: Order, state: bytes | None = None) -
     contender = imported(name)
     saved = None if state is None else pickle.loads(state)
     gc.collect()
-    cpu, begin = cpu_seconds(os.getpid()), time.perf_counter()
+    cpu, begin = tree_cpu_seconds(os.getpid()), time.perf_counter()
     loader = contender.make(corpus, order)
     if saved is not None:
         loader.load_state_dict(saved)
     epoch = iter(loader)
     pair = contender.split(next(epoch))
-    seconds, cpu = time.perf_counter() - begin, cpu_seconds(os.getpid()) - cpu
+    seconds, cpu = time.perf_counter() - begin, tree_cpu_seconds(os.getpid()) - cpu
     found = Start(seconds, cpu, _digest(pair))
-    become_quiet(os.getpid())  # ended while they start, workers of some peers hang
+    wait_until_idle(IDLE_SECONDS)  # ended while they start, workers of some peers hang
     return found
 
 
@@ -154,7 +106,7 @@ def _digest(pair: Pair) -> str:
 def use(name: str, corpus: Corpus, order: Order, num_batches: int) -> Use:
     """Take batches from workers, and tell what memory those have then."""
     contender = imported(name)
-    cpu, begin = cpu_seconds(os.getpid()), time.perf_counter()
+    cpu, begin = tree_cpu_seconds(os.getpid()), time.perf_counter()
     loader = contender.make(corpus, order)
     epoch = iter(loader)
     for _ in range(num_batches):
@@ -163,15 +115,15 @@ def use(name: str, corpus: Corpus, order: Order, num_batches: int) -> Use:
             epoch = iter(loader)
             batch = next(epoch)
         _touch(contender.split(batch))
-    seconds, cpu = time.perf_counter() - begin, cpu_seconds(os.getpid()) - cpu
-    become_quiet(os.getpid())
-    trainer, *workers = family(os.getpid())
+    seconds, cpu = time.perf_counter() - begin, tree_cpu_seconds(os.getpid()) - cpu
+    wait_until_idle(IDLE_SECONDS)
+    trainer, *workers = tree(os.getpid())
     num_workers = order.num_workers
     return Use(
         sum(_private_bytes(worker) for worker in workers) // num_workers,
-        sum(pss_bytes(worker) for worker in workers) // num_workers,
+        sum(pss_bytes(worker) or 0 for worker in workers) // num_workers,
         len(workers),
-        pss_bytes(trainer),
+        pss_bytes(trainer) or 0,
         seconds,
         cpu,
     )

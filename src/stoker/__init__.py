@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from stoker import store as store
     from stoker import transform as transform
     from stoker import view as view
+    from stoker.batch.ledger import Ledger, Policy, Skipped
     from stoker.compose.images import Images, images
-    from stoker.compose.mixed import Mixture, mix
-    from stoker.compose.packed import Packed, pack
+    from stoker.compose.mixtures.mixture import Mixture, mix
+    from stoker.compose.packs.packed import Packed, pack
     from stoker.deliver import Normalize
-    from stoker.engine.ledger import Ledger, Policy, Skipped
     from stoker.engine.stats import Stats
     from stoker.foundation.randomness import epoch, rng, sample_context
     from stoker.foundation.stages import transforming
@@ -50,27 +50,27 @@ _HOMES = {
     "DataLoader": "stoker.loader",
     "Diagnosis": "stoker.lab.diagnose.diagnosis",
     "Images": "stoker.compose.images",
-    "Ledger": "stoker.engine.ledger",
+    "Ledger": "stoker.batch.ledger",
     "Lines": "stoker.source",
     "Mesh": "stoker.loader.sharing.mesh",
-    "Mixture": "stoker.compose.mixed",
+    "Mixture": "stoker.compose.mixtures.mixture",
     "Normalize": "stoker.deliver",
-    "Packed": "stoker.compose.packed",
+    "Packed": "stoker.compose.packs.packed",
     "Plan": "stoker.plan",
-    "Policy": "stoker.engine.ledger",
+    "Policy": "stoker.batch.ledger",
     "SequenceSplit": "stoker.loader.sharing.context_parallel",
     "Sequential": "stoker.plan",
     "Shuffle": "stoker.plan",
-    "Skipped": "stoker.engine.ledger",
+    "Skipped": "stoker.batch.ledger",
     "Stats": "stoker.engine.stats",
     "Store": "stoker.store",
     "Window": "stoker.plan",
     "doctor": "stoker.lab.diagnose.doctor",
     "epoch": "stoker.foundation.randomness",
     "images": "stoker.compose.images",
-    "mix": "stoker.compose.mixed",
+    "mix": "stoker.compose.mixtures.mixture",
     "open": "stoker.source.formats",
-    "pack": "stoker.compose.packed",
+    "pack": "stoker.compose.packs.packed",
     "rng": "stoker.foundation.randomness",
     "sample_context": "stoker.foundation.randomness",
     "transforming": "stoker.foundation.stages",

@@ -11,7 +11,6 @@ import pytest
 from benchmarks import doctor, report
 from benchmarks.doctor import BUSY, CROWDED, FAILED, FAULTS, NAMED, QUIET, UNJUDGED, WRONG, Case, Fault, outcome
 from benchmarks.report import Setting
-from benchmarks.stand import StandFailed
 from stoker.lab.diagnose.diagnosis import Diagnosis
 
 SLOW = Fault("python-bound", lambda kind: kind, is_named=lambda diagnosis: "data.py:9" in str(diagnosis))
@@ -57,11 +56,11 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, st
     """Trials that were asked for. They are all named, and nothing is measured."""
     calls: list[tuple[str, str]] = []
 
-    def alone(_: Any, fault: str, kind: str) -> dict[str, Any]:
+    def run_alone(_: Any, fault: str, kind: str) -> dict[str, Any]:
         calls.append((fault, kind))
         return found()
 
-    monkeypatch.setattr(doctor, "alone", alone)
+    monkeypatch.setattr(doctor, "run_alone", run_alone)
     monkeypatch.setattr(doctor, "neighbors", nullcontext)
     monkeypatch.setattr(doctor, "OUT", tmp_path)
     return calls
@@ -70,17 +69,17 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, st
 def test_a_trial_that_fails_or_is_disturbed_is_done_again_and_then_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Any] = []
 
-    def alone(*_: Any) -> Any:
+    def run_alone(*_: Any) -> Any:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    monkeypatch.setattr(doctor, "alone", alone)
+    monkeypatch.setattr(doctor, "run_alone", run_alone)
     monkeypatch.setattr(doctor, "neighbors", nullcontext)
-    answers[:] = [StandFailed("hangs"), found(1.5), found(0.1)]
+    answers[:] = [RuntimeError("hangs"), found(1.5), found(0.1)]
     assert doctor.tried(Case("disk", "torch", QUIET, 0)) == found(0.1)
-    answers[:] = [StandFailed("hangs")] * 3
+    answers[:] = [RuntimeError("hangs")] * 3
     assert doctor.tried(Case("disk", "torch", QUIET, 0))["outcome"] == FAILED
     answers[:] = [found(1.9)]  # that is what it is for
     assert doctor.tried(Case("disk", "torch", BUSY, 0)) == found(1.9)
@@ -120,12 +119,12 @@ def test_trials_of_another_version_of_the_doctor_do_not_count(monkeypatch: pytes
 def test_what_was_found_is_shown_written_and_saved(
     asked: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def alone(_: Any, fault: str, kind: str) -> dict[str, Any]:
+    def run_alone(_: Any, fault: str, kind: str) -> dict[str, Any]:
         if fault == "disk" and kind == "torch":
-            raise StandFailed("it ended without a word")
+            raise RuntimeError("it ended without a word")
         return found(result=WRONG if fault == "Python" else NAMED)
 
-    monkeypatch.setattr(doctor, "alone", alone)
+    monkeypatch.setattr(doctor, "run_alone", run_alone)
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     told = doctor.run(Setting())
     quiet = told.shows[0]

@@ -6,23 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Record, Series, record_of
 from benchmarks.resume.contenders import CONTENDERS, format_error
 from benchmarks.resume.judging import EXACT, FAILED, HANGS, REORDERED, WRONG
 from benchmarks.resume.scenarios import FEWER, RANDOM, scenarios
 from benchmarks.resume.summary import compact_table
+from stoker.lab.trial.rounds import Measurement, Series, measurement_of
 
 ROOT = Path(__file__).parents[2]
 
 
-def saved_records() -> list[Record]:
+def saved_records() -> list[Measurement]:
     found: dict[str, Any] = json.loads((ROOT / "benchmarks/results/resume.json").read_text())
-    return [Record(**record) for record in found["records"]]
+    return [Measurement(**record) for record in found["records"]]
 
 
-def record(contender: str, scenario: str, *, lost: int = 0, repeated: int = 0, **kinds: int) -> Record:
+def record(contender: str, scenario: str, *, lost: int = 0, repeated: int = 0, **kinds: int) -> Measurement:
     more = {"lost": lost, "repeated": repeated, "kinds": kinds}
-    return record_of(contender, Series([0.0], [0.0]), None, {"scenario": scenario}, "run", more)
+    return measurement_of(contender, Series([0.0], [0.0]), None, {"scenario": scenario}, "run", more)
 
 
 def test_the_table_in_the_readme_is_that_of_the_saved_results() -> None:

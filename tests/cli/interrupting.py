@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,8 +14,9 @@ import numpy as np
 import torch.utils.data
 
 import stoker
+from benchmarks.scale import cases, growth
+from benchmarks.scale.__main__ import app as scale_app
 from stoker.cli import main
-from stoker.lab.trial import scale, scale_cases
 from tests.lab.plain_loaders import measuring_process
 
 NUM_DONE = int(os.environ.get("NUM_DONE", "0"))
@@ -26,12 +28,12 @@ def press(process: int) -> None:
     threading.Event().wait()
 
 
-# ---------------------------------------------------------------- bench scale
+# ---------------------------------------------------------------- benchmarks.scale
 
 
 def host(names: list[str], memory_bytes: int | None) -> Callable[[str, Any], Any]:
     """Stand for the process that cases are forked from: after so many of them the user has seen enough."""
-    answer, num_done = scale_cases.host(names, memory_bytes), 0
+    answer, num_done = cases.host(names, memory_bytes), 0
 
     def interrupting(what: str, about: Any) -> Any:
         nonlocal num_done
@@ -96,5 +98,7 @@ def make_batch_step_that_lasts(batch_size: int) -> Callable[[], None]:
 
 def begin() -> None:
     """Be the command line."""
-    vars(scale)["host"] = host
+    vars(growth)["host"] = host
+    if sys.argv[1] == "scale":
+        scale_app(sys.argv[2:])
     main()

@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 import stoker
 from stoker.cli.app import app
 from stoker.lab.diagnose.diagnosis import Diagnosis
-from stoker.lab.watch.folder import PREFIX
 from stoker.lab.watch.run import Moment, Run
+from stoker.lab.watch.shared_folder import PREFIX
 from tests.lab.pathologies import Sleeping
 from tests.lab.test_verdict import ranked, stats
 from tests.lab.test_verdict import run as record

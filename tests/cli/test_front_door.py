@@ -35,7 +35,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["plan", "show", "--help"],
         ["lines", "--help"],
         ["about", "--help"],
-        ["demo", "--help"],
         ["prepare", "tokens", "--help"],
         ["prepare", "tokenizer", "--help"],
         ["inspect", "--help"],
@@ -46,7 +45,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         ["view", "tokens", "--help"],
         ["bench", "loader", "--help"],
         ["bench", "train", "--help"],
-        ["bench", "scale", "--help"],
         ["bench", "compare", "--help"],
         ["tune", "--help"],
         ["tune", "batch", "--help"],
@@ -76,7 +74,6 @@ VERBS = [
     ["plan", "find"],
     ["lines"],
     ["about"],
-    ["demo"],
     ["prepare", "tokens"],
     ["prepare", "tokenizer"],
     ["inspect"],
@@ -87,7 +84,6 @@ VERBS = [
     ["view", "mask"],
     ["bench", "loader"],
     ["bench", "train"],
-    ["bench", "scale"],
     ["bench", "compare"],
     ["tune"],
     ["tune", "batch"],
@@ -127,7 +123,7 @@ def test_output_that_nobody_reads_is_no_error() -> None:
 
 def test_no_verb_shows_the_verbs() -> None:
     result = CliRunner().invoke(app, [])
-    for verb in ("plan", "lines", "about", "demo"):
+    for verb in ("plan", "lines", "about", "doctor"):
         assert verb in result.output
 
 

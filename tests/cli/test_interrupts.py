@@ -13,16 +13,16 @@ from typing import NamedTuple
 import pytest
 from typer import Exit
 
+from benchmarks.scale.record import Scale
 from stoker.cli.app import INTERRUPTED
 from stoker.cli.trials import File, conclude
-from stoker.lab.trial.batch_record import BatchTune
-from stoker.lab.trial.scale_record import Scale
+from stoker.lab.trial.batch_size import BatchTune
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, TrainBench
 
 HERE = "tests.cli.interrupting"
 SENTENCE = "- interrupted: results so far"
 
-SCALE = ("bench", "scale", "--over", "samples", "--quick", "--repeat", "1")
+SCALE = ("scale", "--over", "samples", "--quick", "--repeat", "1")
 TRAIN = ("bench", "train", f"{HERE}:make_step", "--seconds", "0.05", "--repeat", "20", "--device", "cpu")
 BATCH = ("tune", "batch", f"{HERE}:make_batch_step", "--device", "cpu", "--max", "256")
 
@@ -64,7 +64,7 @@ def of_session(session: int) -> list[int]:
     return found
 
 
-def test_bench_scale_leaves_the_places_that_it_has_measured(tmp_path: Path) -> None:
+def test_benchmarks_scale_leaves_the_places_that_it_has_measured(tmp_path: Path) -> None:
     ended = interrupted(*SCALE, num_done=4, out=tmp_path)
     assert SENTENCE in ended.told
     assert "first batch" in ended.told and "slope" in ended.told

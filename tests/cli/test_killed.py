@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from stoker.lab.watch.attendance import attend
-from stoker.lab.watch.folder import PREFIX
-from stoker.lab.watch.supervised import SupervisedProcess
+from stoker.lab.watch.shared_folder import PREFIX
+from stoker.lab.watch.supervised_process import SupervisedProcess
+from stoker.lab.watch.watched_command import watch_command
 
 STARTING = """
     import json, os, subprocess, sys, time
@@ -230,7 +230,7 @@ def test_a_failure_of_ours_does_not_end_the_command(tmp_path: Path) -> None:
     )
     try:
         with pytest.raises(RuntimeError, match="cannot be drawn"):
-            attend([sys.executable, str(script), str(go_on)], teller=fail)
+            watch_command([sys.executable, str(script), str(go_on)], teller=fail)
         assert (tmp_path / "go_on.done").exists()
     finally:
         opener.close()

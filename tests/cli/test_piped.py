@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from stoker.cli.app import app
-from stoker.cli.piped import Trimmed, trim_when_piped
+from stoker.cli.terminal import Trimmed, trim_when_piped
 
 pieces = st.lists(st.text(" \na-", max_size=8))
 

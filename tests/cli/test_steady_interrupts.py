@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli import interrupts
-from stoker.cli.interrupts import steady_interrupts
+from stoker.cli import terminal
+from stoker.cli.terminal import steady_interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_signals_that_come_together_interrupt_once() -> None:
 
 
 def test_another_one_later_interrupts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupts, "SAME_SECONDS", 0.0)
+    monkeypatch.setattr(terminal, "SAME_SECONDS", 0.0)
     steady_interrupts()
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):

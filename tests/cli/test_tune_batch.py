@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stoker.cli.app import app
-from stoker.lab.trial.batch_record import BatchTune
+from stoker.lab.trial.batch_size import BatchTune
 
 pytestmark = pytest.mark.timed
 

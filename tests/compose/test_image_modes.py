@@ -88,10 +88,10 @@ def test_turned_files_are_the_devices_where_they_are_not_turned_back() -> None:
     data = encoded(photograph(80, 60), orientation=6)
     for applies, num_files in ((True, 0), (False, 2)):
         images = Images(Files(data, data), transform=CenterCrop(32), decode="device", apply_exif_orientation=applies)
-        tray = images.tray(2, np.empty, None)
+        writer = images.open_batch(2, np.empty, None)
         for row in range(2):
-            tray.put(row, row)
-        batch = tray.batch()
+            writer.write(row, row)
+        batch = writer.batch()
         assert (batch.num_files if isinstance(batch, Encoded) else 0) == num_files
         if isinstance(batch, Encoded):
             assert batch.sizes.tolist() == [[80, 60]] * 2

@@ -299,12 +299,12 @@ def test_bad_pictures_are_replaced_with_their_labels(transform: Any) -> None:
 # -------------------------------------------------------------------- files for the device
 
 
-def tray_of(images: Images, positions: list[int], told: float | None = None) -> Any:
-    tray = images.tray(len(positions), np.empty, told)
+def batch_of(images: Images, positions: list[int], told: float | None = None) -> Any:
+    writer = images.open_batch(len(positions), np.empty, told)
     for row, position in enumerate(positions):
         with stoker.sample_context(position, seed=3):
-            tray.put(row, position)
-    return tray.batch()
+            writer.write(row, position)
+    return writer.batch()
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
@@ -312,9 +312,9 @@ def tray_of(images: Images, positions: list[int], told: float | None = None) -> 
 def test_files_left_for_the_device_become_the_same_pictures(layout: Any, share: float) -> None:
     pictures = InMemory(16, kinds=("JPEG", "JPEG", "PNG", "JPEG"))
     positions = list(range(16))
-    expected = tray_of(Images(pictures, transform=CROP, layout=layout), positions)
+    expected = batch_of(Images(pictures, transform=CROP, layout=layout), positions)
     decode_by: Any = "device" if share == 1.0 else "auto"
-    found = tray_of(Images(pictures, transform=CROP, layout=layout, decode=decode_by), positions, share)
+    found = batch_of(Images(pictures, transform=CROP, layout=layout, decode=decode_by), positions, share)
     assert isinstance(found.image, Encoded)
     encoded = found.image
     num_wanted = round(share * 16)
@@ -345,24 +345,24 @@ def test_files_left_for_the_device_become_the_same_pictures(layout: Any, share: 
 def test_a_share_of_nothing_is_plain_pixels() -> None:
     images = Images(InMemory(), transform=CROP, decode="auto")
     for told in (None, 0.0, 0.01):
-        assert isinstance(tray_of(images, [1, 2, 3], told).image, np.ndarray)
+        assert isinstance(batch_of(images, [1, 2, 3], told).image, np.ndarray)
 
 
 def test_what_is_padded_is_decoded_here() -> None:
     transform = [RandomResizedCrop(20), RandomCrop(20, padding=2)]
     images = Images(InMemory(labels=None), transform=transform, decode="device")
-    expected = tray_of(Images(InMemory(labels=None), transform=transform), [0, 1, 2, 4])
-    assert (tray_of(images, [0, 1, 2, 4]) == expected).all()
+    expected = batch_of(Images(InMemory(labels=None), transform=transform), [0, 1, 2, 4])
+    assert (batch_of(images, [0, 1, 2, 4]) == expected).all()
 
 
 def test_a_row_put_again_is_of_the_other_picture() -> None:
     images = Images(InMemory(kinds=("JPEG", "PNG")), transform=CROP, decode="device")
-    tray: Any = images.tray(2, np.empty, None)
+    writer: Any = images.open_batch(2, np.empty, None)
     with stoker.sample_context(0):
-        tray.put(0, 0)
-        tray.put(0, 1)  # a PNG: decoded here, so there is no file any more
-        tray.put(1, 2)
-    assert tray.batch().image.rows.tolist() == [1]
+        writer.write(0, 0)
+        writer.write(0, 1)  # a PNG: decoded here, so there is no file any more
+        writer.write(1, 2)
+    assert writer.batch().image.rows.tolist() == [1]
 
 
 @pytest.mark.parametrize(

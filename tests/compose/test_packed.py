@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 import stoker
-from stoker.compose import packed as packed_module
-from stoker.compose.fields import taken
-from stoker.compose.packed import Packed
+from stoker.compose.batch_fields import taken
+from stoker.compose.packs import packed as packed_module
+from stoker.compose.packs.packed import Packed
 from stoker.errors import ArgumentError, DamagedFile, DataError, PositionError, StateMismatch, StoreMismatch
 from stoker.store import Store, Writer, open_store
 from tests.source.foreign import write_megatron
@@ -120,26 +120,26 @@ def test_another_column_may_hold_the_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"length": 1}, "length=1 is not the length of a row"),
-        ({"length": 0}, "length=0 is not the length of a row"),
-        ({"length": 2**31}, "is not the length of a row"),
-        ({"length": 8.0}, "length=8.0 is not a whole number"),
-        ({"strategy": "first_fit"}, "strategy='first_fit' is not known"),
-        ({"long": "drop"}, "long='drop' is not known"),
-        ({"window": 0}, "window=0 is not positive"),
-        ({"window": -5}, "window=-5 is not positive"),
+        ({"length": 1}, "length must be 2 .* got 1"),
+        ({"length": 0}, "length must be 2 .* got 0"),
+        ({"length": 2**31}, "length must be 2 .* to 2,147,483,647"),
+        ({"length": 8.0}, "length must be an int, got 8.0"),
+        ({"strategy": "first_fit"}, "unknown strategy='first_fit'"),
+        ({"long": "drop"}, "unknown long='drop'"),
+        ({"window": 0}, "window must be at least 1, got 0"),
+        ({"window": -5}, "window must be at least 1, got -5"),
         ({"strategy": "concat", "window": 5}, "cuts documents wherever a row ends"),
         ({"strategy": "concat", "long": "error"}, "cuts documents wherever a row ends"),
         ({"dtype": "int16"}, "dtype=int16 cannot hold tokens of int64"),
         ({"dtype": "float32"}, "dtype=float32 cannot hold tokens"),
-        ({"dtype": "uint64"}, "ignored=-100 is no number of uint64"),
-        ({"dtype": "token"}, "dtype='token' is not known"),
+        ({"dtype": "uint64"}, "ignored=-100 does not fit uint64"),
+        ({"dtype": "token"}, "unknown dtype='token'"),
         ({"cache": None}, "cache=None is not a folder"),
         ({"cache": 0}, "cache=0 is not a folder"),
-        ({"pad": 2**63}, "pad=9223372036854775808 is no number of int64"),
-        ({"ignored": None}, "ignored=None is not a whole number"),
+        ({"pad": 2**63}, "pad=9223372036854775808 does not fit int64"),
+        ({"ignored": None}, "ignored must be an int, got None"),
         ({"blocks": 1}, "blocks=1"),
-        ({"blocks": True}, "blocks=True is not a whole number"),
+        ({"blocks": True}, "blocks must be an int, got True"),
         ({"long": "error"}, "document 3 has 12 tokens, and a row 8"),
     ],
     ids=str,
@@ -154,16 +154,16 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], told: str
     [
         ([], "there are no tokens to pack"),
         ([[], []], "there are no tokens to pack"),
-        ([[1.5, 2.5]], "document 0 is not a row of whole numbers but of float64"),
-        ([[1], "ab"], "document 1 is not a row of whole numbers .*\nhint: text is tokenised first"),
-        ([{"ids": [1]}], "document 0 is not a row .*\nhint: pass one field of each: .document.'ids'."),
-        ([[True]], "document 0 is not a row of whole numbers but of bool"),
-        ([1, 2, 3], "document 0 is not a row of whole numbers but of int64, shape"),
+        ([[1.5, 2.5]], "document 0 must be integers in one dimension, got float64"),
+        ([[1], "ab"], "document 1 must be integers .*\nhint: tokenize text first"),
+        ([{"ids": [1]}], "document 0 must be integers .*\nhint: pass one field of each: .document.'ids'."),
+        ([[True]], "document 0 must be integers in one dimension, got bool"),
+        ([1, 2, 3], "document 0 must be integers in one dimension, got int64 of shape"),
         (np.arange(5), "cannot be packed"),
         (b"tokens", "cannot be packed"),
         (iter([[1]]), "cannot be packed"),
         (None, "None cannot be packed"),
-        ([[1], [[1], [2, 3]]], "document 1 makes no array"),
+        ([[1], [[1], [2, 3]]], "document 1 cannot be converted to an array"),
         ([np.array([1], np.int64), np.array([1], np.uint64)], "the documents are of int64, uint64"),
     ],
 )
@@ -174,7 +174,7 @@ def test_what_is_not_documents_is_refused(source: Any, told: str) -> None:
 
 def test_tokens_without_borders_are_refused(tmp_path: Path) -> None:
     np.arange(50, dtype="<u2").tofile(tmp_path / "train.bin")
-    with pytest.raises(ArgumentError, match="borders of the documents .* are not known"):
+    with pytest.raises(ArgumentError, match="does not know where documents begin"):
         stoker.pack(tmp_path / "train.bin", 8)
 
 
@@ -206,14 +206,14 @@ def test_documents_that_leave_all_tokens_out_are_refused() -> None:
 def test_borders_that_cannot_be_are_told(starts: list[int], strategy: Any) -> None:
     others = Others([np.arange(5), np.arange(3), np.arange(1)])
     others.starts = np.array(starts)
-    with pytest.raises(DataError, match="the borders of the documents from 0 on cannot be"):
+    with pytest.raises(DataError, match="document borders are invalid from document 0 on"):
         stoker.pack(others, 8, strategy=strategy)
 
 
 def test_tokens_outside_all_documents_are_told() -> None:
     others = Others([np.arange(5), np.arange(3), np.arange(1)])
     others.starts = np.array([0, 5, 8, 8])
-    with pytest.raises(DataError, match="have 8 tokens together, and there are 9"):
+    with pytest.raises(DataError, match="have 8 tokens together, but the source has 9"):
         stoker.pack(others, 8, strategy="concat")
 
 
@@ -263,7 +263,7 @@ def test_a_report_is_a_small_table() -> None:
     assert text.splitlines()[0].split() == ["rows", "7", "of", "8", "tokens"]
     assert "and 2 empty ones left out" in text
     assert "and 16 truncated" in text
-    assert "2 documents (20.00 %)" in text
+    assert "2 documents (20.00%)" in text
 
 
 def test_who_has_asked_for_all_rows_gets_few_as_cheaply_as_before() -> None:
@@ -325,7 +325,7 @@ def test_padding_is_the_token_that_ends_documents(tmp_path: Path) -> None:
     packed.expect({"tokenizer.name": "x"})
     with pytest.raises(StoreMismatch):
         packed.expect({"tokenizer.name": "y"})
-    with pytest.raises(ArgumentError, match="do not tell how they were made"):
+    with pytest.raises(ArgumentError, match="does not record how it was prepared"):
         stoker.pack(DOCUMENTS, 8).expect({})
 
 

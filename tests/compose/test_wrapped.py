@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, StackDataset, Subset
 
 import stoker
-from stoker.compose.wrapped import SHUFFLED_MIXTURE, SORTED_ROWS, fingerprint_of, has_wrapped_mixture
+from stoker.compose.wrapped_datasets import SHUFFLED_MIXTURE, SORTED_ROWS, fingerprint_of, has_wrapped_mixture
 from stoker.errors import StateMismatch
 from stoker.store import Writer
 from tests.store.places import folder

@@ -22,8 +22,8 @@ from torch import Tensor
 from stoker.batch.encoded import Encoded
 from stoker.deliver import Delivery, Widening
 from stoker.deliver.cutting import Cuts, cut
-from stoker.deliver.decoding import Bench, DecodeJob, Decoding
-from stoker.deliver.split import Split
+from stoker.deliver.decode_thread import DecodeJob, DecodeRunner, DecodeThread
+from stoker.deliver.split import DecodeSplit
 from stoker.errors import BadImage
 from stoker.transform.image.view import flipped
 from tests.deliver.test_delivery_cpu import Script
@@ -270,7 +270,7 @@ def test_the_memory_of_files_is_held_while_they_are_decoded_and_no_longer() -> N
     delivered.close()
 
 
-class Interrupted(Decoding):
+class Interrupted(DecodeThread):
     """Somebody presses Ctrl-C while a batch is waited for."""
 
     presses = 1
@@ -286,7 +286,7 @@ def test_ctrl_c_ends_the_thread_and_costs_no_batch() -> None:
     batches = [encoded({1: drawn(n)}) for n in range(4)]
     wanted = list(map(expected, batches))
     delivered = delivery(batches)
-    delivered._decoding = Interrupted(Bench(Fake(), CPU))
+    delivered._decoding = Interrupted(DecodeRunner(Fake(), CPU))
     with pytest.raises(KeyboardInterrupt):
         next(delivered)
     assert "stoker-decoding" not in {thread.name for thread in threading.enumerate()}
@@ -412,7 +412,7 @@ def test_a_device_that_is_lost_is_no_fault_of_a_file() -> None:
 # ---------------------------------------------------------------- who is waited for
 
 
-class Noting(Split):
+class Noting(DecodeSplit):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[tuple[bool, bool, bool]] = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stoker.deliver.split import Split
+from stoker.deliver.split import DecodeSplit
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Pipeline:
     lag: int = 12
     depth: int = 2
 
-    def run(self, split: Split, num_batches: int, *, start: int = 0) -> list[float]:
+    def run(self, split: DecodeSplit, num_batches: int, *, start: int = 0) -> list[float]:
         """Return when each batch is handed over."""
         split.begin()
         now = 0.0
@@ -36,7 +36,7 @@ class Pipeline:
         for number in range(num_batches):
             began = now
             while len(made) < number + self.lag:  # as many are asked for as may be
-                share = split.tell()
+                share = split.batch_hint()
                 began_at = max(free_workers, handed[len(made) - self.lag] if len(made) >= self.lag else 0.0)
                 free_workers = began_at + self.cpu * (1 - share) + self.read * share
                 made.append((free_workers, share))
@@ -92,7 +92,7 @@ def best(pipeline: Pipeline) -> float:
 @pytest.mark.parametrize("num_cores", [1, 16, 200], ids=["one core", "16 cores", "200 cores"])
 @pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
 def test_it_finds_a_share_with_which_batches_come_as_quickly_as_they_can(pipeline: Pipeline, num_cores: int) -> None:
-    split = Split(num_cores=num_cores)
+    split = DecodeSplit(num_cores=num_cores)
     handed = pipeline.run(split, 6000)
     assert pipeline.period(handed) < 1.06 * best(pipeline), split
 
@@ -100,7 +100,7 @@ def test_it_finds_a_share_with_which_batches_come_as_quickly_as_they_can(pipelin
 @pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
 def test_it_settles(pipeline: Pipeline) -> None:
     """After it was found, the share hardly changes any more."""
-    split = Split(num_cores=16)
+    split = DecodeSplit(num_cores=16)
     pipeline.run(split, 6000)
     shares = []
     for _ in range(20):
@@ -111,7 +111,7 @@ def test_it_settles(pipeline: Pipeline) -> None:
 
 def test_it_soon_gives_up_a_share_that_is_far_off() -> None:
     pipeline = PIPELINES["workers slow, device quick"]
-    split = Split(num_cores=200)
+    split = DecodeSplit(num_cores=200)
     assert split.share < 0.2
     handed = pipeline.run(split, 300)
     assert pipeline.period(handed) < 1.1 * best(pipeline)
@@ -119,14 +119,14 @@ def test_it_soon_gives_up_a_share_that_is_far_off() -> None:
 
 def test_the_device_is_left_alone_where_the_workers_can_do_it() -> None:
     pipeline = PIPELINES["workers quick, device quick"]
-    split = Split(num_cores=16)
+    split = DecodeSplit(num_cores=16)
     pipeline.run(split, 3000)
     assert split.share == 0
 
 
 def test_short_epochs_teach_it_too() -> None:
     pipeline = PIPELINES["workers slow, device quick"]
-    split = Split(num_cores=200)
+    split = DecodeSplit(num_cores=200)
     for _ in range(100):
         handed = pipeline.run(split, 30)
     assert split.share > 0.6
@@ -134,7 +134,7 @@ def test_short_epochs_teach_it_too() -> None:
 
 
 def test_a_long_pause_counts_for_one_batch() -> None:
-    split = Split(num_cores=16)
+    split = DecodeSplit(num_cores=16)
     split.begin()
     before = split.share
     now = 0.0
@@ -145,6 +145,6 @@ def test_a_long_pause_counts_for_one_batch() -> None:
 
 
 def test_it_tells_where_it_stands() -> None:
-    split = Split(num_cores=8)
-    assert repr(split).startswith("<Split: 40% decoded by the device; waited 0% of the time for workers")
-    assert split.tell() == split.share
+    split = DecodeSplit(num_cores=8)
+    assert repr(split).startswith("<DecodeSplit: 40% decoded by the device; waited 0% of the time for workers")
+    assert split.batch_hint() == split.share

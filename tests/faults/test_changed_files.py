@@ -387,7 +387,7 @@ def test_a_batch_that_sigbus_ends_again_and_again_is_blamed_with_the_file(tmp_pa
 
 
 def test_a_file_is_listed_once_and_blamed_only_if_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_watch, "_report", file_watch._Report())
+    monkeypatch.setattr(file_watch, "_report", file_watch._WatchReport())
     monkeypatch.setattr(file_watch, "_watches", WeakSet())
     first, second = write_npy(tmp_path, 1), write_raw(tmp_path, 1)
     watch = file_watch.FileWatch()

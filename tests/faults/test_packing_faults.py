@@ -23,10 +23,11 @@ import pytest
 from numpy.typing import NDArray
 
 import stoker
-from stoker.compose import packed as packed_module
-from stoker.compose import plan_cache, planning
-from stoker.compose.layout import Layout
-from stoker.compose.packed import Packed
+from stoker.compose.packs import pack_plan_cache as plan_cache
+from stoker.compose.packs import pack_planning as planning
+from stoker.compose.packs import packed as packed_module
+from stoker.compose.packs.pack_tables import PackTables
+from stoker.compose.packs.packed import Packed
 from stoker.errors import ArgumentError, DataError, StaleSource
 from stoker.plan import exchange
 from stoker.store import Store, Writer, build, open_store, verify
@@ -84,13 +85,13 @@ class Counting:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        planned = planning.planned
+        planned = planning.plan_best_fit
 
-        def counted(*arguments: Any, **options: Any) -> Layout:
+        def counted(*arguments: Any, **options: Any) -> PackTables:
             self.count += 1
             return planned(*arguments, **options)
 
-        patch.setattr(packed_module, "planned", counted)
+        patch.setattr(packed_module, "plan_best_fit", counted)
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ def test_damage_that_is_found_late_is_mended_under_way(
     caplog.set_level(logging.WARNING, "stoker")
     assert is_same(packed, expected)
     assert counting.count == 3
-    assert "is damaged, and is made anew" in caplog.text
+    assert "is damaged; planning again" in caplog.text
     assert is_same(other, expected)
     assert counting.count == 3, "somebody had mended it already"
     assert is_same(pickle.loads(pickle.dumps(packed)), expected)
@@ -233,9 +234,9 @@ TAMPERED: list[tuple[str, Any, int]] = [
 def kept_instead(packed: Packed, **tables: Any) -> None:
     """Put another plan in the place of one, with checksums that are right."""
     path, meta = plan_of(packed), Store(plan_of(packed)).meta
-    layout = planning.planned([lengths_of()], length=LENGTH, window=None, long="split")
+    layout = planning.plan_best_fit([lengths_of()], length=LENGTH, window=None, long="split")
     shutil.rmtree(path)
-    plan_cache.written(path, replace(layout, **tables), meta=meta)
+    plan_cache.write_plan(path, replace(layout, **tables), meta=meta)
 
 
 @pytest.mark.parametrize(("name", "place", "number"), TAMPERED, ids=str)
@@ -244,7 +245,7 @@ def test_tables_that_cannot_be_are_made_anew(
 ) -> None:
     monkeypatch.setattr(exchange, "MOST_SLOTS", 1)  # sections of more than one row
     packed = stoker.pack(store, LENGTH)
-    layout = planning.planned([lengths_of()], length=LENGTH, window=None, long="split")
+    layout = planning.plan_best_fit([lengths_of()], length=LENGTH, window=None, long="split")
     table = getattr(layout, name).copy()
     if isinstance(place, tuple) and place[0] == "in many rows":
         place = (int(layout.slot_starts[1 + int(np.diff(layout.row_starts)[1:].argmax())]), place[1])
@@ -258,10 +259,10 @@ def test_tables_that_cannot_be_are_made_anew(
 def test_facts_that_cannot_be_are_not_believed(store: Store, counting: Counting, fact: str) -> None:
     packed = stoker.pack(store, LENGTH)
     path, meta = plan_of(packed), Store(plan_of(packed)).meta
-    layout = planning.planned([lengths_of()], length=LENGTH, window=None, long="split")
+    layout = planning.plan_best_fit([lengths_of()], length=LENGTH, window=None, long="split")
     meta["pack"]["facts"][fact] -= 1
     shutil.rmtree(path)
-    plan_cache.written(path, layout, meta=meta)
+    plan_cache.write_plan(path, layout, meta=meta)
     assert stoker.pack(store.path, LENGTH).facts == packed.facts
     assert counting.count == 2
 
@@ -272,7 +273,7 @@ def test_facts_of_a_plan_without_tables_are_not_believed_either(store: Store, fa
     path, meta = plan_of(packed), Store(plan_of(packed)).meta
     meta["pack"]["facts"][fact] = 2**40
     shutil.rmtree(path)
-    plan_cache.written(path, Layout.of(packed.facts), meta=meta)
+    plan_cache.write_plan(path, PackTables.without_tables(packed.facts), meta=meta)
     assert stoker.pack(store.path, LENGTH, strategy="concat").facts == packed.facts
 
 
@@ -280,16 +281,16 @@ def test_facts_of_a_plan_without_tables_are_not_believed_either(store: Store, fa
 def test_a_plan_with_documents_of_other_lengths_gives_no_rows(store: Store, long: Any) -> None:
     packed = stoker.pack(store, LENGTH, long=long)
     path, meta = plan_of(packed), Store(plan_of(packed)).meta
-    layout = planning.planned([lengths_of()], length=LENGTH, window=None, long=long)
+    layout = planning.plan_best_fit([lengths_of()], length=LENGTH, window=None, long=long)
     shutil.rmtree(path)
-    plan_cache.written(path, replace(layout, order=np.asarray(layout.order)[::-1].copy()), meta=meta)
+    plan_cache.write_plan(path, replace(layout, order=np.asarray(layout.order)[::-1].copy()), meta=meta)
     with pytest.raises(DataError, match="is not one of these documents"):
         stoker.pack(store.path, LENGTH, long=long).spans(range(100))
 
 
 def test_a_plan_with_pieces_that_are_not_there_gives_no_rows(store: Store) -> None:
     packed = stoker.pack(store, LENGTH)
-    pieces = np.asarray(planning.planned([lengths_of()], length=LENGTH, window=None, long="split").pieces)
+    pieces = np.asarray(planning.plan_best_fit([lengths_of()], length=LENGTH, window=None, long="split").pieces)
     kept_instead(packed, pieces=pieces + np.uint32(3))
     with pytest.raises(DataError, match="is not one of these documents"):
         stoker.pack(store.path, LENGTH)[0]
@@ -323,7 +324,7 @@ def test_who_has_a_plan_that_is_removed_goes_on(store: Store) -> None:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> int:
-    return sum("is kept in memory" in record.message for record in caplog.records)
+    return sum("plan stays in memory" in record.message for record in caplog.records)
 
 
 def test_where_no_folder_can_be_made_the_plan_stays_in_memory(
@@ -455,7 +456,7 @@ def test_a_planner_that_is_really_killed_is_followed_by_another(store: Store) ->
                 os.write(write, b"!")
                 signal.pause()
 
-            plan_cache.written = stuck
+            plan_cache.write_plan = stuck
             stoker.pack(store, LENGTH)
         finally:
             os._exit(1)
@@ -567,5 +568,5 @@ def test_plans_that_came_from_another_store_are_removed(store: Store, tmp_path: 
 def test_tokens_that_cannot_be_told_from_others_have_no_plan_on_disk(tmp_path: Path) -> None:
     from tests.compose.test_packed import Others
 
-    with pytest.raises(ArgumentError, match="do not tell what they are"):
+    with pytest.raises(ArgumentError, match="the source has no fingerprint"):
         stoker.pack(Others(), 8, cache=tmp_path / "plans")

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine import global_generators as process_wide
-from stoker.engine.global_generators import TRUSTED_AFTER, BorrowedGenerators
+from stoker.foundation import global_generators as process_wide
+from stoker.foundation.global_generators import TRUSTED_AFTER, BorrowedGenerators
 from tests.loader.datasets import Augmented, Numbers, listed
 
 

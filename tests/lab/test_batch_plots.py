@@ -11,7 +11,7 @@ from rich.console import Console
 
 from stoker.lab.plots.batch_plots import batch_figure
 from stoker.lab.plots.batch_tables import batch_remarks, batch_table
-from stoker.lab.trial.batch_record import OUT_OF_MEMORY, BatchTrial, BatchTune
+from stoker.lab.trial.batch_size import OUT_OF_MEMORY, BatchTrial, BatchTune
 
 
 @pytest.fixture

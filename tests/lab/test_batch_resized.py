@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ArgumentError
-from stoker.lab.trial.batch_contents import num_samples_in
-from stoker.lab.trial.batch_resized import renewed, resized
+from stoker.lab.trial.batch_contents import num_samples_in, resize_batch, with_new_containers
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -45,7 +44,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 def test_a_batch_of_any_form_repeats_its_samples(form: str, num_samples: int, size: int) -> None:
     batch = FORMS[form](np.arange(num_samples))
     expected = FORMS[form](np.arange(size) % num_samples)
-    found = resized(batch, num_samples=num_samples, size=size)
+    found = resize_batch(batch, num_samples=num_samples, size=size)
     assert repr(found) == repr(expected)
     assert type(found) is type(batch)
     assert num_samples_in(found, expected=size) == size
@@ -53,10 +52,10 @@ def test_a_batch_of_any_form_repeats_its_samples(form: str, num_samples: int, si
 
 def test_what_is_taken_out_of_a_batch_is_there_the_next_time() -> None:
     batch = {"x": torch.zeros(2), "inner": {"y": [1, 2]}}
-    again = renewed(batch)
+    again = with_new_containers(batch)
     again.pop("x")
     again["inner"]["y"].clear()
-    assert batch["x"] is renewed(batch)["x"], "the contents are the same"
+    assert batch["x"] is with_new_containers(batch)["x"], "the contents are the same"
     assert batch["inner"] == {"y": [1, 2]}
 
 
@@ -71,4 +70,4 @@ def test_what_is_taken_out_of_a_batch_is_there_the_next_time() -> None:
 )
 def test_what_a_larger_batch_would_be_like_is_not_guessed(batch: Any, told: str) -> None:
     with pytest.raises(ArgumentError, match=f"cannot be made larger by repeating samples: {told}"):
-        resized(batch, num_samples=4, size=8)
+        resize_batch(batch, num_samples=4, size=8)

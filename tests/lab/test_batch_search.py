@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stoker.lab.trial.batch_search import max_trials, next_below, rounded, search
+from stoker.lab.trial.batch_size import max_trials, next_below, round_size, search
 
 mosts = st.integers(1, 1 << 20)
 
@@ -28,17 +28,17 @@ class Oracle:
 def test_the_largest_multiple_that_fits_is_found_within_the_promised_trials(limit: int, most: int, start: int) -> None:
     oracle = Oracle(limit)
     found = search(oracle, start=start, most=most)
-    expected = rounded(min(limit, most))
+    expected = round_size(min(limit, most))
     assert found.largest == (expected or None)
     assert len(oracle.asked) == len(set(oracle.asked)) <= max_trials(start=start, most=most)
-    assert all(size == rounded(size) <= most for size in oracle.asked)
+    assert all(size == round_size(size) <= most for size in oracle.asked)
     too_large = [size for size in oracle.asked if size > limit]
     assert found.too_large == (min(too_large) if too_large else None)
 
 
 @given(size=st.integers(1, 10**7))
 def test_sizes_are_multiples_of_32_or_16_or_8_and_not_above(size: int) -> None:
-    found = rounded(size)
+    found = round_size(size)
     assert found <= size
     if size >= 32:
         assert found % 32 == 0
@@ -50,13 +50,13 @@ def test_sizes_are_multiples_of_32_or_16_or_8_and_not_above(size: int) -> None:
         assert found == size
 
 
-@given(size=st.integers(1, 10**6).map(rounded))
+@given(size=st.integers(1, 10**6).map(round_size))
 def test_below_each_size_comes_the_next_smaller_one(size: int) -> None:
     below = next_below(size)
     if size == 1:
         assert below is None
     else:
-        assert below == rounded(size - 1)
+        assert below == round_size(size - 1)
 
 
 def test_few_trials_are_enough_for_large_sizes() -> None:

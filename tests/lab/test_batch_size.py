@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from stoker.errors import ArgumentError, WorkerDied
 from stoker.foundation import machine
 from stoker.lab.plots.batch_tables import batch_remarks
-from stoker.lab.trial.batch_record import OK, OUT_OF_MEMORY, SLOW, BatchTrial, BatchTune
-from stoker.lab.trial.batch_search import rounded
-from stoker.lab.trial.batch_size import tune_batch
+from stoker.lab.trial.batch_size import OK, OUT_OF_MEMORY, SLOW, BatchTrial, BatchTune, round_size, tune_batch
 
 pytestmark = pytest.mark.timed
 
@@ -363,7 +361,7 @@ def test_the_knee_is_the_smallest_size_that_is_nearly_as_fast_as_any() -> None:
     assert BatchTune(trials=[]).knee is None
 
 
-@given(st.lists(st.tuples(st.integers(1, 4096).map(rounded), st.floats(1e-4, 10)), min_size=1, max_size=20))
+@given(st.lists(st.tuples(st.integers(1, 4096).map(round_size), st.floats(1e-4, 10)), min_size=1, max_size=20))
 def test_the_knee_is_within_five_percent_and_none_smaller_is(tried: list[tuple[int, float]]) -> None:
     found = BatchTune(trials=[trial(size, seconds) for size, seconds in tried], largest=4096)
     speeds = {one.batch_size: one.samples_per_second or 0.0 for one in found.sizes()}

@@ -21,10 +21,11 @@ from stoker.lab.plots.bench_plots import loader_figures
 from stoker.lab.plots.bench_tables import compare_table, failures, format_title, loader_table, remarks, tune_table
 from stoker.lab.plots.compare_plots import compare_figures
 from stoker.lab.plots.tune_plots import tune_figures
-from stoker.lab.trial.sweep import Config, Spread, Sweep
+from stoker.lab.trial.process_memory import ProcessMemory
+from stoker.lab.trial.rounds import Spread
+from stoker.lab.trial.sweep import Config, Sweep
 from stoker.lab.trial.trial import HUNG, Startup, Trial
 from stoker.lab.trial.tuning import Tuning
-from stoker.lab.watch.witness import ProcessMemory
 
 SIZES = (60_000_000, 60_000_000, 50_000_000, 70_000_000)
 """What workers have."""

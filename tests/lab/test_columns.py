@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.scale.record import AXES, FIRST, MEMORY, STEP, Curve, Point, Scale
+from benchmarks.scale.tables import scale_table
 from stoker.engine.stats import Quantiles
 from stoker.lab.plots.batch_tables import batch_table
 from stoker.lab.plots.bench_tables import compare_table, loader_table, tune_table
 from stoker.lab.plots.columns import fit_to_width, table_of_rows, table_width
-from stoker.lab.plots.scale_tables import scale_table
 from stoker.lab.plots.train_tables import parts_table, ways_table
-from stoker.lab.trial.batch_record import BatchTrial, BatchTune
-from stoker.lab.trial.scale_record import AXES, FIRST, MEMORY, STEP, Curve, Point, Scale
-from stoker.lab.trial.sweep import Spread
+from stoker.lab.trial.batch_size import BatchTrial, BatchTune
+from stoker.lab.trial.rounds import Spread
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, TrainBench, Way
 from stoker.lab.trial.tuning import Tuning
 from tests.lab.test_bench_plots import CONTENDERS, GRID, sweep_of

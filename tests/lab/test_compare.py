@@ -12,10 +12,11 @@ import torch
 from stoker.errors import ArgumentError
 from stoker.lab.trial import contenders
 from stoker.lab.trial.compare import compare, ratio
-from stoker.lab.trial.contenders import CONTENDERS, Unsuited
-from stoker.lab.trial.sweep import Spread, Sweep
+from stoker.lab.trial.contenders import CONTENDERS, LoaderArguments, Unsuited
+from stoker.lab.trial.rounds import Spread
+from stoker.lab.trial.sweep import Sweep
 from stoker.lab.trial.trial import OK, Trial
-from stoker.lab.trial.trial_child import digest_of
+from stoker.lab.trial.trial_child import digest_of_batch
 from tests.lab import torch_loaders
 
 pytestmark = pytest.mark.timed
@@ -55,10 +56,10 @@ def test_peers_that_are_not_installed_are_left_out_with_a_sentence(monkeypatch: 
     sweep = compare(torch_loaders.make_stream, batch_size=4, workers=[0], seconds=0.06, num_rounds=1)
     assert [result.config["contender"] for result in sweep.results()] == ["torch", "stoker"]
     assert sweep.notes == [
-        "StatefulDataLoader is not installed: `pip install torchdata` lets it take part",
-        "SPDL, processes is not installed: `pip install spdl` lets it take part",
-        "SPDL, threads is not installed: `pip install spdl` lets it take part",
-        "Grain is not installed: `pip install grain` lets it take part",
+        "StatefulDataLoader is not installed; to include it: pip install torchdata",
+        "SPDL, processes is not installed; to include it: pip install spdl",
+        "SPDL, threads is not installed; to include it: pip install spdl",
+        "Grain is not installed; to include it: pip install grain",
     ]
 
 
@@ -73,7 +74,7 @@ def test_all_peers_that_are_installed_take_part() -> None:
     ]
     stream = compare(torch_loaders.make_stream, batch_size=4, workers=[1], seconds=0.2, num_rounds=1)
     assert [result.config["contender"] for result in stream.results()] == ["torch", "StatefulDataLoader", "stoker"]
-    is_left_out = "SPDL reads samples by position, and this dataset is a stream: left out" in stream.notes
+    is_left_out = "SPDL reads samples by position, and this dataset is a stream: skipped" in stream.notes
     assert is_left_out == ("SPDL, processes" in installed)
 
 
@@ -81,7 +82,7 @@ def test_a_dataset_that_is_random_cannot_be_checked_and_that_is_said() -> None:
     sweep = compare(
         torch_loaders.make_random_dataset, batch_size=4, workers=[0], only=["torch"], seconds=0.06, num_rounds=2
     )
-    assert sweep.notes == ["the dataset is random: whether all get the same samples could not be checked"]
+    assert sweep.notes == ["the dataset is random, so it was not checked that all loaders load the same samples"]
 
 
 def trial(contender: str, number: int, samples: int, digest: str = "a", outcome: str = OK) -> Trial:
@@ -99,9 +100,11 @@ def test_ratios_are_taken_inside_a_round() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="'pytroch' is not known\nhint: choose among 'torch', 'StatefulDataLoader'"):
+    with pytest.raises(
+        ArgumentError, match="there is no loader 'pytroch'\nhint: choose among 'torch', 'StatefulDataLoader'"
+    ):
         compare(torch_loaders.make_dataset, only=["pytroch"])
-    with pytest.raises(ArgumentError, match="cannot have these arguments"):
+    with pytest.raises(ArgumentError, match="workers must not be empty"):
         compare(torch_loaders.make_dataset, workers=[])
     with pytest.raises(ArgumentError, match="does not name a function that makes a dataset"):
         compare("dataset")
@@ -110,12 +113,13 @@ def test_bad_arguments_are_refused() -> None:
 
 
 def test_what_reads_by_position_is_unsuited_to_a_stream() -> None:
-    options = {"collate": None, "batch_size": 4, "num_threads": 0, "prefetch_factor": 2}
+    stream = LoaderArguments(dataset=torch_loaders.Stream(), batch_size=4, num_workers=2)
     for name in ("SPDL, processes", "SPDL, threads", "Grain"):
         with pytest.raises(Unsuited, match="reads samples by position, and this dataset is a stream"):
-            CONTENDERS[name].make(torch_loaders.Stream(), num_workers=2, **options)
-    with pytest.raises(Unsuited, match="SPDL has no loading without workers"):
-        CONTENDERS["SPDL, threads"].make(torch_loaders.make_dataset(), num_workers=0, **options)
+            CONTENDERS[name].make(stream)
+    inline = LoaderArguments(dataset=torch_loaders.make_dataset(), batch_size=4, num_workers=0)
+    with pytest.raises(Unsuited, match="SPDL cannot load without workers"):
+        CONTENDERS["SPDL, threads"].make(inline)
 
 
 def test_a_digest_is_that_of_the_numbers_wherever_they_lie() -> None:
@@ -124,8 +128,8 @@ def test_a_digest_is_that_of_the_numbers_wherever_they_lie() -> None:
         {"image": torch.from_numpy(image), "label": torch.from_numpy(label)},
         {"label": label, "image": image},
     ]
-    assert digest_of(batches[0]) == digest_of(batches[1])
-    assert digest_of([image, label]) == digest_of((torch.from_numpy(image), label))
-    assert digest_of(image) != digest_of(image + 1)
-    assert digest_of(["a", None]) != digest_of(["b", None])
-    assert digest_of(torch.zeros(3, dtype=torch.bfloat16)) == digest_of(torch.zeros(3))
+    assert digest_of_batch(batches[0]) == digest_of_batch(batches[1])
+    assert digest_of_batch([image, label]) == digest_of_batch((torch.from_numpy(image), label))
+    assert digest_of_batch(image) != digest_of_batch(image + 1)
+    assert digest_of_batch(["a", None]) != digest_of_batch(["b", None])
+    assert digest_of_batch(torch.zeros(3, dtype=torch.bfloat16)) == digest_of_batch(torch.zeros(3))

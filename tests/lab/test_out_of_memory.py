@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import OutOfSharedMemory
 from stoker.lab.trial.child import Child
-from stoker.lab.trial.out_of_memory import is_out_of_memory, limit_memory, may_be_out_of_memory, tells_of_memory
+from stoker.lab.trial.out_of_memory import is_out_of_memory, limit_memory, may_be_out_of_memory, mentions_out_of_memory
 
 
 class OutOfMemoryError(RuntimeError):
@@ -79,9 +79,9 @@ def test_an_error_whose_cause_is_itself_ends_the_search() -> None:
 
 
 def test_last_words_tell_of_memory() -> None:
-    assert tells_of_memory("libgomp: Thread creation failed: Resource temporarily unavailable")
-    assert tells_of_memory("terminate called after throwing an instance of 'std::bad_alloc'")
-    assert not tells_of_memory("Segmentation fault")
+    assert mentions_out_of_memory("libgomp: Thread creation failed: Resource temporarily unavailable")
+    assert mentions_out_of_memory("terminate called after throwing an instance of 'std::bad_alloc'")
+    assert not mentions_out_of_memory("Segmentation fault")
 
 
 def limiting(num_bytes: int) -> object:

@@ -18,8 +18,7 @@ from stoker.lab.diagnose.diagnosis import Diagnosis, Finding
 from stoker.lab.diagnose.verdict import diagnose
 from stoker.lab.page.document import document
 from stoker.lab.page.subject import MOST_OTHERS, Subject
-from stoker.lab.watch.parts import joined
-from stoker.lab.watch.run import Copies, Moment, ProcessStats, Quantiles, Run, Sampled, Stage, Stats
+from stoker.lab.watch.run import Copies, Moment, ProcessStats, Quantiles, Run, Sampled, Stage, Stats, join_runs
 from tests.lab import runs
 
 
@@ -297,7 +296,7 @@ def test_ranks_that_were_recorded_one_by_one_are_one_run() -> None:
         replace(whole, loaders=[one for one in whole.loaders if one.rank == rank], seconds=40.0 + rank)
         for rank in (1, 0, 3, 2)
     ]
-    together = joined(parts)
+    together = join_runs(parts)
     assert [one.rank for one in together.loaders] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert together.seconds == 43.0
     text = Parsed(str(stoker.view.report(parts))).text
@@ -307,9 +306,9 @@ def test_ranks_that_were_recorded_one_by_one_are_one_run() -> None:
 
 def test_two_runs_are_not_taken_for_ranks_of_one() -> None:
     with pytest.raises(ArgumentError, match="a.json and b.json both tell of rank 0.*\n.*a.json --against b.json"):
-        joined([runs.one_batch(), runs.one_batch()], names=["a.json", "b.json"])
+        join_runs([runs.one_batch(), runs.one_batch()], names=["a.json", "b.json"])
     with pytest.raises(ArgumentError, match="no run is given"):
-        joined([])
+        join_runs([])
 
 
 def test_two_runs_stand_side_by_side_with_what_differs() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import stoker
 from stoker.foundation.text import format_duration, format_number, format_percent
-from stoker.lab.diagnose.reckoning import reckoned
+from stoker.lab.diagnose.loader_profile import profile_loader
 from stoker.lab.page.durations import durations
 from stoker.lab.page.subject import Loader, Subject
 from stoker.lab.page.times import batches_of
@@ -46,7 +46,7 @@ def test_shares_of_waiting_say_of_which_whole_they_are() -> None:
     assert "of waiting and busy time refer to the time from batch to batch, without first batches" in text
     assert told(f"trainer: {format_duration(stats.seconds)} in the loop") in text
     assert told(f"Without first batches, {share} of the time from batch to batch is waiting") in text
-    fills = format_percent(reckoned(stats).occupancy)
+    fills = format_percent(profile_loader(stats).occupancy)
     assert told(f"Without first batches, they are busy {fills} of the time from batch to batch") in text
     late = text_of(runs.ranks()).partition("Suggested changes")[0]
     assert "of the time (from batch to batch)" in late, "a rank is late by a part of each batch"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.lab.watch.folder import PREFIX, new_folder, remove_stale
 from stoker.lab.watch.hook.recording import Recording
 from stoker.lab.watch.hook.spool import CAPACITY, NOTE_BYTES, Reader, Strip
+from stoker.lab.watch.shared_folder import PREFIX, new_folder, remove_stale
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_other_files_are_refused(path: str) -> None:
 
 def test_the_folder_of_a_doctor_that_was_killed_is_removed_by_the_next() -> None:
     code = (
-        "from stoker.lab.watch.folder import new_folder; import os, signal; own = new_folder(); "
+        "from stoker.lab.watch.shared_folder import new_folder; import os, signal; own = new_folder(); "
         "print(own.path, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     left = Path(

@@ -11,10 +11,19 @@ import pytest
 
 from stoker.engine.stats import Quantiles
 from stoker.errors import ArgumentError
-from stoker.lab.trial.loader_bench import bench_loader, bytes_per_worker, configurations
-from stoker.lab.trial.sweep import QUANTITIES, Result, Spread, Sweep, in_turn, label_of, summed_up
+from stoker.lab.trial.process_memory import ProcessMemory
+from stoker.lab.trial.rounds import Spread, in_turn
+from stoker.lab.trial.sweep import (
+    QUANTITIES,
+    Result,
+    Sweep,
+    bench_loader,
+    bytes_per_worker,
+    configurations,
+    label_of,
+    summarize_trials,
+)
 from stoker.lab.trial.trial import FAILED, HUNG, KILLED, OK, Trial
-from stoker.lab.watch.witness import ProcessMemory
 from tests.lab import plain_loaders
 
 pytestmark = pytest.mark.timed
@@ -115,14 +124,14 @@ def test_a_process_that_was_not_always_there_had_nothing_then() -> None:
     once = replace(trial(0, 0, 1.0), processes=[ProcessMemory(name="worker 0", peak_bytes=9, held_bytes=8)])
     gone = replace(once, processes=[ProcessMemory(name="worker 0", peak_bytes=9)])
     never = replace(once, processes=[ProcessMemory(name="trainer", peak_bytes=9, held_bytes=8)])
-    assert summed_up({}, [once, gone]).processes["worker 0"].mean == 4.0
-    assert {name: spread.mean for name, spread in summed_up({}, [once, never]).processes.items()} == {
+    assert summarize_trials({}, [once, gone]).processes["worker 0"].mean == 4.0
+    assert {name: spread.mean for name, spread in summarize_trials({}, [once, never]).processes.items()} == {
         "worker 0": 4.0, "trainer": 4.0
     }  # fmt: skip
 
 
 def test_a_configuration_that_failed_once_is_told_with_what_went_well() -> None:
-    result = summed_up({}, [trial(0, 0, 1.0), Trial(config={}, outcome=FAILED, error="once")])
+    result = summarize_trials({}, [trial(0, 0, 1.0), Trial(config={}, outcome=FAILED, error="once")])
     assert (result.outcome, result.num_ok, result.num_not, result.error) == (OK, 1, 1, "once")
 
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 import stoker
 from stoker.errors import ArgumentError
-from stoker.lab.trial.override import make_loader, overriding
-from stoker.lab.trial.target import accepted, called, check_spec, resolved, spec_of
+from stoker.lab.trial.override import make_loader, override_arguments
+from stoker.lab.trial.target import accepted_options, call_with, check_spec, resolve_function, spec_of_function
 from tests.lab import plain_loaders, torch_loaders
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more than there are cores
@@ -45,15 +45,15 @@ def test_a_function_is_found_in_a_module_of_the_current_folder(folder: Path) -> 
         "import my_data\ndef make(): return my_data.VALUE\nclass Deep:\n  @staticmethod\n  def make(): return 4",
     )
     write(folder, "my_data.py", "VALUE = 3")
-    assert resolved("my_training:make")() == 3
-    assert resolved("my_training:Deep.make")() == 4
+    assert resolve_function("my_training:make")() == 3
+    assert resolve_function("my_training:Deep.make")() == 4
 
 
 def test_a_function_is_found_in_a_file_and_so_is_what_lies_beside_it(folder: Path) -> None:
     (folder / "project").mkdir()
     write(folder, "project/my-script.v2.py", "import beside\ndef make(): return beside.VALUE")
     write(folder, "project/beside.py", "VALUE = 7")
-    function = resolved("project/my-script.v2.py:make")
+    function = resolve_function("project/my-script.v2.py:make")
     assert function() == 7
 
 
@@ -61,7 +61,7 @@ def test_a_file_called_like_a_module_of_pythons_is_not_taken_for_it(folder: Path
     import random
 
     write(folder, "random.py", "def make(): return 'mine'")
-    assert resolved("random.py:make")() == "mine"
+    assert resolve_function("random.py:make")() == "mine"
     assert sys.modules["random"] is random
 
 
@@ -72,8 +72,8 @@ def test_a_file_that_needs_its_package_is_imported_as_a_part_of_it(folder: Path)
     write(folder, "outer/inner/__init__.py", "")
     write(folder, "outer/words.py", "WORD = 'found'\n")
     write(folder, "outer/inner/data.py", "from ..words import WORD\ndef make(): return [WORD]\n")
-    assert resolved("outer/inner/data.py:make")() == ["found"]
-    assert resolved("outer.inner.data:make") is resolved(f"{inner}/data.py:make")
+    assert resolve_function("outer/inner/data.py:make")() == ["found"]
+    assert resolve_function("outer.inner.data:make") is resolve_function(f"{inner}/data.py:make")
 
 
 def test_a_file_in_a_package_that_is_meant_as_a_script_stays_one(folder: Path) -> None:
@@ -81,12 +81,12 @@ def test_a_file_in_a_package_that_is_meant_as_a_script_stays_one(folder: Path) -
     write(folder, "scripts/__init__.py", "raise RuntimeError('nobody imports this')\n")
     write(folder, "scripts/beside.py", "WORD = 'found'\n")
     write(folder, "scripts/train.py", "from beside import WORD\ndef make(): return [WORD]\n")
-    assert resolved("scripts/train.py:make")() == ["found"]
+    assert resolve_function("scripts/train.py:make")() == ["found"]
 
 
 def test_a_file_is_imported_once(folder: Path) -> None:
     write(folder, "counted_once.py", "import builtins\nTIMES = []\nTIMES.append(1)\ndef make(): return TIMES")
-    assert resolved("counted_once.py:make")() is resolved("counted_once:make")()
+    assert resolve_function("counted_once.py:make")() is resolve_function("counted_once:make")()
 
 
 @pytest.mark.parametrize(
@@ -112,15 +112,15 @@ def test_what_names_no_function_is_refused_before_anything_is_imported(spec: str
 def test_a_name_that_is_nearly_right_is_suggested(folder: Path) -> None:
     write(folder, "my_train.py", "def make_loader(): pass\ndef _hidden(): pass\nnumber = 5")
     with pytest.raises(ArgumentError, match="there is no file my_trian.py\nhint: did you mean `my_train.py`?"):
-        resolved("my_trian.py:make_loader")
+        resolve_function("my_trian.py:make_loader")
     with pytest.raises(ArgumentError, match="there is no module my_trian\nhint: did you mean `my_train`?"):
-        resolved("my_trian:make_loader")
+        resolve_function("my_trian:make_loader")
     with pytest.raises(ArgumentError, match="my_train has no 'make_laoder'\nhint: did you mean `make_loader`?"):
-        resolved("my_train:make_laoder")
+        resolve_function("my_train:make_laoder")
     with pytest.raises(ArgumentError, match="my_train has no 'nothing_like_it'\nhint: name a function"):
-        resolved("my_train:nothing_like_it")
+        resolve_function("my_train:nothing_like_it")
     with pytest.raises(ArgumentError, match="my_train:number is an int, and not a function\nhint: wrap it"):
-        resolved("my_train:number")
+        resolve_function("my_train:number")
 
 
 def test_what_a_module_raises_is_told_with_its_place(folder: Path) -> None:
@@ -129,31 +129,31 @@ def test_what_a_module_raises_is_told_with_its_place(folder: Path) -> None:
     write(folder, "needy.py", "import a_library_that_is_missing\n")
     write(folder, "script.py", "import sys\nsys.exit(0)\n")
     with pytest.raises(ArgumentError, match=r"broken cannot be imported: JSONDecodeError: .* line \d+\)"):
-        resolved("broken:make")
+        resolve_function("broken:make")
     with pytest.raises(ArgumentError, match=r"wordy.py cannot be imported: SyntaxError: .*\(wordy.py, line 1\)"):
-        resolved("wordy.py:make")
+        resolve_function("wordy.py:make")
     with pytest.raises(ArgumentError, match="needy cannot be imported: ModuleNotFoundError: No module named 'a_lib"):
-        resolved("needy:make")
+        resolve_function("needy:make")
     with pytest.raises(ArgumentError, match=r"ended the program \(SystemExit\)\nhint: put what a script runs under"):
-        resolved("script.py:make")
+        resolve_function("script.py:make")
     assert "wordy" not in sys.modules, "half a module is not kept"
 
 
 def test_a_function_is_named_so_that_another_process_finds_it() -> None:
-    assert spec_of(plain_loaders.long) == "tests.lab.plain_loaders:long"
-    assert resolved(spec_of(plain_loaders.Naps.__iter__)) is plain_loaders.Naps.__iter__
+    assert spec_of_function(plain_loaders.long) == "tests.lab.plain_loaders:long"
+    assert resolve_function(spec_of_function(plain_loaders.Naps.__iter__)) is plain_loaders.Naps.__iter__
     with pytest.raises(ArgumentError, match="cannot be found by another process"):
-        spec_of(lambda: None)
+        spec_of_function(lambda: None)
 
 
 def test_a_function_gets_what_it_takes_and_no_more() -> None:
     def some(num_workers: int, *, prefetch: int = 0) -> tuple[int, int]:
         return num_workers, prefetch
 
-    assert called(some, num_workers=3, prefetch_factor=4, batch_size=5) == (3, 4)
-    assert accepted(lambda **options: options, {"batch_size": 3}) == {"batch_size": 3}
+    assert call_with(some, num_workers=3, prefetch_factor=4, batch_size=5) == (3, 4)
+    assert accepted_options(lambda **options: options, {"batch_size": 3}) == {"batch_size": 3}
     with pytest.raises(ArgumentError, match=r"some\(\) cannot be called: missing a required argument: 'num_workers'"):
-        called(some)
+        call_with(some)
 
 
 def arguments(loader: Any) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def test_a_subclass_of_a_loader_and_one_inside_something_else_are_reached() -> N
             super().__init__(torch_loaders.Sleepy(), 4, num_workers=3)
 
     assert make_loader(Own, {"num_workers": 1, "num_threads": 2}).num_threads == 2
-    with overriding({"num_workers": 1}) as override:
+    with override_arguments({"num_workers": 1}) as override:
         override.call(torch_loaders.wrapped)
     override.check(torch_loaders.wrapped)
     assert override.kinds == ["torch"]

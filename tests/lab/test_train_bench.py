@@ -13,12 +13,21 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import stoker
 from stoker.errors import ArgumentError
-from stoker.lab.diagnose.effort import Effort
-from stoker.lab.trial import step_window
-from stoker.lab.trial.ready_batches import cached_loader, fresh, on_device, taken
-from stoker.lab.trial.step_window import CudaTicks, Iterated, Resident, Ticks, WaitingTicks, Window
-from stoker.lab.trial.train_bench import bench_train, recorded_run
+from stoker.lab.trial import train_bench
+from stoker.lab.trial.batch_contents import with_new_containers
+from stoker.lab.trial.ready_batches import cached_loader, on_device, take_batches
+from stoker.lab.trial.train_bench import (
+    CudaTicks,
+    Iterated,
+    Resident,
+    Ticks,
+    WaitingTicks,
+    Window,
+    bench_train,
+    record_run,
+)
 from stoker.lab.trial.train_record import CACHED, COPY, DATA, FETCH, PREPARATION, REAL, RESIDENT, TrainBench
+from stoker.lab.trial.work_time import Effort
 
 pytestmark = pytest.mark.timed
 
@@ -116,9 +125,9 @@ def test_a_step_that_fails_on_resident_batches_is_told_where_they_lie() -> None:
         if type(batch) is Moved:
             raise RuntimeError("Expected all tensors to be on the same device")
 
-    real = step_window.Resident.take
+    real = train_bench.Resident.take
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_window.Resident, "take", lambda self: real(self).as_subclass(Moved))
+        patch.setattr(train_bench.Resident, "take", lambda self: real(self).as_subclass(Moved))
         with pytest.raises(RuntimeError, match="same device") as caught:
             bench_train(step, stoker.DataLoader([torch.ones(3)] * 64, BATCH_SIZE), seconds=0.02, num_rounds=1)
     assert "say so: --device cpu" in caught.value.__notes__[-1]
@@ -199,13 +208,13 @@ def test_rounds_are_announced() -> None:
 
 def test_a_run_is_recorded_for_the_report() -> None:
     loader: Any = TorchDataLoader(Costly(sleep=0.001), BATCH_SIZE, num_workers=1)  # type: ignore[arg-type]
-    run = recorded_run(step, loader, seconds=0.5, title="mine")
+    run = record_run(step, loader, seconds=0.5, title="mine")
     assert run is not None
     assert run.title == "mine"
     assert run.loaders[0].num_batches > 5
     assert run.loaders[0].kind == "torch"
     empty: Any = TorchDataLoader([], 4)  # type: ignore[arg-type]
-    assert recorded_run(step, empty, seconds=0.1) is None
+    assert record_run(step, empty, seconds=0.1) is None
 
 
 # ---------------------------------------------------------------- cached batches
@@ -258,7 +267,7 @@ def test_batches_are_cached_as_workers_make_them_and_widened_on_the_way() -> Non
             return torch.full((3, 2, 2), 255, dtype=torch.uint8)
 
     loader = stoker.DataLoader(Pictures(), 4, normalize=((0.5,) * 3, (0.5,) * 3))
-    batches = taken(loader)
+    batches = take_batches(loader)
     assert [batch.dtype for batch in batches] == [torch.uint8] * 2
     cached = iter(cached_loader(loader, batches))  # type: ignore[arg-type]
     batch = next(cached)
@@ -271,20 +280,20 @@ def test_batches_are_cached_as_workers_make_them_and_widened_on_the_way() -> Non
 
 def test_few_batches_are_taken_if_they_are_large() -> None:
     large = np.zeros(100 << 20, np.uint8)
-    assert len(taken([large] * 9)) == 2
-    assert len(taken([1] * 9)) == 8
+    assert len(take_batches([large] * 9)) == 2
+    assert len(take_batches([1] * 9)) == 8
     numbers = iter(range(20))
-    assert taken(numbers) == list(range(8))
+    assert take_batches(numbers) == list(range(8))
     assert next(numbers) == 8  # one that goes on is not closed
 
 
 def test_what_a_step_takes_out_of_a_batch_is_there_the_next_time() -> None:
     batch = {"x": torch.zeros(2), "labels": [1, 2]}
-    first = fresh(batch)
+    first = with_new_containers(batch)
     first.pop("x")
     first["labels"].clear()
     assert batch["labels"] == [1, 2]
-    assert fresh(batch)["x"] is batch["x"]
+    assert with_new_containers(batch)["x"] is batch["x"]
 
 
 def test_batches_are_moved_with_all_that_can_move_itself() -> None:
@@ -314,7 +323,7 @@ def test_a_window_counts_the_middle_of_epochs(monkeypatch: pytest.MonkeyPatch) -
             time.sleep(0.1)
             yield from range(10)
 
-    monkeypatch.setattr(step_window, "num_ahead_of", lambda arguments: 1)
+    monkeypatch.setattr(train_bench, "num_ahead_of", lambda arguments: 1)
     source = Iterated(Epochs())
     assert source.num_warm == 4
     window = Window(source, lambda _: log.append("step"), clock=Ticks()).run(15)

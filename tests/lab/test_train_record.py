@@ -21,7 +21,7 @@ from stoker.lab.trial.train_record import (
     RESIDENT,
     TrainBench,
     Way,
-    told_apart,
+    split_data_seconds,
 )
 
 
@@ -114,7 +114,7 @@ def test_parts_are_never_negative_and_make_up_the_whole_whatever_the_noise(
 
 @given(data=st.floats(0, 10), slowing=st.floats(-1, 20), share=st.floats(-0.5, 1.5))
 def test_preparing_and_fetching_are_all_of_the_data_stall(data: float, slowing: float, share: float) -> None:
-    preparation, fetch = told_apart(data, slowing, share)
+    preparation, fetch = split_data_seconds(data, slowing, share)
     assert preparation + fetch == pytest.approx(data)
     assert preparation >= -1e-12
     assert fetch >= 0

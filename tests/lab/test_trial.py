@@ -15,9 +15,9 @@ import pytest
 from stoker.errors import ArgumentError
 from stoker.lab.diagnose.verdict import diagnose
 from stoker.lab.trial.drive import Pace
-from stoker.lab.trial.trial import FAILED, HUNG, KILLED, OK, Order, Trial, run_trial, watched_run
+from stoker.lab.trial.process_memory import HELPERS, ProcessMemory, ProcessMemoryWatch
+from stoker.lab.trial.trial import FAILED, HUNG, KILLED, OK, Trial, TrialRequest, record_run_of_trial, run_trial
 from stoker.lab.watch.run import Run
-from stoker.lab.watch.witness import HELPERS, ProcessMemory, Witness
 
 pytestmark = pytest.mark.timed
 
@@ -25,7 +25,9 @@ PLAIN, TORCH = "tests.lab.plain_loaders", "tests.lab.torch_loaders"
 
 
 def tried(target: str, *, step: str | None = None, limit_seconds: float = 60.0, **options: int) -> Trial:
-    order = Order(target=target, options=dict(options), step=step, pace=Pace(seconds=0.15), limit_seconds=limit_seconds)
+    order = TrialRequest(
+        target=target, options=dict(options), step=step, pace=Pace(seconds=0.15), limit_seconds=limit_seconds
+    )
     return run_trial(order, options)
 
 
@@ -73,7 +75,7 @@ def test_torchs_loader_is_measured_unmodified_with_workers_that_are_seen() -> No
 
 
 def recorded(target: str, **options: int) -> Run:
-    run = watched_run(Order(target=target, options=dict(options), pace=Pace(seconds=0.3)), options)
+    run = record_run_of_trial(TrialRequest(target=target, options=dict(options), pace=Pace(seconds=0.3)), options)
     assert run is not None
     assert Run.from_dict(json.loads(run.as_json())) == run
     return run
@@ -101,9 +103,9 @@ def test_torchs_loader_is_seen_to_wait_for_what_its_workers_read() -> None:
 def test_a_run_of_what_is_iterated_once_or_does_not_go_well() -> None:
     assert recorded(f"{PLAIN}:once").loaders[0].num_batches == 40
     for function in ("failing_later", "empty"):
-        assert watched_run(Order(target=f"{PLAIN}:{function}", pace=Pace(seconds=0.1)), {}) is None
-    killed = Order(target=f"{PLAIN}:killed", options={"num_workers": 2}, pace=Pace(seconds=0.1))
-    assert watched_run(killed, {}) is None
+        assert record_run_of_trial(TrialRequest(target=f"{PLAIN}:{function}", pace=Pace(seconds=0.1)), {}) is None
+    killed = TrialRequest(target=f"{PLAIN}:killed", options={"num_workers": 2}, pace=Pace(seconds=0.1))
+    assert record_run_of_trial(killed, {}) is None
 
 
 def test_a_generator_that_builds_its_loader_when_it_is_iterated_is_reached() -> None:
@@ -225,7 +227,7 @@ def test_what_a_trial_has_started_ends_with_it(tmp_path: Path, monkeypatch: pyte
 def test_a_script_that_measures_when_it_is_imported_does_not_measure_for_ever(tmp_path: Path) -> None:
     file = tmp_path / "unguarded.py"
     file.write_text(
-        "from stoker.lab.trial.loader_bench import bench_loader\n"
+        "from stoker.lab.trial.sweep import bench_loader\n"
         "def make(): return [[1]] * 1000\n"
         f"bench_loader('{file}:make', seconds=0.1, num_rounds=1)\n"
     )
@@ -233,13 +235,13 @@ def test_a_script_that_measures_when_it_is_imported_does_not_measure_for_ever(tm
         tried(f"{file}:make")
 
 
-def own(witness: Witness) -> list[ProcessMemory]:
+def own(witness: ProcessMemoryWatch) -> list[ProcessMemory]:
     """Return who was seen, without what other tests may have made Python start in this process."""
     return [one for one in witness.processes if one.name not in HELPERS.values()]
 
 
 def test_a_witness_sees_the_memory_of_a_process_and_its_children() -> None:
-    with Witness(os.getpid()) as witness:
+    with ProcessMemoryWatch(os.getpid()) as witness:
         witness.look()
         held = bytearray(os.urandom(1 << 20) * 64)
         witness.look()
@@ -262,7 +264,7 @@ def test_a_witness_sees_the_memory_of_a_process_and_its_children() -> None:
 
 
 def test_a_worker_that_takes_the_place_of_another_counts_as_the_same() -> None:
-    def seen(witness: Witness, num: int) -> None:
+    def seen(witness: ProcessMemoryWatch, num: int) -> None:
         """Look at so many children that come one after the other."""
         for _ in range(num):
             child = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1)
@@ -271,7 +273,7 @@ def test_a_worker_that_takes_the_place_of_another_counts_as_the_same() -> None:
             witness.look()
             child.communicate(b"\n")
 
-    with Witness(os.getpid()) as witness:
+    with ProcessMemoryWatch(os.getpid()) as witness:
         seen(witness, 3)
     assert [one.name for one in own(witness)] == ["trainer", "worker 0"]
 

@@ -9,10 +9,19 @@ import pytest
 
 from stoker.errors import ArgumentError
 from stoker.lab.trial import tuning
-from stoker.lab.trial.search import chosen, coarse, cost_of, is_within_noise
-from stoker.lab.trial.sweep import Config, Result, Spread
-from stoker.lab.trial.trial import FAILED, Order, Trial
-from stoker.lab.trial.tuning import Tuning, code_of, tune, without_run
+from stoker.lab.trial.rounds import Spread
+from stoker.lab.trial.sweep import Config, Result
+from stoker.lab.trial.trial import FAILED, Trial, TrialRequest
+from stoker.lab.trial.tuning import (
+    Tuning,
+    cheapest_of_best,
+    coarse_settings,
+    cost_of,
+    format_code,
+    is_within_noise,
+    tune,
+    without_run,
+)
 from tests.lab import plain_loaders, torch_loaders
 
 pytestmark = pytest.mark.timed
@@ -33,13 +42,13 @@ def result(seconds: float, deviation: float = 0.0, num: int = 3, memory: float =
 def test_no_setting_needs_more_cores_than_there_are() -> None:
     for limit in (1, 2, 3, 6, 16, 96):
         for has_threads in (False, True):
-            found = coarse(limit, has_threads=has_threads)
+            found = coarse_settings(limit, has_threads=has_threads)
             assert len(set(found)) == len(found) or limit <= 4
             assert (0, 0) in found and (1, 0) in found and (limit, 0) in found
             assert all(max(1, workers) * max(1, threads) <= limit for workers, threads in found)
             assert has_threads or not any(threads for _, threads in found)
-    assert (1, 16) in coarse(16, has_threads=True)
-    assert len(coarse(96, has_threads=True)) < 30
+    assert (1, 16) in coarse_settings(16, has_threads=True)
+    assert len(coarse_settings(96, has_threads=True)) < 30
 
 
 def test_what_differs_by_less_than_its_noise_is_equal() -> None:
@@ -52,24 +61,24 @@ def test_what_differs_by_less_than_its_noise_is_equal() -> None:
 
 def test_of_equals_the_cheapest_is_taken() -> None:
     many, few = result(1.0, num_workers=4), result(1.01, num_workers=2)
-    assert chosen([many, few], has_step=True) is few
-    assert chosen([many, result(1.5, num_workers=2)], has_step=True) is many
+    assert cheapest_of_best([many, few], has_step=True) is few
+    assert cheapest_of_best([many, result(1.5, num_workers=2)], has_step=True) is many
     threads = result(1.0, num_workers=2, num_threads=4)
-    assert chosen([threads, result(1.01, num_workers=2, num_threads=0)], has_step=True) is not threads
+    assert cheapest_of_best([threads, result(1.01, num_workers=2, num_threads=0)], has_step=True) is not threads
     heavy, light = result(1.0, memory=2e8, num_workers=1), result(1.0, memory=1e8, num_workers=1)
-    assert chosen([heavy, light], has_step=True) is light
+    assert cheapest_of_best([heavy, light], has_step=True) is light
 
 
 def test_threads_beside_a_step_that_was_not_measured_are_not_taken_for_cheap() -> None:
     inside, beside = result(1.0, num_workers=0, num_threads=2), result(1.0, num_workers=1, num_threads=2)
-    assert chosen([inside, beside], has_step=True) is inside
-    assert chosen([inside, beside], has_step=False) is beside
+    assert cheapest_of_best([inside, beside], has_step=True) is inside
+    assert cheapest_of_best([inside, beside], has_step=False) is beside
     assert cost_of(result(1.0, num_workers=0, num_threads=0), has_step=False)[0] == 0
 
 
 def test_the_code_is_what_a_loader_is_given() -> None:
-    assert code_of(result(1.0, num_workers=0)) == "DataLoader(..., num_workers=0)"
-    assert code_of(result(1.0, num_workers=2, num_threads=0, prefetch_factor=4)) == (
+    assert format_code(result(1.0, num_workers=0)) == "DataLoader(..., num_workers=0)"
+    assert format_code(result(1.0, num_workers=2, num_threads=0, prefetch_factor=4)) == (
         "DataLoader(..., num_workers=2, num_threads=0, prefetch_factor=4)"
     )
 
@@ -84,7 +93,7 @@ class Simulated:
         self.seconds, self.kind, self.own = seconds, kind, own or {"num_workers": 0}
         self.tried: list[Config] = []
 
-    def __call__(self, order: Order, config: Config, *, number: int = 0) -> Trial:
+    def __call__(self, order: TrialRequest, config: Config, *, number: int = 0) -> Trial:
         self.tried.append(config)
         found = {**self.own, **config}
         if found.get("num_workers") or found.get("num_threads"):

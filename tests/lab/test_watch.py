@@ -29,8 +29,7 @@ from stoker.errors import ArgumentError
 from stoker.lab.diagnose.doctor import doctor
 from stoker.lab.watch.hook import recording
 from stoker.lab.watch.hook.install import attach, detach
-from stoker.lab.watch.session import Session
-from stoker.lab.watch.watch import watch
+from stoker.lab.watch.watch import Session, watch
 from tests.lab.pathologies import Counting, Meeting, Quick, SharedStream, Sleeping, Stream, slow_start
 
 pytestmark = pytest.mark.timed
@@ -329,7 +328,7 @@ def test_workers_that_were_there_before_are_judged_by_what_they_use() -> None:
         assert sum(1 for _ in watched) == 40
         diagnosis = watched.diagnosis()
     assert diagnosis.verdict in ("storage-bound", "noisy-neighbour"), diagnosis
-    assert "was not seen" in str(diagnosis.evidence) or diagnosis.verdict == "noisy-neighbour"
+    assert "were not observed" in str(diagnosis.evidence) or diagnosis.verdict == "noisy-neighbour"
     del loader
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import stoker
-from stoker.compose import rows as rows_module
-from stoker.compose.packed import Packed
-from stoker.compose.planning import laid_out, planned
+from stoker.compose.packs import packed_rows as rows_module
+from stoker.compose.packs.pack_planning import concat_facts, plan_best_fit
+from stoker.compose.packs.packed import Packed
 from stoker.store import Writer
 from tests.plan.test_packing import one_by_one
 from tests.store.places import folder
@@ -208,12 +208,12 @@ def test_a_plan_does_not_depend_on_how_lengths_are_handed_over(lengths: list[int
     length, window = 16, parts.draw(st.none() | st.integers(1, 40))
     cuts = parts.draw(st.lists(st.integers(0, len(lengths)), max_size=5).map(sorted))
     pieces = np.split(np.array(lengths), cuts)
-    whole = planned([np.array(lengths)], length=length, window=window, long="split")
-    apart = planned(iter(pieces), length=length, window=window, long="split")
+    whole = plan_best_fit([np.array(lengths)], length=length, window=window, long="split")
+    apart = plan_best_fit(iter(pieces), length=length, window=window, long="split")
     assert apart.facts == whole.facts
     for name in ("row_starts", "slot_starts", "slots", "classes", "order", "pieces"):
         assert np.array_equal(getattr(apart, name), getattr(whole, name)), name
-    assert laid_out(iter(pieces), length=length) == laid_out([np.array(lengths)], length=length)
+    assert concat_facts(iter(pieces), length=length) == concat_facts([np.array(lengths)], length=length)
 
 
 @given(lengths=sizes, length=st.integers(2, 24), epochs=st.lists(st.integers(0, 50), min_size=1, max_size=8))
@@ -224,7 +224,7 @@ def test_what_is_put_together_for_some_slots_is_what_is_kept_for_all(
     with pytest.MonkeyPatch.context() as patch:
         for epoch in epochs:
             kept = packed.in_epoch(epoch).spans(range(len(packed)))
-            patch.setattr(rows_module, "MOST_KEPT", -1)
+            patch.setattr(rows_module, "MAX_CACHED_SLOTS", -1)
             found = other.in_epoch(epoch).spans(range(len(packed)))
             patch.undo()
             assert all(np.array_equal(one, two) for one, two in zip(kept, found, strict=True))
@@ -232,11 +232,11 @@ def test_what_is_put_together_for_some_slots_is_what_is_kept_for_all(
 
 def test_slots_of_64_bits_are_counted_exactly() -> None:
     packed = packed_in("memory", Path(), [n % 23 for n in range(300)], 16, {"strategy": "best_fit"})
-    layout = packed._layout
+    layout = packed._tables
     slots = layout.slots.astype(np.uint64)
     # the same ranks, many times around: a float has not the bits for them
     slots[:, 1] += layout.classes[layout.slots[:, 0], 1].astype(np.uint64) << np.uint64(55)
-    copy = Packed(packed._documents, packed.settings, packed._shelf, layout=replace(layout, slots=slots))
+    copy = Packed(packed._documents, packed.settings, packed._cache, tables=replace(layout, slots=slots))
     rows = list(range(len(packed)))
     for one, other in zip(packed.in_epoch(3).spans(rows), copy.in_epoch(3).spans(rows), strict=True):
         assert np.array_equal(one, other)

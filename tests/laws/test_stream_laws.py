@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
 import stoker
-from stoker.engine.global_generators import BorrowedGenerators
-from stoker.engine.ledger import Policy
+from stoker.batch.ledger import Policy
 from stoker.errors import StateError
+from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.loader.state.stream_progress import StreamProgress
 from stoker.loader.stream import Sharing, StreamMaker, StreamSetting, Turn, turn_worker
 from stoker.loader.work import BatchResult, EndOfStream, Finisher

@@ -28,9 +28,9 @@ import stoker
 from stoker import DataLoader, Stats
 from stoker.engine.stats import STAGES
 from stoker.errors import ArgumentError, MissingExtra
-from stoker.loader.looking import counters as counting
-from stoker.loader.looking.stats_log import StatsLog
-from stoker.loader.looking.stats_text import format_rank_stats, format_stats, slowest_rank
+from stoker.loader.metrics import counters as counting
+from stoker.loader.metrics.stats_log import StatsLog
+from stoker.loader.metrics.stats_text import format_rank_stats, format_stats, slowest_rank
 
 ENGINES: list[dict[str, int]] = [
     {},

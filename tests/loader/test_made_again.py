@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 import stoker
-from stoker.compose.mixed import Mixture
+from stoker.compose.mixtures.mixture import Mixture
 from stoker.errors import ArgumentError
 from tests.loader.datasets import Counting, Numbers, listed
 

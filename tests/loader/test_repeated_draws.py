@@ -27,8 +27,8 @@ from torch.utils.data import (
 import stoker
 from stoker.batch.encoded import Encoded
 from stoker.compose.images import Images
-from stoker.loader.host_decoding import HostDecodeFallback
-from stoker.loader.repeats import Draws, may_repeat
+from stoker.loader.build import HostDecodeFallback, build_batch_maker
+from stoker.loader.order.repeated_draws import Draws, may_repeat
 from stoker.transform import RandomHorizontalFlip, RandomResizedCrop
 from tests.compose.picture_sets import InMemory
 from tests.loader.datasets import KeyedMany, KeyedOnly, KeyedWhole, Numbers, listed, plain
@@ -292,7 +292,7 @@ def test_a_draw_that_killed_its_worker_has_the_same_numbers_when_it_is_made_agai
 def test_files_left_to_the_device_are_cut_anew_in_each_draw() -> None:
     images = Images(InMemory(1, labels=None), transform=CROP, decode="device")
     loader: Any = stoker.DataLoader(Images(InMemory(1, labels=None), transform=CROP), 6, sampler=[0] * 6, seed=7)
-    maker = loader._maker(None)
+    maker = build_batch_maker(loader)
     maker.dataset = images
     recipe = next(iter(loader._new_progress(0).recipes()))
     made = maker.make(recipe)
@@ -300,7 +300,7 @@ def test_files_left_to_the_device_are_cut_anew_in_each_draw() -> None:
     assert len(set(map(tuple, made.batch.boxes.tolist()))) == 6
     wanted = next(iter(loader))
     for row in range(6):  # as if the device had refused each
-        one, _ = HostDecodeFallback(loader._maker(None)).read(made, 0, row)
+        one, _ = HostDecodeFallback(build_batch_maker(loader)).read(made, 0, row)
         assert torch.equal(one[0], wanted[row])
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stoker.compose.blocks import block_fields, block_tables
+from stoker.compose.packs.block_tables import block_fields, block_tables
 
 
 @dataclass(frozen=True)

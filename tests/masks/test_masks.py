@@ -16,7 +16,14 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, crea
 
 import stoker
 from stoker import masks
-from stoker.compose.blocks import COUNTS, INDICES, block_fields, block_tables, block_tables_by_numpy, num_blocks
+from stoker.compose.packs.block_tables import (
+    COUNTS,
+    INDICES,
+    block_fields,
+    block_tables,
+    block_tables_by_numpy,
+    num_blocks,
+)
 from stoker.errors import ArgumentError
 from tests.masks.rows import Rows, rows
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.compose.blocks import block_fields, block_tables_by_numpy
+from stoker.compose.packs.block_tables import block_fields, block_tables_by_numpy
 from stoker.errors import ArgumentError
 from stoker.native import block_tables
 

@@ -256,9 +256,9 @@ def test_a_region_outside_the_picture_is_refused() -> None:
     data = jpeg(20, 10)
     out = np.zeros((4, 4, 3), np.uint8)
     for region in [(0, 0, 21, 10), (0, 0, 20, 11), (-1, 0, 5, 5), (5, 5, 5, 9), (5, 5, 9, 4)]:
-        with pytest.raises(ArgumentError, match="not within the picture"):
+        with pytest.raises(ArgumentError, match="not inside the image"):
             decode_jpeg(data, region, (5, 5, 5, 5), out)
-    with pytest.raises(ArgumentError, match="not within the picture"):
+    with pytest.raises(ArgumentError, match="not inside the image"):
         decode_jpeg(data, (5, 0, 10, 10), (4, 0, 10, 10), out)
     with pytest.raises(ArgumentError, match="4 channels"):
         decode_jpeg(data, (0, 0, 5, 5), (0, 0, 5, 5), np.zeros((4, 4, 4), np.uint8))

@@ -67,7 +67,7 @@ def built(checkout: Path) -> Path:
 
 def test_without_a_library_numpy_does_it(checkout: Path) -> None:
     shown = run(SHOWS, folder=checkout)
-    assert shown[0].startswith("not there") and shown[1] == "False"
+    assert shown[0].startswith("not built") and shown[1] == "False"
 
 
 @pytest.mark.usefixtures("native")
@@ -88,7 +88,7 @@ def test_a_library_of_other_sources_is_not_loaded_and_built_anew(checkout: Path)
     with (checkout / "stoker" / "native" / "rows.c").open("a") as file:
         file.write("/* changed */\n")
     shown = run(SHOWS, folder=checkout)
-    assert shown[0].startswith("of other sources") and shown[1] == "False"
+    assert shown[0].startswith("built from other sources") and shown[1] == "False"
     assert built(checkout).read_bytes() != before
     assert run(SHOWS, folder=checkout) == ["in use", "True"]
 
@@ -105,7 +105,7 @@ with (SOURCES / "rows.c").open("a") as file:
 subprocess.run([sys.executable, "-m", "stoker.native"], check=True, stdout=subprocess.DEVNULL)
 """
     shown = run(renewed + SHOWS, folder=checkout)
-    assert shown[0].startswith("of other sources") and shown[1] == "False"
+    assert shown[0].startswith("built from other sources") and shown[1] == "False"
     assert run(SHOWS, folder=checkout) == ["in use", "True"]
 
 
@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_written_is_no_crash(tmp_path: Path) -> None:
 def test_clones_are_left_out_where_they_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "CLONES", "-fno-such-option")
     assert is_current(build(tmp_path / "a.so"))
-    assert loading.Library(str(tmp_path / "a.so")).apportion(0, 0, 0, 0) == 0
+    assert loading.NativeLibrary(str(tmp_path / "a.so")).apportion(0, 0, 0, 0) == 0
 
 
 # ------------------------------------------------------------ the library for JPEG
@@ -160,15 +160,15 @@ def jpeg_built(checkout: Path) -> Path:
 
 @pytest.mark.usefixtures("native_jpeg")
 def test_the_library_for_jpeg_is_there_by_itself(checkout: Path) -> None:
-    assert run(SHOWS_JPEG, folder=checkout)[0].startswith("not there")
+    assert run(SHOWS_JPEG, folder=checkout)[0].startswith("not built")
     library = jpeg_built(checkout)
     assert run(SHOWS_JPEG, folder=checkout) == ["in use", "True"]
-    assert run(SHOWS, folder=checkout)[0].startswith("not there")
+    assert run(SHOWS, folder=checkout)[0].startswith("not built")
     assert run(SHOWS_JPEG, folder=checkout, STOKER_NATIVE="0") == ["off, as STOKER_NATIVE is 0", "False"]
     assert run(SHOWS_JPEG, folder=checkout, STOKER_NATIVE_JPEG="0") == ["off, as STOKER_NATIVE_JPEG is 0", "False"]
     with (library.parent / "resize.c").open("a") as file:
         file.write("/* changed */\n")
-    assert run(SHOWS_JPEG, folder=checkout)[0].startswith("of other sources")
+    assert run(SHOWS_JPEG, folder=checkout)[0].startswith("built from other sources")
 
 
 @pytest.mark.usefixtures("native_jpeg")

@@ -128,7 +128,7 @@ def for_any_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = building.build(tmp_path / "plain.so")
     except building.NotBuilt as reason:
         pytest.skip(str(reason))
-    monkeypatch.setattr(loading, "_found", (loading.Library(str(path)), "in use"))
+    monkeypatch.setattr(loading, "_found", (loading.NativeLibrary(str(path)), "in use"))
 
 
 @pytest.mark.usefixtures("for_any_processor")
@@ -163,7 +163,7 @@ def test_nothing_beside_the_output_is_written() -> None:
 )
 def test_a_box_outside_the_picture_is_refused(box: tuple[float, float, float, float]) -> None:
     out = plain(3, 3, 3)
-    with pytest.raises(ArgumentError, match="not within the picture"):
+    with pytest.raises(ArgumentError, match="not inside the image"):
         resize(plain(5, 10, 3), box, out)
     assert (out == 77).all()
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ArgumentError
 from stoker.native import apportion
-from stoker.native.sequence import LARGEST_PERIOD
+from stoker.native.apportionment import LARGEST_PERIOD
 from tests.native.reference import apportioned
 
 pytestmark = pytest.mark.usefixtures("native")

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker import native
-from stoker.compose.packed import Packed
-from stoker.compose.rows import FittedRows
+from stoker.compose.packs.packed import Packed
+from stoker.compose.packs.packed_rows import BestFitRows
 from stoker.errors import ArgumentError, DataError
-from stoker.native import Finder, Found, Parts, Sheet
+from stoker.native import ArrayParts, FoundSpans, RowMemory, SpanFinder
 from tests.laws.test_packing import packed_in, places, sizes
 from tests.store.places import folder
 
@@ -28,8 +28,8 @@ ways = st.fixed_dictionaries(
 )
 
 
-def fitted(packed: Packed) -> FittedRows:
-    assert isinstance(packed._rows, FittedRows)
+def fitted(packed: Packed) -> BestFitRows:
+    assert isinstance(packed._rows, BestFitRows)
     return packed._rows
 
 
@@ -43,7 +43,7 @@ def has_finder(packed: Packed) -> bool:
     return fitted(packed)._finder(0) is not None
 
 
-def finder_of(packed: Packed, epoch: int = 0) -> Finder:
+def finder_of(packed: Packed, epoch: int = 0) -> SpanFinder:
     finder = fitted(packed)._finder(epoch)
     assert finder is not None
     return finder[0]
@@ -60,7 +60,7 @@ def test_spans_are_found_as_numpy_finds_them(
         rows = np.array(data.draw(st.lists(st.integers(0, len(packed) - 1), max_size=70)), np.int64)
         found = finder_of(packed, epoch)(rows)
         assert found is not None
-        wanted = fitted(packed)._looked_up(rows, epoch)
+        wanted = fitted(packed)._spans_by_numpy(rows, epoch)
         for name, array in wanted._asdict().items():
             assert getattr(found, name).dtype == array.dtype
             np.testing.assert_array_equal(getattr(found, name), array, err_msg=name)
@@ -85,7 +85,7 @@ def test_blocks_that_were_not_seen_are_left_to_numpy(monkeypatch: pytest.MonkeyP
         before = seen.copy()
         seen[...] = False
         assert finder_of(packed)(rows) is None
-        assert not fitted(packed).write(rows, 0, packed._formed(len(rows))[1], np.empty(1 << 20, np.uint8))
+        assert not fitted(packed).write(rows, 0, packed._layout_of(len(rows))[1], np.empty(1 << 20, np.uint8))
         seen[...] = before
         monkeypatch.setattr(packed._documents._files, "_is_vast", True)
         fitted(packed)._finders.clear()
@@ -105,11 +105,11 @@ def tables() -> dict[str, Any]:
     }
 
 
-def finder_for(given: dict[str, Any], *, is_cut: bool = True) -> Finder:
-    parts = {name: Parts.of(given[name]) for name in ("order", "pieces", "values")}
-    offsets = Parts.of(given["offsets"], max(0, len(given["offsets"]) - 1))
+def finder_for(given: dict[str, Any], *, is_cut: bool = True) -> SpanFinder:
+    parts = {name: ArrayParts.of(given[name]) for name in ("order", "pieces", "values")}
+    offsets = ArrayParts.of(given["offsets"], max(0, len(given["offsets"]) - 1))
     starts, slot_starts, slots = given["row_starts"], given["slot_starts"], given["slots"]
-    return Finder(starts, slot_starts, slots, offsets=offsets, **parts, length=4, is_cut=is_cut)
+    return SpanFinder(starts, slot_starts, slots, offsets=offsets, **parts, length=4, is_cut=is_cut)
 
 
 def test_the_good_tables_are() -> None:
@@ -198,13 +198,13 @@ def test_no_table_makes_it_read_elsewhere(data: st.DataObject, rows: list[int], 
         assert is_within(found, given)
 
 
-def is_within(found: Found, given: dict[str, Any]) -> bool:
+def is_within(found: FoundSpans, given: dict[str, Any]) -> bool:
     stops = found.elements + found.sizes + found.has_next
     is_there = (found.elements >= 0) & (stops <= len(given["values"])) & (found.sizes > 0)
     return bool(is_there.all() and (found.documents < len(given["offsets"]) - 1).all())
 
 
-def sheet_of(num_rows: int, **changes: Any) -> Sheet:
+def sheet_of(num_rows: int, **changes: Any) -> RowMemory:
     room = 64 * num_rows
     names = ("tokens", "labels", "positions", "document_ids", "cu_seqlens")
     options: dict[str, Any] = {
@@ -216,7 +216,7 @@ def sheet_of(num_rows: int, **changes: Any) -> Sheet:
         "pad": 0,
         "ignored": -100,
     }
-    return Sheet({name: room * at for at, name in enumerate(names)}, **{**options, **changes})
+    return RowMemory({name: room * at for at, name in enumerate(names)}, **{**options, **changes})
 
 
 def test_what_does_not_go_together_is_not_written() -> None:

@@ -224,7 +224,7 @@ def test_sources_of_a_single_file_say_so(reader: Any, tmp_path: Path) -> None:
         errors.ArgumentError, match=f"{reader.__name__} reads a single file, got 2 paths\nhint: pass one"
     ):
         reader([tmp_path / "a", tmp_path / "b"])
-    with pytest.raises(errors.ArgumentError, match=f"{name} reads a single file, got 3"):
+    with pytest.raises(errors.ArgumentError, match=f"{reader.__name__} reads a single file, got 3"):
         reader(3)
 
 

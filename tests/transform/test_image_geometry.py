@@ -71,7 +71,7 @@ def test_steps_told_as_one_view_give_what_they_give_one_by_one(
     # Pillow keeps boxes as fractions of 24 bits, so that what would be rounded up may be rounded down, twice
     difference = np.abs(drawn(image, chain, seed, exact=False) - expected)
     assert difference.max() <= 2
-    assert difference.mean() < 0.25
+    assert difference.mean() < 0.25 + 1 / np.sqrt(difference.size)  # of few values, more may be off by one
     assert Pipeline(chain).size == expected.shape[:2]
 
 

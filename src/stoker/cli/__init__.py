@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     """Run the command line with the arguments of the process."""
     from stoker.cli.app import app
-    from stoker.cli.interrupts import steady_interrupts
+    from stoker.cli.terminal import steady_interrupts
 
     # A path may contain bytes that are not valid text: print escapes instead of failing.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":

@@ -88,5 +88,5 @@ def _cuda() -> str:
 
     if not torch.cuda.is_available():
         return "no devices"
-    names = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    return "\n".join(f"{number}: {told.name}, {format_bytes(told.total_memory)}" for number, told in enumerate(names))
+    gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    return "\n".join(f"{number}: {gpu.name}, {format_bytes(gpu.total_memory)}" for number, gpu in enumerate(gpus))

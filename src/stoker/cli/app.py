@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -15,17 +18,15 @@ from typer.core import TyperGroup
 from stoker._version import __version__
 from stoker.cli.about import about
 from stoker.cli.bench import bench_app
-from stoker.cli.demo import demo
 from stoker.cli.doctor import doctor
-from stoker.cli.given import Given
-from stoker.cli.helping import HELP_OPTIONS, reflow_help
 from stoker.cli.inspect import inspect
 from stoker.cli.lines import lines
 from stoker.cli.pack import pack
-from stoker.cli.piped import trim_when_piped
-from stoker.cli.plan import plan_app
+from stoker.cli.plan_command import plan_app
 from stoker.cli.prepare import prepare_app
+from stoker.cli.program import CommandLine
 from stoker.cli.report import report
+from stoker.cli.terminal import trim_when_piped
 from stoker.cli.top import top
 from stoker.cli.tune import tune_app
 from stoker.cli.verify import verify_app
@@ -38,8 +39,10 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 """Exit code when the reader of the output has closed the pipe, likewise."""
 
+HELP_OPTIONS = ["-h", "--help"]
 
-class Verbs(TyperGroup):
+
+class CommandGroup(TyperGroup):
     """The group of all commands; prints errors meant for users as messages."""
 
     def __init__(self, **options: Any) -> None:
@@ -49,29 +52,58 @@ class Verbs(TyperGroup):
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run the command line; strip trailing spaces from output that does not go to a terminal."""
         given = options.get("args") or (arguments[0] if arguments else None) or sys.argv[1:]
-        options.setdefault("obj", Given(has_dashes="--" in given))
+        options.setdefault("obj", CommandLine(has_dashes="--" in given))
         with trim_when_piped():
             return super().main(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; exit quietly on Ctrl-C, and with a message instead of a traceback on a Stoker error."""
-        try:
+        """Run the command."""
+        with errors_as_messages(is_debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard what is still to be flushed
-            raise typer.Exit(BROKEN_PIPE) from None
-        except (StokerError, OSError) as error:
-            if ctx.params.get("debug"):
-                raise
-            if isinstance(error, StokerError) or not _print_user_traceback(error):
-                print_error(error)
-            raise typer.Exit(1) from None
-        except Exception as error:
-            if ctx.params.get("debug") or not _print_user_traceback(error):
-                raise
-            raise typer.Exit(1) from None
+
+
+@contextmanager
+def errors_as_messages(*, is_debug: bool = False) -> Iterator[None]:
+    """Exit quietly on Ctrl-C, and with a message instead of a traceback on a Stoker error."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard what is still to be flushed
+        raise typer.Exit(BROKEN_PIPE) from None
+    except (StokerError, OSError) as error:
+        if is_debug:
+            raise
+        if isinstance(error, StokerError) or not _print_user_traceback(error):
+            print_error(error)
+        raise typer.Exit(1) from None
+    except Exception as error:
+        if is_debug or not _print_user_traceback(error):
+            raise
+        raise typer.Exit(1) from None
+
+
+def reflow_help(command: Any) -> None:
+    """Reflow the help of a command and its subcommands to the width of the terminal.
+
+    Typer would keep the line breaks of docstrings. It would also show `<bool>` for flags, as if they took a value.
+    """
+    if command.help:
+        command.help = join_lines(command.help)
+    context = typer.Context(command, help_option_names=HELP_OPTIONS)
+    for parameter in (*command.params, command.get_help_option(context)):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        reflow_help(inner)
+
+
+def join_lines(text: str) -> str:
+    """Join the lines of each paragraph of a text."""
+    return "\n\n".join(" ".join(part.split()) for part in cleandoc(text).split("\n\n"))
 
 
 def _print_user_traceback(error: Exception) -> bool:
@@ -114,7 +146,7 @@ def _print_version(is_wanted: bool) -> None:
 
 
 app = typer.Typer(
-    cls=Verbs,
+    cls=CommandGroup,
     name="stoker",
     no_args_is_help=True,
     add_completion=False,
@@ -133,21 +165,24 @@ def stoker(
 ) -> None:
     """Load training data fast, in a deterministic order that can be resumed exactly.
 
-    Start with [bold]stoker demo[/], or run [bold]stoker COMMAND --help[/] for details.
+    Is your training waiting for data? [bold cyan]stoker doctor -- python train.py[/] says why, for torch's loader too.
+
+    For details and examples of a command: [bold cyan]stoker COMMAND --help[/]
     """
 
 
-app.command()(demo)
-app.add_typer(plan_app, name="plan")
-app.add_typer(prepare_app, name="prepare")
-app.command()(pack)
-app.command()(lines)
-app.command()(inspect)
-app.add_typer(verify_app, name="verify")
-app.add_typer(view_app, name="view")
-app.add_typer(bench_app, name="bench")
-app.add_typer(tune_app, name="tune")
-app.command()(doctor)
-app.command()(report)
-app.command()(top)
-app.command()(about)
+SPEED, DATA, ORDER, HELP = "Find out what is slow", "Prepare, inspect and check data", "Look up the order", "Get help"
+
+app.command(rich_help_panel=SPEED)(doctor)
+app.command(rich_help_panel=SPEED)(report)
+app.command(rich_help_panel=SPEED)(top)
+app.add_typer(tune_app, name="tune", rich_help_panel=SPEED)
+app.add_typer(bench_app, name="bench", rich_help_panel=SPEED)
+app.add_typer(prepare_app, name="prepare", rich_help_panel=DATA)
+app.command(rich_help_panel=DATA)(pack)
+app.command(rich_help_panel=DATA)(lines)
+app.command(rich_help_panel=DATA)(inspect)
+app.add_typer(view_app, name="view", rich_help_panel=DATA)
+app.add_typer(verify_app, name="verify", rich_help_panel=DATA)
+app.add_typer(plan_app, name="plan", rich_help_panel=ORDER)
+app.command(rich_help_panel=HELP)(about)

@@ -6,7 +6,6 @@ import typer
 
 from stoker.cli.bench_compare import compare
 from stoker.cli.bench_loader import loader
-from stoker.cli.bench_scale import scale
 from stoker.cli.bench_train import train
 
 bench_app = typer.Typer(
@@ -17,5 +16,4 @@ bench_app = typer.Typer(
 
 bench_app.command()(loader)
 bench_app.command()(train)
-bench_app.command()(scale)
 bench_app.command()(compare)

@@ -36,7 +36,7 @@ def loader(
     """
     from stoker.cli.trials import check_out, conclude_sweep, parse_numbers, progress
     from stoker.lab.plots.bench_tables import loader_table
-    from stoker.lab.trial.loader_bench import bench_loader
+    from stoker.lab.trial.sweep import bench_loader
 
     check_out(out)
     sweeps = {

@@ -47,8 +47,8 @@ def train(
     """
     from stoker.cli.trials import check_out, conclude, format_notes, progress
     from stoker.lab.plots.train_tables import parts_table, train_remarks, ways_table
-    from stoker.lab.trial.train_bench import bench_train, recorded_run
-    from stoker.lab.trial.train_target import step_and_loader
+    from stoker.lab.trial.step_target import step_and_loader
+    from stoker.lab.trial.train_bench import bench_train, record_run
 
     check_out(out)
     step, made = step_and_loader(target, loader)
@@ -76,7 +76,7 @@ def train(
         yield "train.json", found.save
         if found.has_parts:
             yield "train.png", train_figure(found).savefig
-        run = None if found.is_interrupted else recorded_run(step, made, seconds=seconds, title=target)
+        run = None if found.is_interrupted else record_run(step, made, seconds=seconds, title=target)
         if run is not None:
             yield "run.json", run.save
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.commands import check_command
-from stoker.cli.given import has_dashes
+from stoker.cli.program import check_program, has_dashes
 from stoker.cli.records import SUFFIXES, load_records
 
 if TYPE_CHECKING:
@@ -60,18 +59,18 @@ def doctor(
     is_record = all(part.endswith(SUFFIXES) for part in what) and not has_dashes(ctx)
     if is_record:
         _refuse_for_records(save, seconds)
-        from stoker.lab.watch.parts import joined
+        from stoker.lab.watch.run import join_runs
 
-        code, run, notes = 0, joined(load_records([Path(part) for part in what])), []
+        code, run, notes = 0, join_runs(load_records([Path(part) for part in what])), []
     else:
-        check_command(what, verb="doctor", has_dashes=has_dashes(ctx))
+        check_program(what, command="doctor", has_dashes=has_dashes(ctx))
         _check_output(save)
-        from stoker.lab.watch.signals import keep_signals
+        from stoker.foundation.processes import block_forwarded_signals
 
-        keep_signals()
-        from stoker.lab.watch.attendance import attend
+        block_forwarded_signals()
+        from stoker.lab.watch.watched_command import watch_command
 
-        attended = attend(what, seconds=seconds)
+        attended = watch_command(what, seconds=seconds)
         code, run = 0 if attended.was_stopped else attended.code, attended.run
         notes = _notes(attended.had_loaders, attended.failures)
     from stoker.lab.diagnose.verdict import diagnose

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stoker.cli.pack import LongName, StrategyName
-from stoker.cli.plan import OrderName, TailName
+from stoker.cli.plan_command import OrderName, TailName
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -163,7 +163,7 @@ def _print_step(
 
     import stoker
     from stoker.cli.packed_step import print_step, saved_plan, step_contents
-    from stoker.cli.plan import make_order
+    from stoker.cli.plan_command import make_order
     from stoker.errors import ArgumentError
     from stoker.plan import Plan
 

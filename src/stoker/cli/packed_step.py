@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from stoker.compose.packed import Packed
+    from stoker.compose.packs.packed import Packed
     from stoker.plan import Plan
     from stoker.transform.tokenizer import Tokenizer
 
@@ -57,7 +57,7 @@ def step_contents(
 ) -> dict[str, Any]:
     """Return the rows of a step as plain values: for each rank, the documents and their first tokens."""
     from stoker.cli.samples import MAX_VALUES, decode_tokens
-    from stoker.compose.contents import contents
+    from stoker.compose.step_contents import contents
 
     epoch = plan.epoch_of(step)
     view = packed.in_epoch(epoch)

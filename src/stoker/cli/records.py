@@ -14,11 +14,10 @@ SUFFIXES = (".json", ".jsonl")
 
 def load_records(paths: list[Path]) -> list[Run]:
     """Load the parts of one run; raise an error that names files that do not belong together."""
-    from stoker.lab.watch.parts import joined
-    from stoker.lab.watch.run import Run
+    from stoker.lab.watch.run import Run, join_runs
 
     runs = [_load_log(path) or Run.load(path) for path in paths]
-    joined(runs, names=[str(path) for path in paths])
+    join_runs(runs, names=[str(path) for path in paths])
     return runs
 
 

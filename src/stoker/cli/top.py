@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.commands import check_command
-from stoker.cli.given import has_dashes
+from stoker.cli.program import check_program, has_dashes
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -54,7 +53,7 @@ def top(
     console = Console(highlight=False)
     if has_dashes(ctx) or not _are_files(what):
         _refuse_once(once)
-        check_command(what, verb="top", has_dashes=has_dashes(ctx))
+        check_program(what, command="top", has_dashes=has_dashes(ctx))
         from stoker.cli.top_command import run_and_show
 
         raise typer.Exit(run_and_show(what, console, every=every))

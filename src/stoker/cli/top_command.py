@@ -9,7 +9,7 @@ import sys
 import tempfile
 from typing import IO, TYPE_CHECKING
 
-from stoker.lab.watch.signals import keep_signals
+from stoker.foundation.processes import block_forwarded_signals
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -27,11 +27,11 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b\x0c\x0e
 
 def run_and_show(command: list[str], console: Console, *, every: float) -> int:
     """Run a command, show its loaders until it ends, and return its exit code."""
-    keep_signals()
-    from stoker.lab.watch.attendance import attend
+    block_forwarded_signals()
+    from stoker.lab.watch.watched_command import watch_command
 
     if not console.is_terminal:
-        return attend(command, teller=_Lines(), every_seconds=every).code
+        return watch_command(command, teller=_Lines(), every_seconds=every).code
     from rich.live import Live
 
     # unnamed, so that nothing is left behind however this process ends
@@ -39,7 +39,7 @@ def run_and_show(command: list[str], console: Console, *, every: float) -> int:
         picture = _Screen(output, console)
         try:
             with Live(console=console, screen=True, auto_refresh=False) as live:
-                attended = attend(
+                attended = watch_command(
                     command,
                     teller=lambda run: live.update(picture.drawn(run), refresh=True),
                     every_seconds=every,

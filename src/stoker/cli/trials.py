@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,6 +63,29 @@ def parse_numbers(text: str | None, option: str) -> list[int] | None:
             f"{option} must be a list of numbers, got {text!r}", hint=f"write {option} 0,1,2,4 or {option} 1-4"
         )
     return list(dict.fromkeys(found))
+
+
+_BYTE_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{letter}iB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")},
+    **{f"{letter}B": 1000 ** (power + 1) for power, letter in enumerate("KMGT")},
+    **{letter: 1024 ** (power + 1) for power, letter in enumerate("KMGT")},
+}
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Parse a size such as `2GiB`, `500 MB` or `1.5G` into bytes; errors name `option`."""
+    from stoker.errors import ArgumentError
+
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    units = {name.lower(): size for name, size in _BYTE_UNITS.items()}
+    num_bytes = 0 if match is None else int(float(match[1]) * units.get(match[2].lower(), 0))
+    if num_bytes < 1:
+        raise ArgumentError(
+            f"{option} must be a memory size, got {text!r}", hint=f"write {option} 2GiB or {option} 500MB"
+        )
+    return num_bytes
 
 
 def check_out(out: Path | None) -> None:
@@ -156,9 +180,9 @@ def _write_files(files: Iterable[File], out: Path) -> Iterator[Path]:
 
 def text_file(text: Callable[[], str]) -> Callable[[Path], object]:
     """Return a function that writes a text to a path, for `conclude`; the text is made only then."""
-    from stoker.lab.watch.whole_file import whole_or_not
+    from stoker.lab.watch.record_file import write_atomically
 
-    return lambda path: whole_or_not(path, text())
+    return lambda path: write_atomically(path, text())
 
 
 def format_notes(remarks: Iterable[str]) -> Iterator[Text]:

@@ -52,8 +52,7 @@ def batch(
 
     Example: [bold cyan]stoker tune batch train.py:make_sized_step --memory 8GiB --max 4096 --out measured[/]
     """
-    from stoker.cli.sizes import parse_bytes
-    from stoker.cli.trials import check_out, conclude, format_notes, progress
+    from stoker.cli.trials import check_out, conclude, format_notes, parse_bytes, progress
     from stoker.errors import StokerError
     from stoker.lab.plots.batch_tables import batch_remarks, batch_table
     from stoker.lab.trial.batch_size import tune_batch

@@ -1,1 +1,1 @@
-"""Datasets made out of other datasets: documents packed into rows, sources mixed at weights."""
+"""Datasets made of other datasets: `packs` of documents, `mixtures` of sources, `images` from files."""

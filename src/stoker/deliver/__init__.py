@@ -9,16 +9,16 @@ from stoker.deliver.copy_counter import CopyCounter
 from stoker.deliver.decoder import NvJpeg, check_nvjpeg
 from stoker.deliver.delivery import Delivery, checked_device
 from stoker.deliver.page_lock import CudaPageLock
-from stoker.deliver.split import Split
+from stoker.deliver.split import DecodeSplit
 from stoker.deliver.widen import Normalize, To, Widening
 
 __all__ = [
     "CopyCounter",
     "CudaPageLock",
+    "DecodeSplit",
     "Delivery",
     "Normalize",
     "NvJpeg",
-    "Split",
     "To",
     "Widening",
     "check_nvjpeg",

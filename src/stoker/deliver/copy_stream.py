@@ -20,14 +20,14 @@ from torch import Tensor
 
 from stoker.batch.encoded import Encoded
 from stoker.deliver.copy_counter import CopyCounter
-from stoker.deliver.decoding import DecodeJob
+from stoker.deliver.decode_thread import DecodeJob
 from stoker.deliver.structure import OnTensor, mapped, moved, tensors_in
 
 _cuda: Any = torch.cuda  # parts of it have no types
 _UNTIMED = nullcontext()
 
 
-class Copy:
+class DeviceCopy:
     """One batch on its way."""
 
     __slots__ = (
@@ -92,9 +92,9 @@ class CopyStream:
         """What is being copied. It has no tie to this object, so that it can be waited for at its end."""
         return self._in_flight
 
-    def begin(self, batch: Any) -> Copy:
+    def begin(self, batch: Any) -> DeviceCopy:
         """Start the copy of a batch."""
-        copy = Copy(batch)
+        copy = DeviceCopy(batch)
         is_elsewhere = torch.cuda.current_device() != self._index
         with torch.cuda.device(self._index) if is_elsewhere else nullcontext():
             before = torch.cuda.current_stream(self._index)
@@ -127,7 +127,7 @@ class CopyStream:
         self._follows = self._follows or copy.is_blind
         return copy
 
-    def handed_over(self, copy: Copy, jobs: Sequence[DecodeJob] = ()) -> Any:
+    def handed_over(self, copy: DeviceCopy, jobs: Sequence[DecodeJob] = ()) -> Any:
         """Return the batch, for work that the caller puts on its current stream from now on; also with what has come
         of `jobs`.
         """
@@ -150,7 +150,7 @@ class CopyStream:
     def _left(self, _: Any) -> None:
         self.leaves_some = True
 
-    def _copied(self, copy: Copy, tensor: Tensor, field: str | None) -> Tensor:
+    def _copied(self, copy: DeviceCopy, tensor: Tensor, field: str | None) -> Tensor:
         if not _is_plain(tensor):
             copy.has_more = True
             return tensor
@@ -164,14 +164,14 @@ class CopyStream:
         copy.tensors.append(copied)
         return copied
 
-    def _on_device(self, copy: Copy, tensor: Tensor) -> Tensor:
+    def _on_device(self, copy: DeviceCopy, tensor: Tensor) -> Tensor:
         """Return a tensor on the device, when its copy is complete; the host's is held until then."""
         copy.sources.append(tensor)
         with self._timed(copy) if copy.is_timed else _UNTIMED:
             return tensor.to(self._device, non_blocking=True)
 
     @contextmanager
-    def _timed(self, copy: Copy) -> Iterator[None]:
+    def _timed(self, copy: DeviceCopy) -> Iterator[None]:
         """Let the device note how long the copies of the block take."""
         begin, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
         begin.record(self._stream)
@@ -179,7 +179,7 @@ class CopyStream:
         end.record(self._stream)
         copy.clocks.append((begin, end))
 
-    def _laid_out(self, copy: Copy, encoded: Encoded, field: str | None) -> DecodeJob:
+    def _laid_out(self, copy: DeviceCopy, encoded: Encoded, field: str | None) -> DecodeJob:
         """Return what decodes pictures into memory on the device, to which all that are pixels already are copied."""
         pixels = encoded.pixels
         if encoded.num_files == len(pixels):
@@ -192,7 +192,7 @@ class CopyStream:
         copy.jobs.append(job)
         return job
 
-    def _sent(self, copy: Copy, thing: Any, field: str | None) -> Any:
+    def _sent(self, copy: DeviceCopy, thing: Any, field: str | None) -> Any:
         """Move an object that moves itself, if its tensors can be seen; it may let go of the old ones at once."""
         sources = tensors_in(thing)
         if sources is None or not all(map(_is_plain, sources)):
@@ -217,7 +217,7 @@ class CopyStream:
         assert self._widen is not None
         return self._widen(tensor, field) if tensor.is_cuda else tensor
 
-    def _late(self, copy: Copy, batch: Any) -> Any:
+    def _late(self, copy: DeviceCopy, batch: Any) -> Any:
         """Move what is left, on the trainer's stream and waiting for it: sparse tensors, tensors of another device and
         objects that cannot be looked into.
         """
@@ -244,7 +244,7 @@ class InFlight:
 
     def __init__(self, counter: CopyCounter) -> None:
         self._counter = counter
-        self._copies: deque[Copy] = deque()
+        self._copies: deque[DeviceCopy] = deque()
         self._spare: list[Any] = []
         self._process = os.getpid()
 
@@ -257,7 +257,7 @@ class InFlight:
         event.record(stream)
         return event
 
-    def add(self, copy: Copy) -> None:
+    def add(self, copy: DeviceCopy) -> None:
         """Hold on to the host's tensors of a copy that has begun."""
         self._copies.append(copy)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from stoker.batch.encoded import Encoded
 from stoker.deliver.copy_counter import CopyCounter
-from stoker.deliver.copy_stream import Copy, CopyStream
+from stoker.deliver.copy_stream import CopyStream, DeviceCopy
+from stoker.deliver.decode_thread import DecodeJob, DecodeRunner, DecodeThread, FallbackReader
 from stoker.deliver.decoder import Decoder
-from stoker.deliver.decoding import Bench, DecodeJob, Decoding, FallbackReader
-from stoker.deliver.split import Split
+from stoker.deliver.split import DecodeSplit
 from stoker.deliver.structure import OnTensor, mapped, moved, put_row, tensors_in
 from stoker.engine.task import Engine
 from stoker.errors import ArgumentError
@@ -57,14 +57,14 @@ def checked_device(device: str | int | torch.device | None) -> torch.device | No
     return found
 
 
-class _Entry(Generic[T]):
+class _PendingResult(Generic[T]):
     """A result in hand, or the error or the end in its place."""
 
     __slots__ = ("copy", "error", "is_end", "result")
 
     def __init__(self, result: T | None = None, *, error: Exception | None = None, is_end: bool = False) -> None:
         self.result, self.error, self.is_end = result, error, is_end
-        self.copy: Copy | None = None
+        self.copy: DeviceCopy | None = None
 
 
 def _whole(result: Any) -> Any:
@@ -104,12 +104,12 @@ class Delivery(Generic[T]):
         on_rest: Callable[[], None] | None = None,
         decoder: Callable[[torch.device], Decoder] | None = None,
         rescue: FallbackReader[T] | None = None,
-        split: Split | None = None,
+        split: DecodeSplit | None = None,
         counter: CopyCounter | None = None,
     ) -> None:
         self._engine, self._depth, self._widen = engine, depth, widen
         self._of, self._replaced, self._on_rest = of, replaced, on_rest
-        self._ahead: deque[_Entry[T]] = deque()
+        self._ahead: deque[_PendingResult[T]] = deque()
         self._device = device
         self._counter = CopyCounter() if counter is None else counter
         self._copies: CopyStream | None = None
@@ -119,7 +119,7 @@ class Delivery(Generic[T]):
             # Whoever drops this in mid-epoch may still use the batch that came last: its copy has to run to its end.
             finalize(self, self._copies.in_flight.settle)
             self._device = device = torch.device("cuda", index)
-        self._decoding: Decoding | None = None
+        self._decoding: DecodeThread | None = None
         self._rescue, self._split = rescue, split
         self._num_pictures = 0
         if split is not None:
@@ -127,7 +127,7 @@ class Delivery(Generic[T]):
         if decoder is not None:
             # on the host, what comes of files is widened with all else when it is handed over
             widen = widen if device.type == "cuda" else None
-            self._decoding = Decoding(Bench(decoder(device), device, widen=widen, rescue=rescue))
+            self._decoding = DecodeThread(DecodeRunner(decoder(device), device, widen=widen, rescue=rescue))
 
     @property
     def is_ready(self) -> bool:
@@ -186,20 +186,20 @@ class Delivery(Generic[T]):
     def _take(self) -> None:
         """Take one more result from the engine, or what it raises."""
         try:
-            entry = _Entry(next(self._engine))
+            entry = _PendingResult(next(self._engine))
         except StopIteration:
-            entry = _Entry(is_end=True)
+            entry = _PendingResult(is_end=True)
         except Exception as error:
             # without this frame, through which it would hold this object, and the engine's threads with it
-            entry = _Entry(error=error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
+            entry = _PendingResult(error=error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
         self._ahead.append(entry)
 
     @staticmethod
-    def _goes_on(entry: _Entry[T]) -> bool:
+    def _goes_on(entry: _PendingResult[T]) -> bool:
         """Whether the engine may be asked for more: after an error or the end, only when the caller does."""
         return entry.error is None and not entry.is_end
 
-    def _wait(self, decoding: Decoding, began: float, *, is_late: bool) -> None:
+    def _wait(self, decoding: DecodeThread, began: float, *, is_late: bool) -> None:
         """Wait until the files of the first batch are decoded, and note who was waited for since `began`.
 
         Files that have only come in this call could not be decoded before: that is the workers' doing.
@@ -248,7 +248,7 @@ class Delivery(Generic[T]):
                     job.result = entry.result
                 self._decoding.add(entry.copy.jobs)
 
-    def _delivered(self, entry: _Entry[T]) -> T:
+    def _delivered(self, entry: _PendingResult[T]) -> T:
         result: Any = entry.result
         copy = entry.copy
         if copy is not None and copy.jobs and self._decoding is not None:
@@ -267,7 +267,7 @@ class Delivery(Generic[T]):
         self._counter.add(time.perf_counter() - began)
         return self._replaced(result, batch)
 
-    def _decoded(self, copy: Copy, result: T) -> T:
+    def _decoded(self, copy: DeviceCopy, result: T) -> T:
         """Return a result some of whose pictures were files."""
         jobs, copy.jobs = copy.jobs, []
         for job in jobs:
@@ -305,9 +305,9 @@ def _same(part: Any, _: str | None) -> Any:
     return part
 
 
-def _kept(batch: Any) -> Copy:
+def _kept(batch: Any) -> DeviceCopy:
     """Return a batch that stays on the host, with what decodes its files there."""
-    copy = Copy(batch)
+    copy = DeviceCopy(batch)
 
     def laid_out(encoded: Encoded, field: str | None) -> DecodeJob:
         job = DecodeJob(encoded, field, encoded.pixels.clone())

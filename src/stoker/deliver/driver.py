@@ -13,7 +13,7 @@ RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED: what this thread does has nothing to do with a graph that is being captured."""
 
 
-class Driver:
+class CudaDriver:
     """CUDA's driver. Calls take less than a microsecond, and keep the GIL: to let it go would cost more."""
 
     def __init__(self) -> None:
@@ -63,9 +63,9 @@ class Driver:
 
 
 @lru_cache(maxsize=1)
-def driver() -> Driver | None:
+def driver() -> CudaDriver | None:
     """Return CUDA's driver, or None where there is none: torch also calls AMD's devices "cuda"."""
     try:
-        return Driver() if torch.version.cuda else None
+        return CudaDriver() if torch.version.cuda else None
     except (OSError, AttributeError):
         return None

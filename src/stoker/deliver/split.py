@@ -38,7 +38,7 @@ class Waits:
     for_device: float = 0.0
 
 
-class Split:
+class DecodeSplit:
     """The share of pictures that the device decodes, found by watching who is waited for.
 
     `num_cores` is how many the workers have to decode with.
@@ -65,8 +65,8 @@ class Split:
 
     def __repr__(self) -> str:
         return (
-            f"<Split: {self.share:.0%} decoded by the device; waited {self.waits.for_workers:.0%} of the time for "
-            f"workers, {self.waits.for_device:.0%} for the device>"
+            f"<DecodeSplit: {self.share:.0%} decoded by the device; waited {self.waits.for_workers:.0%} of the time "
+            f"for workers, {self.waits.for_device:.0%} for the device>"
         )
 
     def begin(self) -> None:
@@ -75,7 +75,7 @@ class Split:
         self._changed(self.share)
         self._first_new = START
 
-    def tell(self) -> float:
+    def batch_hint(self) -> float:
         """Return the share for the next batch that is asked for."""
         self._num_told += 1
         return self.share

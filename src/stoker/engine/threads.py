@@ -14,10 +14,10 @@ import traceback
 from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
-from weakref import finalize
 
 from stoker.engine.task import Task
 from stoker.errors import ForeignProcess, WorkerStuck
+from stoker.foundation.finalizer import Finalizer, run_interrupted
 from stoker.foundation.machine import current_frames
 
 log = logging.getLogger("stoker")
@@ -226,7 +226,8 @@ class Threads(Generic[T]):
     ) -> None:
         self._crew = _Crew(tasks, num_threads=num_threads, depth=depth, draws=draws)
         self._timeout = timeout
-        finalize(self, self._crew.stop)
+        run_interrupted()
+        Finalizer(self, self._crew.stop)
 
     def __next__(self) -> T:
         crew = self._crew

@@ -135,7 +135,7 @@ class FileWatch:
 _watches: WeakSet[FileWatch] = WeakSet()
 
 
-class _Report:
+class _WatchReport:
     """Where this process lists the files that it watches, for another one to read if this one dies."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class _Report:
             os.write(self.descriptor, json.dumps([os.getpid(), *entry]).encode() + b"\n")
 
 
-_report = _Report()
+_report = _WatchReport()
 
 
 def report_to(descriptor: int) -> None:

@@ -16,7 +16,21 @@ from typing import Any
 PATIENCE_SECONDS = 1.0
 """How long a process may take to end by itself, and then to end after SIGTERM, before it is killed."""
 
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a process which runs a command for the user passes on to that command."""
+
+BLOCKED_SIGNALS = (*FORWARDED_SIGNALS, signal.SIGCHLD)
+
 _PR_SET_PDEATHSIG = 1
+
+
+def block_forwarded_signals() -> None:
+    """Keep `BLOCKED_SIGNALS` pending until `sigtimedwait` asks for them, in this thread and those that it starts.
+
+    A signal goes to any thread that does not block it, and a thread inherits the mask of the one that starts it. So
+    call this before NumPy is imported, which starts threads.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
 
 
 @contextmanager

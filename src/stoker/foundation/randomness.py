@@ -21,7 +21,7 @@ _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
 
 
-class _Local(threading.local):
+class _ThreadSample(threading.local):
     context: SampleContext | None = None
     strand: int = 0
     epoch: int | None = None
@@ -29,7 +29,7 @@ class _Local(threading.local):
     epoch_context: SampleContext | None = None
 
 
-_local = _Local()
+_local = _ThreadSample()
 
 
 def key_of(position: Any) -> int:

@@ -11,14 +11,14 @@ from time import perf_counter
 from types import TracebackType
 
 
-class _Stopwatch(threading.local):
+class _TransformClock(threading.local):
     """How long this thread has been transforming, since it began."""
 
     seconds = 0.0
     depth = 0
 
 
-watch = _Stopwatch()
+watch = _TransformClock()
 
 
 class transforming:  # noqa: N801  # used as `with stoker.transforming():`

@@ -28,7 +28,7 @@ from stoker.errors import ArgumentError, StateError, StateMismatch
 from stoker.integrations.loaders import check_share, is_ours
 from stoker.loader import DataLoader
 from stoker.loader.iterator import LoaderIterator
-from stoker.loader.rebuilt import describe_class
+from stoker.loader.order.rebuilt_loader import describe_class
 from stoker.loader.state.progress import readable
 from stoker.plan import Recipe, Tail
 from stoker.trainers import named_arguments, redirect
@@ -99,7 +99,7 @@ def _prepare(call: dict[str, Any]) -> Any:
         if changes or seed is not None:
             loader.adapt(seed=seed, **changes)
         if is_drawn:
-            loader._course.is_seed_drawn = True
+            loader._schedule.is_seed_drawn = True
         generator, rng_types = _stream_generator(loader, rng_types, call) if is_shared_here else (None, rng_types)
     else:
         generator, rng_types = _share_sampler(loader, rank, num_ranks, call)
@@ -190,9 +190,9 @@ def _common_seed(loader: DataLoader[Any], call: dict[str, Any], state: PartialSt
         return call["data_seed"], False
     if state.num_processes == 1 and not call["use_seedable_sampler"]:
         return None, False
-    course = loader._course
-    seed = torch.initial_seed() if call["use_seedable_sampler"] else course.seed
-    is_drawn = course.is_seed_drawn and not call["use_seedable_sampler"]
+    schedule = loader._schedule
+    seed = torch.initial_seed() if call["use_seedable_sampler"] else schedule.seed
+    is_drawn = schedule.is_seed_drawn and not call["use_seedable_sampler"]
     # processes may have different generators: that of the first one counts, as for torch's samplers
     return broadcast_object_list([seed])[0], is_drawn
 
@@ -305,7 +305,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
     def total_batch_size(self) -> int:
         """Samples in a batch of all processes together."""
         if self._is_planned or self._is_stream:
-            return self._course.batch_size * self._course.num_ranks
+            return self._schedule.batch_size * self._schedule.num_ranks
         own = self._own_batches
         is_split = getattr(own, "split_batches", False)
         return int(own.batch_size if is_split else own.batch_size * getattr(own, "num_processes", 1))

@@ -92,8 +92,8 @@ def agree(loader: DataLoader[Any], switch: str) -> None:
     """Refuse a loader that other ranks have made otherwise, because together they would not read each sample once."""
     if not (loader._is_planned and loader.num_ranks > 1 and torch.distributed.is_initialized()):
         return
-    course = loader._course
-    plan = course.planned(len(loader.dataset), seed=course.seed)  # type: ignore[arg-type]
+    schedule = loader._schedule
+    plan = schedule.planned(len(loader.dataset), seed=schedule.seed)  # type: ignore[arg-type]
     ours = plan.identity() | {"batch_size": loader.batch_size, "skip": plan.skip}
     ranks: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(ranks, ours)
@@ -117,7 +117,7 @@ def sampler_changes(module: str, loader: DataLoader[Any], sampler: Any, *mode: A
 def changed_copy(loader: _L, changes: dict[str, Any]) -> _L:
     """Return a loader like this one but for `changes`, which counts where this one counts."""
     if loader._is_planned and "rank" not in changes:
-        _ = loader._course.seed  # drawn by now, and the same for all copies
+        _ = loader._schedule.seed  # drawn by now, and the same for all copies
     twin = loader.adapted(**changes)
     twin.ledger = loader.ledger
     if loader.auto is None:  # otherwise the counters describe arguments that the copy chooses for itself
@@ -251,7 +251,7 @@ class LightningLoader(DataLoader[Any]):
             self._num_drawn, self._num_before = 0, self._num_trained
             self._is_counted = hasattr(self._loop._data_fetcher, "batches")
             if self._resume is None and self._first_epoch is not None:  # perhaps begun before, and nothing made of it
-                self._course.next_epoch = self._first_epoch
+                self._schedule.next_epoch = self._first_epoch
         if self._indices is not None:
             self._indices.seen_batch_indices = []
         before = self._progress
@@ -264,8 +264,8 @@ class LightningLoader(DataLoader[Any]):
         """Let the user's loader show where this one is, and later copies of it continue with the same seed."""
         origin = self._origin
         origin._progress, origin._resume = self._progress, None
-        origin._course.dataset, origin._course.next_epoch = self._course.dataset, self._course.next_epoch
-        origin._course.follow(None, self._course.drawn_seed)
+        origin._schedule.dataset, origin._schedule.next_epoch = self._schedule.dataset, self._schedule.next_epoch
+        origin._schedule.follow(None, self._schedule.drawn_seed)
 
     def draw(self, inner: Any) -> Any:
         """Return the next batch of an iterator."""
@@ -307,7 +307,7 @@ class LightningLoader(DataLoader[Any]):
 
     def _first_place(self) -> Progress:
         """Return the beginning of the epoch that comes next."""
-        first = self._new_progress(self._course.next_epoch)
+        first = self._new_progress(self._schedule.next_epoch)
         if self._progress is not None:
             first.go_on_from(self._progress)
         return first
@@ -409,7 +409,7 @@ def _preparing(original: _Function, package: str) -> _Function:
             ranks = trainer.distributed_sampler_kwargs if is_distributed else None
             changes = shared_out(loader, ranks, switch)
             if loader._is_planned and "rank" in changes and "seed" not in changes and loader.seed is None:
-                changes["seed"] = trainer.strategy.broadcast(loader._course.seed)  # each rank has its own generator
+                changes["seed"] = trainer.strategy.broadcast(loader._schedule.seed)  # each rank has its own generator
             if loader._is_planned and is_fixed:
                 changes["order"] = "sequential"
             if loader._is_planned and is_predicting:

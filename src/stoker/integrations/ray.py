@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker.errors import ArgumentError
 from stoker.integrations.loaders import check_share, has_share, is_ours
-from stoker.loader.rebuilt import describe_class
+from stoker.loader.order.rebuilt_loader import describe_class
 from stoker.trainers import named_arguments, redirect
 
 

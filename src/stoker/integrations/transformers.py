@@ -298,9 +298,9 @@ _HOOKS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def _take_over(trainer: Any, loader: DataLoader[Any]) -> None:
     """Prepare a loader for the Trainer's processes, and give it the Trainer's seed if it has none."""
-    args, course = trainer.args, loader._course
+    args, schedule = trainer.args, loader._schedule
     trainer.accelerator.prepare(loader)
-    has_seed = course.drawn_seed is not None and not course.is_seed_drawn
+    has_seed = schedule.drawn_seed is not None and not schedule.is_seed_drawn
     if loader._is_planned and loader.generator is None and not has_seed:
         shown = loader.batch_sampler
         loader.adapt(seed=args.seed if args.data_seed is None else args.data_seed)

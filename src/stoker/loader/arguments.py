@@ -218,7 +218,7 @@ def resolved_decode(dataset: Any, device: torch.device | None, *, collates: bool
             hint="choose pictures with images.subset(positions), or use decode='cpu' or 'auto'",
         )
     decode = getattr(dataset, "decode", None)
-    if decode not in ("device", "auto") or not callable(getattr(dataset, "tray", None)):
+    if decode not in ("device", "auto") or not callable(getattr(dataset, "open_batch", None)):
         return "cpu"
     need = f"decode={decode!r}"
     if not collates and decode == "device":

@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy, deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeVar, cast
-from weakref import finalize
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, default_collate, default_convert
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-from stoker.compose.contents import Content, contents
-from stoker.compose.mixed import Mixture
-from stoker.compose.packed import differing_versions
-from stoker.compose.wrapped import (
+from stoker.batch.ledger import Ledger, Policy
+from stoker.compose.mixtures.mixture import Mixture
+from stoker.compose.packs.packed import differing_versions
+from stoker.compose.step_contents import Content, contents
+from stoker.compose.wrapped_datasets import (
     SHUFFLED_MIXTURE,
     SORTED_ROWS,
     fingerprint_of,
     has_sorted_rows,
     has_wrapped_mixture,
 )
-from stoker.deliver import CudaPageLock, Delivery, Normalize, NvJpeg, Split, To, Widening, checked_device
-from stoker.engine.global_generators import BorrowedGenerators
-from stoker.engine.inline import Inline
-from stoker.engine.ledger import Ledger, Policy
+from stoker.deliver import DecodeSplit, Normalize, To, Widening, checked_device
 from stoker.engine.processes.engine import Processes
-from stoker.engine.processes.requests import WorkerOptions
-from stoker.engine.processes.worker import WorkerJob
-from stoker.engine.slots.batch_pickle import SMALL_BYTES
 from stoker.engine.slots.ring import Ring
 from stoker.engine.stats import Stats
-from stoker.engine.task import Engine
-from stoker.engine.threads import Threads
 from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable, StokerError
 from stoker.foundation import machine
-from stoker.foundation.torch_private import pin_memory
+from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.loader.arguments import (
     check_arguments,
     check_choices,
@@ -52,42 +43,30 @@ from stoker.loader.arguments import (
     room_of,
     workers_for,
 )
-from stoker.loader.auto import Auto, TuningDriver
-from stoker.loader.engine_factory import EngineFactory, start_tuned_engine
-from stoker.loader.growth import has_grown_from, next_epoch
-from stoker.loader.host_decoding import HostDecodeFallback
+from stoker.loader.auto import Auto
+from stoker.loader.build import start_engine
 from stoker.loader.iterator import LoaderIterator
-from stoker.loader.looking.counters import Counters
-from stoker.loader.looking.locations import SampleLocation, find_locations
-from stoker.loader.looking.prometheus import register_with_prometheus
-from stoker.loader.looking.recorded_arguments import RecordedArguments
-from stoker.loader.looking.stats_log import StatsLog
-from stoker.loader.looking.stats_text import format_rank_stats, format_stats, gather_stats
-from stoker.loader.positions import positions_of
-from stoker.loader.rebuilt import describe_class, rebuilt
-from stoker.loader.requests import ErrorCapturingIterator, MapRequests, StreamRequests
-from stoker.loader.sample_costs import CostProbingForwarder
-from stoker.loader.schedule import Schedule
+from stoker.loader.metrics.counters import Counters
+from stoker.loader.metrics.prometheus import register_with_prometheus
+from stoker.loader.metrics.recorded_arguments import RecordedArguments
+from stoker.loader.metrics.stats_log import StatsLog
+from stoker.loader.metrics.stats_text import format_rank_stats, format_stats, gather_stats
+from stoker.loader.order.locations import SampleLocation, find_locations
+from stoker.loader.order.planned_sampler import positions_of
+from stoker.loader.order.rebuilt_loader import describe_class, rebuilt
+from stoker.loader.order.schedule import Schedule
 from stoker.loader.sharing.mesh import Mesh, check_mesh_state, check_samplers, mesh_state, resolved_mesh
 from stoker.loader.sharing.ranks import resolved_ranks, share_of_cores
 from stoker.loader.state.dataset_state import load_own_state
+from stoker.loader.state.growth import has_grown_from, next_epoch
 from stoker.loader.state.plan_progress import PlanProgress
 from stoker.loader.state.progress import Progress, check_sums, checksums, enclosed, readable
 from stoker.loader.state.sampler_progress import SamplerProgress
 from stoker.loader.state.stream_progress import StreamProgress
-from stoker.loader.stream import Sharing, StreamMaker, StreamSetting
-from stoker.loader.work import (
-    BatchResult,
-    Beginning,
-    EndOfStream,
-    EpochForwarder,
-    Finisher,
-    MapMaker,
-    epoch_setter_state,
-)
-from stoker.plan import Layout, Order, Plan, Recipe, Sequential, Shuffle, Tail, derived_key, order_named
+from stoker.loader.stream import Sharing, StreamSetting
+from stoker.plan import Layout, Order, Plan, Recipe, Sequential, Shuffle, Tail, order_named
 from stoker.source import LineStream
-from stoker.tuning.parallelism import AUTO, Choice, Parallelism
+from stoker.tuning.parallelism import AUTO, Choice
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -214,15 +193,15 @@ class DataLoader(TorchDataLoader[T_co]):
         next_epoch, drawn_seed = 0, None
         parts = None if sampler is None and batch_sampler is None else rebuilt(dataset, sampler, batch_sampler)
         if parts is not None:  # the order is ours, whoever has taken it out of another loader
-            course = parts.course
-            sampler, batch_sampler, shuffle, order = None, None, None, course.order
+            schedule = parts.schedule
+            sampler, batch_sampler, shuffle, order = None, None, None, schedule.order
             rank, num_ranks, distributed = parts.rank, parts.num_ranks, False
             batch_size = batch_size if parts.batch_size is None else parts.batch_size
             drop_last = drop_last if parts.drops_last is None else parts.drops_last
-            tail = None if drop_last or (tail or course.tail) == "drop" else tail or course.tail
-            skip, next_epoch = skip or course.skip, course.next_epoch
+            tail = None if drop_last or (tail or schedule.tail) == "drop" else tail or schedule.tail
+            skip, next_epoch = skip or schedule.skip, schedule.next_epoch
             # drawn by now, and the same for both; ranks that are shared out only now agree on their own
-            drawn_seed = course.seed if parts.num_ranks == course.num_ranks else None
+            drawn_seed = schedule.seed if parts.num_ranks == schedule.num_ranks else None
         check_choices(num_workers=num_workers, num_threads=num_threads, prefetch_factor=prefetch_factor)
         num_workers = workers_for(dataset, num_workers, num_threads)
         self._device = checked_device(device)
@@ -277,7 +256,7 @@ class DataLoader(TorchDataLoader[T_co]):
             sampler=describe_class(sampler if batch_sampler is None else batch_sampler),
         )
         seed = None if seed is None else operator.index(seed)
-        self._course = Schedule(
+        self._schedule = Schedule(
             dataset,
             batch_size=batch_size,
             order=order_named(order if order is not None else Shuffle() if shuffle else Sequential()),
@@ -288,14 +267,14 @@ class DataLoader(TorchDataLoader[T_co]):
             seed=seed,
             generator=generator,
         )
-        self._course.next_epoch = next_epoch
-        self._course.has_peers = self._mesh is not None and self._mesh.num_peers > 1
+        self._schedule.next_epoch = next_epoch
+        self._schedule.has_peers = self._mesh is not None and self._mesh.num_peers > 1
         if seed is None:
-            self._course.drawn_seed = drawn_seed
+            self._schedule.drawn_seed = drawn_seed
         drop_last = drop_last or (tail == "drop" and batch_size is not None)  # for code that looks at the attribute
         if is_planned:
             # made once here so that what cannot be a plan is refused where it is written
-            plan = self._course.planned(length_of(dataset), seed=seed or 0)
+            plan = self._schedule.planned(length_of(dataset), seed=seed or 0)
             if not plan.steps_in(0):
                 warnings.warn(
                     f"this loader will give no batch: {plan.num_samples} samples do not fill a batch of "
@@ -306,7 +285,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 warnings.warn(SHUFFLED_MIXTURE, stacklevel=2)
             if order is None and not shuffle and has_sorted_rows(dataset):
                 warnings.warn(SORTED_ROWS, stacklevel=2)
-            sampler = positions_of(self._course)
+            sampler = positions_of(self._schedule)
         super().__init__(
             cast("Dataset[T_co]", dataset),
             batch_size,
@@ -339,12 +318,12 @@ class DataLoader(TorchDataLoader[T_co]):
             self._device,
             collates=collate_fn in (None, default_collate) and self._auto_collation and not is_stream,
         )
-        self.split: Split | None = None
+        self.split: DecodeSplit | None = None
         """For pictures with decode="auto": the share of them that is left to the device, and who is waited for."""
         if self._decode == "auto":
             num_hands = max(1, num_workers) * max(1, num_threads)
             num_cores = machine.num_cores()
-            self.split = Split(num_cores=num_cores if self.auto is not None else min(num_hands, num_cores))
+            self.split = DecodeSplit(num_cores=num_cores if self.auto is not None else min(num_hands, num_cores))
         # torch's defaults are what None stands for, and loaders made again from attributes have them
         self._own_collate = None if collate_fn in (default_collate, default_convert) else collate_fn
         self._is_stream, self._is_planned = is_stream, is_planned
@@ -367,29 +346,29 @@ class DataLoader(TorchDataLoader[T_co]):
     def __iter__(self) -> Any:
         if self._is_foreign:
             return super().__iter__()
-        course = self._course
+        schedule = self._schedule
         if not self._is_planned:
             # one draw, as in torch's loader, so that a sampler that draws next sees what it would there
-            drawn = course.draw()
-            if course.drawn_seed is None and course.draws_seed:
-                course.drawn_seed, course.is_seed_drawn = drawn, True
+            drawn = schedule.draw()
+            if schedule.drawn_seed is None and schedule.draws_seed:
+                schedule.drawn_seed, schedule.is_seed_drawn = drawn, True
         progress = self._resume
         if progress is None:
-            progress = self._new_progress(course.next_epoch)
+            progress = self._new_progress(schedule.next_epoch)
             if self._progress is not None:
                 progress.go_on_from(self._progress)
         if self._mixture is not None:
             self._check_epoch(self._mixture, progress)
             if self._resume is None and not self._num_iterations:  # resumed, it may well have another batch size
-                check_schedule(self._mixture.steps_of, course.batch_size * course.num_ranks)
+                check_schedule(self._mixture.steps_of, schedule.batch_size * schedule.num_ranks)
         num_to_draw = progress.skip_first(self._num_to_skip) if self._num_to_skip else 0
         self._num_iterations += 1
         if isinstance(progress, StreamProgress):
             progress.iteration = self._num_iterations
-        engine, helm = self._started(progress)  # may fail, and then nothing has happened
+        engine, helm = start_engine(self, progress)  # may fail, and then nothing has happened
         self._resume = None
         self._num_to_skip = 0
-        course.next_epoch = progress.epoch + 1
+        schedule.next_epoch = progress.epoch + 1
         self._progress = progress
         iterator = LoaderIterator(
             engine,
@@ -409,18 +388,18 @@ class DataLoader(TorchDataLoader[T_co]):
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch, also after a resume in the middle of one."""
         if self._is_planned:
-            plan = self._course.plan
-            epoch = self._progress.epoch if self._progress else self._course.next_epoch
+            plan = self._schedule.plan
+            epoch = self._progress.epoch if self._progress else self._schedule.next_epoch
             epoch = max(plan.origin.epoch, epoch)
             num_skipped = plan.steps_in(epoch) - plan.num_steps(epoch)
             return plan.steps_in(plan.origin.epoch + 1) - num_skipped
         if self._is_stream:
             check_length(self.dataset)
         length = super().__len__()
-        if self._is_stream and self._course.num_ranks > 1:
+        if self._is_stream and self._schedule.num_ranks > 1:
             samples = len(self.dataset)  # type: ignore[arg-type]
-            whole = self._course.batch_size * self._course.num_ranks
-            return samples // whole if self._course.tail == "drop" else -(-samples // whole)
+            whole = self._schedule.batch_size * self._schedule.num_ranks
+            return samples // whole if self._schedule.tail == "drop" else -(-samples // whole)
         return length
 
     def set_epoch(self, epoch: int) -> None:
@@ -430,7 +409,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if self._resume is None or self._resume.epoch != epoch:
             self._resume = None
-            self._course.next_epoch = epoch
+            self._schedule.next_epoch = epoch
         self._chosen_epoch = epoch
         self._tell_epoch(epoch)
 
@@ -446,10 +425,10 @@ class DataLoader(TorchDataLoader[T_co]):
             )
         if self._resume is not None and not self._resume.is_at_start:
             return
-        course = self._course
-        is_shuffled = self._is_planned and not isinstance(course.order, Sequential) and self._mixture is None
-        seed = course.seed if is_shuffled else None
-        if num_batches and seed is not None and course.is_seed_drawn:
+        schedule = self._schedule
+        is_shuffled = self._is_planned and not isinstance(schedule.order, Sequential) and self._mixture is None
+        seed = schedule.seed if is_shuffled else None
+        if num_batches and seed is not None and schedule.is_seed_drawn:
             warnings.warn(
                 f"the first {num_batches} batches of the epoch are left out, but this loader's order comes from a seed "
                 f"that it drew itself ({seed}), so they may not be the batches that an earlier run has served\n"
@@ -461,7 +440,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def next_epoch(self) -> int:
         """The epoch that the next iteration gives, or goes on with."""
-        return self._course.next_epoch if self._resume is None else self._resume.epoch
+        return self._schedule.next_epoch if self._resume is None else self._resume.epoch
 
     @property
     def is_resumed(self) -> bool:
@@ -478,7 +457,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def plan(self) -> Plan | None:
         """Which sample comes when, for a map-style dataset without a sampler of its own; otherwise None."""
-        return self._course.plan if self._is_planned else None
+        return self._schedule.plan if self._is_planned else None
 
     @property
     def recipe(self) -> Recipe | None:
@@ -496,9 +475,9 @@ class DataLoader(TorchDataLoader[T_co]):
             raise StateError(
                 "where a sample comes is known only without a sampler or stream\nhint: let the loader have the order"
             )
-        course = self._course
+        schedule = self._schedule
         return find_locations(
-            course.dataset, course.plan, number, epoch=epoch, num_ranks=course.num_ranks, source=source
+            schedule.dataset, schedule.plan, number, epoch=epoch, num_ranks=schedule.num_ranks, source=source
         )
 
     def contents(self, step: int) -> list[Content]:
@@ -510,8 +489,8 @@ class DataLoader(TorchDataLoader[T_co]):
             raise StateError(
                 "what is in a step is known only without a sampler or stream\nhint: let the loader have the order"
             )
-        course = self._course
-        return list(contents(course.dataset, course.plan, step, range(course.num_ranks), course.num_ranks))
+        schedule = self._schedule
+        return list(contents(schedule.dataset, schedule.plan, step, range(schedule.num_ranks), schedule.num_ranks))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -522,13 +501,13 @@ class DataLoader(TorchDataLoader[T_co]):
             raise AttributeError(
                 "only mixtures have counts\nhint: the ledger counts what was served: ledger.num_served"
             )
-        progress = self._progress or self._new_progress(self._course.next_epoch)
+        progress = self._progress or self._new_progress(self._schedule.next_epoch)
         assert isinstance(progress, PlanProgress)
         return mixture.counts(mixture.number(progress.epoch, progress.ordinal))
 
     @property
     def _mixture(self) -> Mixture | None:
-        dataset = self._course.dataset
+        dataset = self._schedule.dataset
         return dataset if isinstance(dataset, Mixture) and self._is_planned else None
 
     # ---------------------------------------------------------------- state
@@ -542,10 +521,10 @@ class DataLoader(TorchDataLoader[T_co]):
             raise StateError(
                 "torch's DataPipes cannot tell where they are\nhint: use a dataset, or a stream with state_dict()"
             )
-        progress = self._progress or self._new_progress(self._course.next_epoch)
+        progress = self._progress or self._new_progress(self._schedule.next_epoch)
         self._progress = progress
         state = progress.state()
-        state["seed"] = self._course.seed
+        state["seed"] = self._schedule.seed
         state |= self._identity() | mesh_state(self._mesh)
         state["chosen_epoch"] = self._chosen_epoch
         state["served"], state["skipped"] = self.ledger.num_served, self.ledger.num_skipped
@@ -603,12 +582,12 @@ class DataLoader(TorchDataLoader[T_co]):
             and self._is_planned
             and set(differences) <= {"dataset", "dataset_length"}
             and "dataset" in differences
-            and has_grown_from(self._course.dataset, state["dataset"])
+            and has_grown_from(self._schedule.dataset, state["dataset"])
         )
         if differences and not has_grown:
             raise StateMismatch(differences)
-        course = self._course
-        before, dataset = course.following, course.dataset
+        schedule = self._schedule
+        before, dataset = schedule.following, schedule.dataset
         if mixture is not None:  # as it was when the state was taken, or changed from there on
             resumed = mixture.resumed(state.get("mixture"))
             if state.get("ahead") and resumed.state(0, 0)["phases"] != state["mixture"]["phases"]:
@@ -617,11 +596,11 @@ class DataLoader(TorchDataLoader[T_co]):
                     "so the mixture can only go on as it was\n"
                     "hint: resume as before, or save states with in_order=True"
                 )
-            course.dataset = resumed
+            schedule.dataset = resumed
             self._processes = None
-        if self._is_stream or state["seed"] != course.drawn_seed:
+        if self._is_stream or state["seed"] != schedule.drawn_seed:
             self._processes = None  # persistent workers have the seed, and the place in a stream, they had
-        course.follow(None, state["seed"])
+        schedule.follow(None, state["seed"])
         try:
             progress = self._new_progress(0)
             if has_grown:
@@ -633,17 +612,17 @@ class DataLoader(TorchDataLoader[T_co]):
             if "dataset_state" in state and self._stateful_dataset is not None:
                 load_own_state(self._stateful_dataset, deepcopy(state["dataset_state"]))
         except Exception as error:
-            course.dataset = dataset
-            course.follow(*before)
+            schedule.dataset = dataset
+            schedule.follow(*before)
             is_ours = isinstance(error, StokerError) and not isinstance(error, ArgumentError)
             if is_ours or isinstance(error, OSError | MemoryError):
                 raise
             raise StateUnreadable(f"its fields do not fit together ({error})") from error
         self._progress = self._resume = progress
         self._num_to_skip = 0
-        course.next_epoch, course.is_seed_drawn = progress.epoch, False
+        schedule.next_epoch, schedule.is_seed_drawn = progress.epoch, False
         if isinstance(progress, PlanProgress):
-            course.follow(progress.plan, state["seed"])
+            schedule.follow(progress.plan, state["seed"])
         self._chosen_epoch = state.get("chosen_epoch")
         if self._chosen_epoch is not None:
             self._tell_epoch(self._chosen_epoch)
@@ -652,7 +631,7 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def _stateful_dataset(self) -> Any:
         """The dataset, if it is map-style and has a state, as those written for torchdata may have."""
-        dataset: Any = self._course.dataset
+        dataset: Any = self._schedule.dataset
         has_state = callable(getattr(dataset, "state_dict", None)) and callable(
             getattr(dataset, "load_state_dict", None)
         )
@@ -671,7 +650,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return None
-        rank, num_ranks = self._course.rank, self._course.num_ranks
+        rank, num_ranks = self._schedule.rank, self._schedule.num_ranks
         is_in_order = (self.in_order or not self._has_workers) and "dataset_state" not in state
         if num_ranks > 1 or self._mesh is not None:
             is_shared = is_in_order and (state["kind"] != "stream" or state["sharing"] == "whole")
@@ -700,7 +679,7 @@ class DataLoader(TorchDataLoader[T_co]):
             print(format_stats(self.stats()), file=file)
             return
         gathered = gather_stats(self.stats())
-        if self._course.rank == 0:
+        if self._schedule.rank == 0:
             print(format_rank_stats(gathered), file=file)
 
     def log_stats(self, path: str | Path, *, every: float = 10.0) -> None:
@@ -718,8 +697,8 @@ class DataLoader(TorchDataLoader[T_co]):
         register_with_prometheus(self.counters, name=name, registry=registry)
 
     def _new_counters(self) -> Counters:
-        course = self._course
-        return Counters(RecordedArguments(self), rank=course.rank, num_ranks=course.num_ranks)
+        schedule = self._schedule
+        return Counters(RecordedArguments(self), rank=schedule.rank, num_ranks=schedule.num_ranks)
 
     # ---------------------------------------------------------------- inside
 
@@ -739,7 +718,7 @@ class DataLoader(TorchDataLoader[T_co]):
         They have the dataset in common, and nothing else: workers, ledger and place are each one's own.
         """
         if self._is_planned:
-            _ = self._course.seed  # drawn by now, and the same for both
+            _ = self._schedule.seed  # drawn by now, and the same for both
         twin = self._twin()
         if self._resume is not None:
             twin.load_state_dict(self.state_dict())
@@ -749,7 +728,7 @@ class DataLoader(TorchDataLoader[T_co]):
         """Return a loader like this one, at the beginning of the epoch that comes next."""
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__getstate__())
-        twin._course = copy(self._course)
+        twin._schedule = copy(self._schedule)
         if self._is_planned:
             twin._take_order()
         twin._loan = BorrowedGenerators(is_repeatable=not self._is_stream)
@@ -797,30 +776,30 @@ class DataLoader(TorchDataLoader[T_co]):
             sampler, batch_sampler: in the place of a sampler of the user's own.
         """
         state = None if self._resume is None else self.state_dict()
-        course = self._course
-        if (num_ranks or 1) > 1 and course.is_shared_out and (rank, num_ranks) != (course.rank, course.num_ranks):
+        schedule = self._schedule
+        if (num_ranks or 1) > 1 and schedule.is_shared_out and (rank, num_ranks) != (schedule.rank, schedule.num_ranks):
             raise ArgumentError(
-                f"this loader already reads only the part of rank {course.rank} of {course.num_ranks}, and would be "
-                f"shared out a second time, as rank {rank} of {num_ranks}",
+                f"this loader already reads only the part of rank {schedule.rank} of {schedule.num_ranks}, and would "
+                f"be shared out a second time, as rank {rank} of {num_ranks}",
                 hint="leave out distributed=, rank=, num_ranks= and mesh= where a trainer sets the rank",
             )
-        changed = copy(course)
+        changed = copy(schedule)
         if rank is not None or num_ranks is not None:
             changed.rank, changed.num_ranks = resolved_ranks(rank, num_ranks, distributed=False)
-        changed.batch_size = course.batch_size if batch_size is None else batch_size
-        changed.tail, changed.layout = tail or course.tail, layout or course.layout
-        changed.order = course.order if order is None else order_named(order)
+        changed.batch_size = schedule.batch_size if batch_size is None else batch_size
+        changed.tail, changed.layout = tail or schedule.tail, layout or schedule.layout
+        changed.order = schedule.order if order is None else order_named(order)
         if seed is not None and self.seed is None:
             changed.drawn_seed, changed.is_seed_drawn = seed, False
-        elif changed.num_ranks > course.num_ranks == 1 and course.is_seed_drawn and course.generator is None:
+        elif changed.num_ranks > schedule.num_ranks == 1 and schedule.is_seed_drawn and schedule.generator is None:
             changed.drawn_seed = None  # each rank has drawn its own, and they have to agree
         changed.follow(None, changed.drawn_seed)
         if self._is_planned:
-            changed.planned(length_of(course.dataset), seed=0)  # refuses what cannot be a plan
-        vars(course).update(vars(changed))
+            changed.planned(length_of(schedule.dataset), seed=0)  # refuses what cannot be a plan
+        vars(schedule).update(vars(changed))
         # torch forbids to assign these to a loader that is made
         fields = self.__dict__
-        fields["rank"], fields["num_ranks"] = course.rank, course.num_ranks
+        fields["rank"], fields["num_ranks"] = schedule.rank, schedule.num_ranks
         fields["order"] = self.order if order is None else order
         fields["tail"] = tail or self.tail
         fields["shard"] = shard or self.shard
@@ -839,13 +818,13 @@ class DataLoader(TorchDataLoader[T_co]):
             if self.batch_size is not None:
                 fields["batch_sampler"] = BatchSampler(sampler, self.batch_size, self.drop_last)
         self._processes = self._progress = self._resume = None
-        self.counters.rank, self.counters.num_ranks = course.rank, course.num_ranks
+        self.counters.rank, self.counters.num_ranks = schedule.rank, schedule.num_ranks
         if state is not None:
             self.load_state_dict(state)
 
     def _take_order(self) -> None:
-        """Show the order of the course in the attributes that torch's loader has for it."""
-        sampler = positions_of(self._course)
+        """Show the order of the schedule in the attributes that torch's loader has for it."""
+        sampler = positions_of(self._schedule)
         self.__dict__["sampler"] = sampler
         if self.batch_sampler is not None:
             assert self.batch_size is not None
@@ -853,7 +832,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def _identity(self) -> dict[str, Any]:
         """Return what tells this dataset from another one."""
-        dataset = self._course.dataset
+        dataset = self._schedule.dataset
         try:
             length = len(dataset)
         except (TypeError, ValueError, OverflowError):
@@ -861,14 +840,14 @@ class DataLoader(TorchDataLoader[T_co]):
         return {"dataset": fingerprint_of(dataset), "dataset_length": length}
 
     def _new_progress(self, epoch: int) -> Progress:
-        course = self._course
+        schedule = self._schedule
         if self._is_planned:
-            plan = course.plan_for(epoch)
+            plan = schedule.plan_for(epoch)
             return PlanProgress(
                 plan,
                 epoch,
-                rank=course.rank,
-                num_ranks=course.num_ranks,
+                rank=schedule.rank,
+                num_ranks=schedule.num_ranks,
                 in_order=self.in_order or not self._has_workers,
             )
         if self._is_stream:
@@ -892,109 +871,23 @@ class DataLoader(TorchDataLoader[T_co]):
 
     @property
     def _setting(self) -> StreamSetting:
-        course, num_workers = self._course, max(1, self.num_workers)
+        schedule, num_workers = self._schedule, max(1, self.num_workers)
         sharing: Sharing = "whole"
-        if num_workers * course.num_ranks > 1:
+        if num_workers * schedule.num_ranks > 1:
             if self.shard is None:
                 sharing = "own"
             elif callable(getattr(self.dataset, "split", None)):
                 sharing = "split"
         return StreamSetting(
             sharing=sharing,
-            batch_size=course.batch_size,
-            rank=course.rank,
-            num_ranks=course.num_ranks,
+            batch_size=schedule.batch_size,
+            rank=schedule.rank,
+            num_ranks=schedule.num_ranks,
             num_workers=num_workers,
-            tail=course.tail,
+            tail=schedule.tail,
             hides_worker=self.shard == "auto",
             stays=self.persistent_workers,
-            layout=course.layout,
-        )
-
-    def _maker(self, pin: Callable[[Any], Any] | None) -> MapMaker | StreamMaker:
-        own = self._own_collate if self._auto_collation else self.collate_fn
-        part = None if self._mesh is None else self._mesh.part
-        finish = Finisher(own, is_batched=self._auto_collation, pin=pin, mixture=self._mixture, part=part)
-        seed, policy, loan = self._course.seed, self.ledger.policy, self._loan
-        if self._is_stream:
-            return StreamMaker(self.dataset, finish, self._setting, seed=seed, policy=policy, loan=loan)
-        return MapMaker(self._course.dataset, finish, seed=seed, policy=policy, loan=loan, owns_order=self._is_planned)
-
-    def _started(self, progress: Progress) -> tuple[Engine[BatchResult | EndOfStream], TuningDriver | None]:
-        engine, helm = self._engine(progress)
-        if self._device is None:
-            return engine, helm
-        delivery = Delivery(
-            engine,
-            self._device,
-            depth=self.prefetch_factor or 1,
-            widen=self._widening,
-            of=_batch_of,
-            replaced=_with_batch,
-            on_rest=None if self._ring is None else self._ring.unwatch,
-            decoder=None if self._decode == "cpu" else NvJpeg,
-            rescue=None if self._decode == "cpu" else self._rescue(),
-            split=self.split,
-            counter=self.counters.copies,
-        )
-        return delivery, helm
-
-    def _rescue(self) -> Any:
-        maker = self._maker(None)
-        assert isinstance(maker, MapMaker)
-        return HostDecodeFallback(maker)
-
-    def _teller(self) -> Callable[[], Any]:
-        return epoch_setter_state(self._course.dataset) if self.split is None else self.split.tell
-
-    def _told(self) -> Any:
-        """Return what the dataset has to say to whoever reads it, without a recipe that counts."""
-        return epoch_setter_state(self._course.dataset)() if self.split is None else self.split.share
-
-    def _engine(self, progress: Progress) -> tuple[Engine[BatchResult | EndOfStream], TuningDriver | None]:
-        recipes = ErrorCapturingIterator(self._readable(progress))
-        pin = self._pin()
-        if self._has_workers and pin is not None and pin.device is None:
-            warnings.warn("worker processes give page-locked batches for CUDA alone; these are not", stacklevel=5)
-        if self.auto is not None:
-            return start_tuned_engine(EngineFactory(self, self.auto, progress, recipes, pin), self.auto)
-        setting = Parallelism(self.num_workers, self.num_threads, self.prefetch_factor or 1)
-        if setting.num_workers:
-            return self._workers(progress, setting, pin).run(self._errand(progress, recipes)), None
-        return self._here(setting, recipes, pin), None
-
-    def _errand(self, progress: Progress, recipes: Iterator[Any]) -> MapRequests | StreamRequests:
-        """Return what is asked of worker processes."""
-        chosen = self._chosen_epoch
-        if isinstance(progress, StreamProgress):
-            return StreamRequests(progress, recipes, chosen_epoch=chosen)
-        return MapRequests(recipes, chosen_epoch=chosen, tell=self._teller())
-
-    def _here(self, setting: Parallelism, recipes: Iterator[Any], pin: _Pin | None) -> Inline[Any, Any] | Threads[Any]:
-        """Return an engine in this process."""
-        maker = self._maker(pin)
-        if isinstance(maker, MapMaker):
-            maker.tell = self._teller()
-        if setting.is_inline:
-            return Inline(recipes, maker.make if self.auto is None else self.auto.footprint.watched(maker.make))
-        tasks: Iterator[Any] = map(maker.task, recipes)
-        return Threads(
-            tasks,
-            num_threads=setting.num_threads,
-            depth=setting.prefetch_factor,
-            timeout=self.timeout,
-            draws=self._is_stream,  # drawing from a stream is the work
-        )
-
-    def _readable(self, progress: Progress) -> Iterator[Any]:
-        """Return the recipes; what only fills up a batch is not of a source that a mixture no longer has."""
-        mixture = self._mixture
-        if mixture is None or len(mixture.sources) == len(mixture.names):
-            return progress.recipes()
-        view = mixture.in_epoch(progress.epoch)
-        return (
-            recipe if recipe.padding is None else recipe._replace(positions=view.filling(recipe.positions))
-            for recipe in progress.recipes()
+            layout=schedule.layout,
         )
 
     @staticmethod
@@ -1009,84 +902,3 @@ class DataLoader(TorchDataLoader[T_co]):
                 hint="load a state of that time to go back to it",
             )
         mixture.check_readable(progress.epoch, progress.ordinal)
-
-    def _context(self) -> Any:
-        """Return how worker processes are started."""
-        return self.multiprocessing_context or multiprocessing.get_context()
-
-    def _workers(
-        self, progress: Progress, setting: Parallelism, pin: _Pin | None
-    ) -> Processes[BatchResult | EndOfStream]:
-        locks = pin is not None and pin.device is not None
-        if self._ring is not None and self._ring.is_foreign:
-            self._ring = self._processes = None  # they are the parent's, and so are its slots
-        if self._processes is not None:
-            return self._processes
-        is_delivered = self._device is not None and self._device.type == "cuda"
-        if self._ring is None:
-            # a delivery sees to it that slots are not used again before their copies are complete
-            self._ring = Ring(CudaPageLock() if locks else None, is_watched=is_delivered)
-            finalize(self, self._ring.close)
-        staff = WorkerOptions(
-            num_workers=setting.num_workers,
-            num_threads=setting.num_threads,
-            prefetch_factor=setting.prefetch_factor,
-            context=self._context(),
-            seed=derived_key(self._course.seed, progress.epoch) >> 1,
-            timeout=self.timeout,
-            in_order=self.in_order,
-            is_assigned=self._is_stream,
-            # what goes to a device at once need not be kept apart from its batch
-            small_bytes=0 if is_delivered else SMALL_BYTES,
-            pins_small=locks,
-            most_workers=0 if self.auto is None else self.auto.most_workers,
-        )
-        forwarder = EpochForwarder if self.auto is None else CostProbingForwarder
-        maker = forwarder(self._maker(None), self._chosen_epoch)
-        job = WorkerJob(maker, self._course.dataset, Beginning(self.worker_init_fn))
-        workers: Processes[BatchResult | EndOfStream] = Processes(
-            job, staff, self._ring, is_persistent=self.persistent_workers, tally=self.counters.tally
-        )
-        if self.persistent_workers:
-            self._processes = workers
-        return workers
-
-    def _pin(self) -> _Pin | None:
-        """Return what moves a batch to page-locked memory, with the warnings torch gives."""
-        if self._device is not None and self._device.type == "cuda":
-            return _Pin(self._device.index if self._device.index is not None else torch.cuda.current_device())
-        if not self.pin_memory:
-            return None
-        if self.pin_memory_device:
-            warnings.warn(
-                f"pin_memory_device={self.pin_memory_device!r} is deprecated and ignored",
-                stacklevel=5,
-            )
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        if accelerator is None or accelerator.type == "mps":
-            lack = "there is no accelerator" if accelerator is None else "MPS has none"
-            warnings.warn(f"pin_memory=True, but {lack}, so page-locked memory is not used", stacklevel=5)
-            return None
-        device = torch.cuda.current_device() if accelerator.type == "cuda" else None
-        return _Pin(device)
-
-
-def _batch_of(made: BatchResult | EndOfStream) -> Any:
-    return made.batch if isinstance(made, BatchResult) else None
-
-
-def _with_batch(made: BatchResult | EndOfStream, batch: Any) -> BatchResult | EndOfStream:
-    return made._replace(batch=batch) if isinstance(made, BatchResult) else made
-
-
-class _Pin:
-    """Moves a batch to page-locked memory, for the device of the thread that made the loader's iterator."""
-
-    def __init__(self, device: int | None) -> None:
-        self.device = device
-
-    def __call__(self, batch: Any) -> Any:
-        # a new thread begins on device 0, and would set up a context there for nothing
-        if self.device is not None and torch.cuda.current_device() != self.device:
-            torch.cuda.set_device(self.device)
-        return pin_memory(batch)

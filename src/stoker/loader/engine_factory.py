@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.engine.processes.engine import Run
 from stoker.errors import WorkerStuck
 from stoker.loader.auto import Auto, TuningDriver
 from stoker.loader.sample_costs import CostRequests, PeekedRecipes
-from stoker.loader.state.progress import Progress
 from stoker.loader.work import BatchResult, EndOfStream
 from stoker.tuning.engine_switcher import EngineSegment, EngineSwitcher, Runner
 from stoker.tuning.parallelism import Parallelism
+
+if TYPE_CHECKING:
+    from stoker.loader.build import EngineBuilder
 
 log = logging.getLogger("stoker")
 
@@ -21,8 +23,8 @@ log = logging.getLogger("stoker")
 class EngineFactory:
     """Starts engines for a loader. Held by the relay that it starts them for, and holds nothing of it."""
 
-    def __init__(self, loader: Any, auto: Auto, progress: Progress, recipes: Iterator[Any], pin: Any) -> None:
-        self._loader, self._auto, self._progress, self._pin = loader, auto, progress, pin
+    def __init__(self, builder: EngineBuilder, auto: Auto, recipes: Iterator[Any]) -> None:
+        self._builder, self._auto = builder, auto
         self._scout: Run[Any] | None = None
         self._is_closed = False
         self.recipes: Iterator[Any] = recipes
@@ -31,8 +33,8 @@ class EngineFactory:
         if auto.is_to_scout:
             # the worker starts now, and looks around when the first batch is asked for
             self.recipes = ahead = PeekedRecipes(recipes)
-            errand = CostRequests(ahead, chosen_epoch=loader._chosen_epoch, told=loader._told)
-            self._scout = loader._workers(progress, auto.setting, pin).run(errand)
+            errand: Any = CostRequests(ahead, chosen_epoch=builder.loader._chosen_epoch, told=builder.peeked_state)
+            self._scout = builder.workers(auto.setting).run(errand)
         else:
             auto.begin()
 
@@ -63,27 +65,27 @@ class EngineFactory:
 
     def start(self, setting: Parallelism, leg: EngineSegment) -> Runner[BatchResult | EndOfStream]:
         """Return the engine for a setting; the workers that have scouted go on to work, if any are needed."""
-        loader, scout = self._loader, self._scout
+        builder, scout = self._builder, self._scout
         self._scout = None
         if not setting.num_workers:
             if scout is not None:
                 scout.close()
-            return loader._here(setting, leg, self._pin)  # type: ignore[no-any-return]
-        errand = loader._errand(self._progress, leg)
+            return builder.in_process(setting, leg)
+        errand = builder.requests(leg)
         if scout is None:
-            return loader._workers(self._progress, setting, self._pin).run(errand)  # type: ignore[no-any-return]
+            return builder.workers(setting).run(errand)
         run = scout.followed_by(errand)
         run.resize(setting.num_workers, setting.num_threads, setting.prefetch_factor)
         return run
 
     def batch_bytes(self) -> int:
         """Return how big a batch is that lies in a slot; 0 if there is none."""
-        ring = self._loader._ring
+        ring = self._builder.loader._ring
         return 0 if ring is None else ring.sizes.largest_bytes
 
     def can_leave(self) -> bool:
         """Return whether workers can be started though data was read here."""
-        context = self._loader._context()
+        context = self._builder.context()
         return context.get_start_method() != "fork" or self._auto.footprint.is_clean()
 
     def close(self) -> None:

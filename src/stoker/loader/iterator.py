@@ -10,12 +10,12 @@ from typing import Any, NoReturn, Self
 
 from torch.autograd.profiler import record_function
 
-from stoker.engine.ledger import Ledger
+from stoker.batch.ledger import Ledger
 from stoker.engine.task import Engine
 from stoker.errors import NestedNext, TooManySkipped
 from stoker.foundation.torch_private import is_profiling
 from stoker.loader.auto import TuningDriver
-from stoker.loader.looking.counters import Counters
+from stoker.loader.metrics.counters import Counters
 from stoker.loader.state.plan_progress import PlanProgress
 from stoker.loader.state.progress import Progress
 from stoker.loader.state.stream_progress import StreamProgress

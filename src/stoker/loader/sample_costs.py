@@ -144,7 +144,7 @@ class RecipeProbe:
 
     def __init__(self, maker: MapMaker, recipes: list[Recipe], told: Any) -> None:
         self._maker, self._recipes, self._told = maker, recipes, told
-        self._trays: dict[int, Any] = {}
+        self._writers: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._read: dict[int, Any] = {}
         is_whole = not maker.fills and (maker.gathers or maker.reads_many)
@@ -168,11 +168,11 @@ class RecipeProbe:
         positions = positions_of(recipe)[row : row + 1]
         if maker.fills:
             with self._lock:
-                if number not in self._trays:
-                    self._trays[number] = maker.opened(recipe, self._told)
-                tray = self._trays[number]
-            if tray is not None:
-                maker.fill(recipe, tray, positions, row, [])
+                if number not in self._writers:
+                    self._writers[number] = maker.opened(recipe, self._told)
+                writer = self._writers[number]
+            if writer is not None:
+                maker.fill(recipe, writer, positions, row, [])
                 return
         self._read[unit] = maker.read(recipe, positions, [])
 

@@ -25,12 +25,12 @@ from weakref import WeakSet
 
 import numpy as np
 
-from stoker.engine.global_generators import BorrowedGenerators
-from stoker.engine.ledger import Policy, Skipped
+from stoker.batch.ledger import Policy, Skipped
 from stoker.engine.processes.worker_info import act_as, has_looked
 from stoker.engine.slots.slot_writer import SlotWriter
 from stoker.errors import EarlyStop
 from stoker.foundation import torch_private
+from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.foundation.randomness import SampleContext, entered, reading_in_epoch
 from stoker.foundation.stages import watch
 from stoker.loader.state.dataset_state import has_exact_state, load_own_state, state_between_epochs, with_state

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Subset
 
-from stoker.batch import Gathering, Tray, Trays, explain, placed, plain_collate, stack_plainly
-from stoker.engine.global_generators import BorrowedGenerators
-from stoker.engine.ledger import Policy, Skipped
+from stoker.batch import Gathering, RowWriter, RowWriters, explain, placed, plain_collate, stack_plainly
+from stoker.batch.ledger import Policy, Skipped
 from stoker.engine.slots.slot_writer import SlotWriter
 from stoker.engine.timing import HERE, HandoverTimes, Times
 from stoker.errors import EarlyStop, NothingCollated, StokerError
+from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.foundation.randomness import SampleContext, entered, key_of, reading_in_epoch
 from stoker.foundation.stages import watch
 from stoker.loader.sharing.context_parallel import SequencePart
@@ -75,7 +75,7 @@ def decode_recipe(content: WorkItem) -> Recipe:
 
 def epoch_setter_state(dataset: Any) -> Callable[[], Any]:
     """Return what tells, with every recipe, what a dataset in the trainer's process has to say to whoever reads it."""
-    tell = getattr(dataset, "tell", None)
+    tell = getattr(dataset, "batch_hint", None)
     return tell if callable(tell) else _nothing
 
 
@@ -192,9 +192,9 @@ class MapMaker:
         self.gathers = finish.is_batched and finish.collate_fn is None and hasattr(dataset, "__getbatch__")
         """The dataset may make batches whole."""
         self._gather = Gathering() if self.gathers else None
-        self.fills = finish.is_batched and finish.collate_fn is None and callable(getattr(dataset, "tray", None))
+        self.fills = finish.is_batched and finish.collate_fn is None and callable(getattr(dataset, "open_batch", None))
         """The dataset may write samples where they belong in the batch."""
-        self._trays = Trays()
+        self._writers = RowWriters()
         self.tell = epoch_setter_state(dataset)
         """What says how to make the next batch, where it is made in the trainer's process."""
         self._has_epochs = callable(getattr(dataset, "in_epoch", None))
@@ -220,9 +220,9 @@ class MapMaker:
 
     def _make(self, recipe: Recipe) -> BatchResult:
         if self.fills:
-            tray = self.opened(recipe, self.tell())
-            if tray is not None:
-                return self.filled(recipe, tray)
+            writer = self.opened(recipe, self.tell())
+            if writer is not None:
+                return self.filled(recipe, writer)
         if self.gathers:
             made = self.gathered(recipe)
             if made is not None:
@@ -274,34 +274,34 @@ class MapMaker:
         made, transform = perf_counter(), watch.seconds - before
         return BatchResult(recipe, batch, (), None, (began, made, made - began - transform, transform, 0.0))
 
-    def opened(self, recipe: Recipe, told: Any, desk: SlotWriter | None = None) -> Tray | None:
-        """Return a tray for a recipe, in the slot on `desk` if there is one; None if the dataset has none after all."""
+    def opened(self, recipe: Recipe, told: Any, desk: SlotWriter | None = None) -> RowWriter | None:
+        """Return a writer for a recipe, in the slot on `desk` if there is one; None if the dataset has none."""
         dataset = self.dataset_in(recipe.epoch) if self._has_epochs else self.dataset
         num_samples = len(recipe.positions)
         if desk is None:
-            tray = self._trays.opened(dataset, num_samples, told)
+            writer = self._writers.opened(dataset, num_samples, told)
         else:
             desk.clear()
             with self.finish.onto(desk):
-                tray = self._trays.opened(dataset, num_samples, told, clear=desk.clear)
-        if tray is NotImplemented:
+                writer = self._writers.opened(dataset, num_samples, told, clear=desk.clear)
+        if writer is NotImplemented:
             self.fills = False
             return None
-        return tray  # type: ignore[no-any-return]
+        return writer  # type: ignore[no-any-return]
 
-    def filled(self, recipe: Recipe, tray: Tray) -> BatchResult:
-        """Return the batch of a tray, filled here and now."""
+    def filled(self, recipe: Recipe, writer: RowWriter) -> BatchResult:
+        """Return the batch of a writer, filled here and now."""
         began, before = perf_counter(), watch.seconds
         skipped: list[Skipped] = []
-        self.fill(recipe, tray, positions_of(recipe), 0, skipped)
+        self.fill(recipe, writer, positions_of(recipe), 0, skipped)
         transform = watch.seconds - before
-        return self.lifted(recipe, tray, skipped, (began, perf_counter() - began - transform, transform))
+        return self.lifted(recipe, writer, skipped, (began, perf_counter() - began - transform, transform))
 
-    def lifted(self, recipe: Recipe, tray: Tray, skipped: list[Skipped], reading: Reading) -> BatchResult:
-        """Return the batch of a tray that is full."""
+    def lifted(self, recipe: Recipe, writer: RowWriter, skipped: list[Skipped], reading: Reading) -> BatchResult:
+        """Return the batch of a writer that is full."""
         lifting = perf_counter()
         try:
-            batch = self._trays.lifted(tray)
+            batch = self._writers.lifted(writer)
         except Exception as error:
             _noted(error, f"while putting together {listed(recipe)}")
             raise
@@ -310,15 +310,15 @@ class MapMaker:
         began, read, transform = reading
         return BatchResult(recipe, batch, skipped, None, (began, made, read, transform, made - lifting))
 
-    def fill(self, recipe: Recipe, tray: Tray, positions: list[Any], row: int, skipped: list[Skipped]) -> None:
+    def fill(self, recipe: Recipe, writer: RowWriter, positions: list[Any], row: int, skipped: list[Skipped]) -> None:
         """Put the samples at `positions` into the rows from `row` on; bad ones are replaced, if the policy says so."""
         walk = iter(positions)
         previous = entered(self._context(recipe, positions, walk, row))
-        put = tray.put
+        write = writer.write
         try:
             for position in walk:
                 try:
-                    put(row, position)
+                    write(row, position)
                 except Exception as error:
                     fault = error
                     if isinstance(error, StopIteration):
@@ -327,7 +327,7 @@ class MapMaker:
                     if self.policy.action == "raise":
                         self._blame(fault, recipe, position)
                         raise fault  # noqa: B904  # the error itself, or it has one for its cause
-                    self._replaced(fault, recipe, position, row, skipped, partial(put, row))
+                    self._replaced(fault, recipe, position, row, skipped, partial(write, row))
                 row += 1
         finally:
             entered(previous)
@@ -339,10 +339,10 @@ class MapMaker:
 
         def make(recipe: Recipe) -> BatchResult:
             if self.fills:
-                tray = self.opened(recipe, content[-1], desk)
-                if tray is not None:
+                writer = self.opened(recipe, content[-1], desk)
+                if writer is not None:
                     with self.finish.onto(desk):
-                        return self.filled(recipe, tray)
+                        return self.filled(recipe, writer)
             if self.gathers:
                 desk.clear()
                 with self.finish.onto(desk):
@@ -359,8 +359,8 @@ class MapMaker:
     def task_away(self, content: WorkItem, desk: SlotWriter) -> AwayTask:
         """Return the making of a batch in a worker process that has several threads."""
         recipe = decode_recipe(content)
-        tray = self.opened(recipe, content[-1], desk) if self.fills else None
-        return AwayTask(MapTask(self, recipe, tray), self.finish, desk)
+        writer = self.opened(recipe, content[-1], desk) if self.fills else None
+        return AwayTask(MapTask(self, recipe, writer), self.finish, desk)
 
     def task(self, recipe: Recipe) -> MapTask:
         """Return the work of `recipe`, to be shared out among threads."""
@@ -494,14 +494,14 @@ class EpochForwarder:
 class MapTask:
     """The reading of one batch in parts, by several threads."""
 
-    __slots__ = ("gathers", "maker", "positions", "readings", "recipe", "samples", "size", "skipped", "tray")
+    __slots__ = ("gathers", "maker", "positions", "readings", "recipe", "samples", "size", "skipped", "writer")
 
-    def __init__(self, maker: MapMaker, recipe: Recipe, tray: Tray | None = None) -> None:
-        self.maker, self.recipe, self.tray = maker, recipe, tray
+    def __init__(self, maker: MapMaker, recipe: Recipe, writer: RowWriter | None = None) -> None:
+        self.maker, self.recipe, self.writer = maker, recipe, writer
         self.positions = positions_of(recipe)
         # one call for all, where the dataset takes many positions: it may want to see them together
-        self.gathers = maker.gathers and tray is None
-        is_one = tray is None and (maker.reads_many or self.gathers)
+        self.gathers = maker.gathers and writer is None
+        is_one = writer is None and (maker.reads_many or self.gathers)
         self.size = 1 if is_one else len(self.positions)
         self.samples: list[Any] = [None] * len(self.positions)
         self.skipped: list[tuple[int, list[Skipped]]] = []
@@ -516,8 +516,8 @@ class MapTask:
     def _read(self, start: int, stop: int) -> None:
         began, before = perf_counter(), watch.seconds
         skipped: list[Skipped] = []
-        if self.tray is not None:
-            self.maker.fill(self.recipe, self.tray, self.positions[start:stop], start, skipped)
+        if self.writer is not None:
+            self.maker.fill(self.recipe, self.writer, self.positions[start:stop], start, skipped)
         elif self.maker.reads_many:
             self.samples = self.maker.read(self.recipe, self.positions, skipped)
         else:
@@ -536,8 +536,8 @@ class MapTask:
             self._read(0, len(self.positions))
         skipped = [entry for _, part in sorted(self.skipped, key=lambda item: item[0]) for entry in part]
         reading = self._reading()
-        if self.tray is not None:
-            return self.maker.lifted(self.recipe, self.tray, skipped, reading)
+        if self.writer is not None:
+            return self.maker.lifted(self.recipe, self.writer, skipped, reading)
         return run_inline(self.maker.finish, self.recipe, self.samples, skipped, None, reading)
 
     def _reading(self) -> Reading:

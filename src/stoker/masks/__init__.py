@@ -8,7 +8,7 @@ same document and `k <= q`; padding is a document of its own, so that no query i
 from stoker.masks.block_mask import flex
 from stoker.masks.calls import flash, nested, sdpa, varlen
 from stoker.masks.dense_mask import dense, from_eos
-from stoker.masks.documents import document_ids_from_eos, positions_from_ids
+from stoker.masks.document_ids import document_ids_from_eos, positions_from_ids
 
 __all__ = [
     "dense",

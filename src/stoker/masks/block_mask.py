@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from stoker.errors import ArgumentError
-from stoker.masks.documents import Batch, field, starts, tensor
+from stoker.masks.document_ids import Batch, field, starts, tensor
 
 PAIRS = ("kv", "full_kv", "q", "full_q")
 """Tables come in pairs: how many blocks, and which."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stoker.errors import ArgumentError
 from stoker.masks.dense_mask import dense
-from stoker.masks.documents import Batch, field, tensor
+from stoker.masks.document_ids import Batch, field, tensor
 
 
 def sdpa(batch: Batch | Tensor) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from stoker.masks.documents import Batch, document_ids_from_eos, field
+from stoker.masks.document_ids import Batch, document_ids_from_eos, field
 
 
 def dense(batch: Batch | Tensor) -> Tensor:

@@ -1,25 +1,25 @@
-"""What is quicker in C than in NumPy, where a C compiler was there when Stoker was installed.
+"""C helpers for what runs in every batch, compiled if a C compiler was available when Stoker was installed.
 
-Nothing needs it: each function says by False that NumPy has to do the same, which it does, only slower.
-`STOKER_NATIVE=0` turns it off, and `stoker about` tells whether it is in use.
+None of them is required: each function returns False where the library is not loaded, and NumPy then does the same,
+slower. `STOKER_NATIVE=0` turns them off; `stoker about` shows whether they are in use.
 """
 
+from stoker.native.apportionment import apportion
 from stoker.native.blocks import block_tables
 from stoker.native.faults import JpegFault
-from stoker.native.header import JpegHeader, jpeg_header
+from stoker.native.jpeg_headers import JpegHeader, jpeg_header
 from stoker.native.library import describe, describe_jpeg, without
-from stoker.native.pictures import decode_jpeg, has_jpeg, resize
-from stoker.native.rows import can_gather, fill_rows, gather_rows
-from stoker.native.sequence import apportion
-from stoker.native.spans import Finder, Found, Parts, Sheet
+from stoker.native.pixels import decode_jpeg, has_jpeg, resize
+from stoker.native.spans import ArrayParts, FoundSpans, RowMemory, SpanFinder
+from stoker.native.token_rows import can_gather, fill_rows, gather_rows
 
 __all__ = [
-    "Finder",
-    "Found",
+    "ArrayParts",
+    "FoundSpans",
     "JpegFault",
     "JpegHeader",
-    "Parts",
-    "Sheet",
+    "RowMemory",
+    "SpanFinder",
     "apportion",
     "block_tables",
     "can_gather",

@@ -1,4 +1,4 @@
-/* FlexAttention's block tables; compose/blocks.py says what is in them. */
+/* FlexAttention's block tables; compose/packs/block_tables.py says what is in them. */
 
 #include "native.h"
 

@@ -1,4 +1,4 @@
-"""FlexAttention's block tables; `compose/blocks.py` says what is in them."""
+"""FlexAttention's block tables: the C twin of `compose/packs/block_tables.py`, which defines them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError
-from stoker.native.arrays import INT32, address, check_writeable, inputs
+from stoker.native.arrays import INT32, address, as_input, check_writeable
 from stoker.native.faults import raise_fault
 from stoker.native.library import library
+from stoker.native.token_rows import LONGEST
 
-TABLES = (
-    ("kv_num_blocks", "kv_indices"),
-    ("full_kv_num_blocks", "full_kv_indices"),
-    ("q_num_blocks", "q_indices"),
-    ("full_q_num_blocks", "full_q_indices"),
-)
-"""The tables, each with its counts before it, in the order of blocks.c."""
-
-LONGEST = 2**31 - 1
+KINDS = ("kv", "full_kv", "q", "full_q")
 
 
 def block_tables(
@@ -31,37 +24,46 @@ def block_tables(
     out: Mapping[str, NDArray[np.int32]],
     rows: NDArray[np.int64],
 ) -> bool:
-    """Write the eight tables of rows with these borders into rows `rows` of the arrays in `out`.
+    """Write the eight tables of R rows with these borders, `cu_seqlens` [R, M + 1], into rows `rows` of `out`.
 
-    False, and nothing written, where the library is not there or has no code for these arrays; `ArgumentError` if
-    something cannot be.
+    Returns False, having written nothing, where the library is not loaded or has no code for these arrays. Raises
+    `ArgumentError` if something is out of range.
     """
     native = library()
     if native is None or cu_seqlens.dtype != INT32 or cu_seqlens.ndim != 2 or not cu_seqlens.flags.c_contiguous:
         return False
     if not (0 < length <= LONGEST and 0 < size <= LONGEST and cu_seqlens.flags.aligned):
         return False
-    rows = inputs("rows", rows)
+    rows = as_input("rows", rows)
     num_rows, width = cu_seqlens.shape
     if len(rows) != num_rows or width < 2:
         raise ArgumentError(
-            f"there are borders of {num_rows} rows, {width} for each, and {len(rows)} rows for them",
-            hint="cu_seqlens is [rows, spans + 1]",
+            f"cu_seqlens has the shape {cu_seqlens.shape}, for {len(rows)} rows", hint="it is [rows, spans + 1]"
         )
     num = -(-length // size)
     num_places = len(out["kv_num_blocks"])
-    addresses = []
-    for counts, indices in TABLES:
-        for name, shape in ((counts, (num_places, num)), (indices, (num_places, num, num))):
+    tables = {}
+    for kind in KINDS:
+        for name, field, shape in (
+            (f"{kind}_num_blocks", f"{kind}_num", (num_places, num)),
+            (f"{kind}_indices", kind, (num_places, num, num)),
+        ):
             array = out[name]
             if array.dtype != INT32:
                 return False
             if array.shape != shape or not array.flags.carray:
                 check_writeable(name, array, shape)
                 return False
-            addresses.append(address(array))
+            tables[field] = address(array)
     found = native.block_tables(
-        address(cu_seqlens), num_rows, width, length, size, address(rows), num_places, *addresses
+        cu_seqlens=address(cu_seqlens),
+        num_rows=num_rows,
+        width=width,
+        length=length,
+        size=size,
+        rows=address(rows),
+        num_places=num_places,
+        **tables,
     )
     if found:
         raise_fault(found)

@@ -1,4 +1,4 @@
-"""The libraries, loaded: when first needed, if they are there, made from these very sources, and not turned off."""
+"""The C libraries: loaded when first needed, if present, built from exactly these sources, and not turned off."""
 
 from __future__ import annotations
 
@@ -7,38 +7,27 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from struct import Struct
 from typing import Any, TypeVar
 
 from stoker.native.building import JPEG_LIBRARY, LIBRARY, digest, is_current
+from stoker.native.structures import declarations
 
 SWITCH = "STOKER_NATIVE"
-"""The environment variable that turns the libraries off if it is 0."""
+"""Environment variable that turns both libraries off when it is 0."""
 JPEG_SWITCH = "STOKER_NATIVE_JPEG"
-"""The one that turns off the decoder of JPEG files alone."""
-
-# The structures that the functions take: addresses (P) and numbers (q, d), in the order of the sources.
-LAYOUTS = {
-    "fill_rows": "Pqq PPPq PPq qq Pqq Pqq PP Pq",
-    "gather_rows": "Pqq Pqq Pq Pq",
-    "apportion": "Pq Pq",
-    "block_tables": "Pqqqq Pq PPPPPPPP",
-    "find_spans": "PPqPq",
-    "write_rows": "PPqPP",
-    "jpeg_header": "PqP",
-    "resize": "Pqqqq dddd Pqqqqqq",
-}
-JPEG_LAYOUTS = {"decode_jpeg": "Pq qqqq dddd d Pqqqqqq", "check_jpeg": ""}
+"""Environment variable that turns the JPEG decoder alone off when it is 0."""
 
 try:
-    # Now, as the structures are of now too: an update under a running process brings a library that takes others.
+    # Read at import, not at first use: an update under a running process may replace the sources and the library with
+    # ones of other structures, and the digest then no longer matches.
     _SOURCES = digest()
+    declarations()
 except OSError:
     _SOURCES = "unreadable"
 
 
-class Library:
-    """The functions in C, each of which takes the fields of its structure. Calls let other threads run."""
+class NativeLibrary:
+    """The C functions. Each takes the fields of its structure, by name or in order; calls release the GIL."""
 
     fill_rows: Callable[..., int]
     gather_rows: Callable[..., int]
@@ -51,20 +40,20 @@ class Library:
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
-        for name, layout in LAYOUTS.items():
-            setattr(self, name, _taking(library[f"stoker_{name}"], Struct(layout)))
+        for name in NativeLibrary.__annotations__:
+            setattr(self, name, _bind(library, name))
 
 
 class JpegLibrary:
-    """The decoder of JPEG files, which is a library of its own."""
+    """The JPEG decoder, a library of its own: it needs libjpeg-turbo."""
 
     decode_jpeg: Callable[..., int]
     check_jpeg: Callable[..., int]
 
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
-        for name, layout in JPEG_LAYOUTS.items():
-            setattr(self, name, _taking(library[f"stoker_{name}"], Struct(layout)))
+        for name in JpegLibrary.__annotations__:
+            setattr(self, name, _bind(library, name))
         self._message = library["stoker_jpeg_message"]
         self._message.restype = ctypes.c_char_p
         if self.check_jpeg():
@@ -76,46 +65,52 @@ class JpegLibrary:
         return found.decode(errors="replace")
 
 
-def _taking(function: Any, layout: Struct) -> Callable[..., int]:
+def _bind(library: Any, name: str) -> Callable[..., int]:
+    """Return the C function of that name, called with the fields of its structure."""
+    function = library[f"stoker_{name}"]
     function.argtypes, function.restype = (ctypes.c_char_p,), ctypes.c_int64
-    pack = layout.pack
+    taken = declarations().functions[name]
+    if not taken:
+        return lambda: function(b"")
+    structure = declarations().structure(taken)
+    pack, pack_by_name = structure.layout.pack, structure.pack
 
-    def call(*fields: float) -> int:
-        found: int = function(pack(*fields))
+    def call(*values: float, **fields: float) -> int:
+        found: int = function(pack_by_name(fields) if fields else pack(*values))
         return found
 
     return call
 
 
-_found: tuple[Library | None, str] | None = None
-"""The library, or None and why not. Found once in each process."""
+_found: tuple[NativeLibrary | None, str] | None = None
+"""The library, or None and why not. Looked for once in each process."""
 
 _found_jpeg: tuple[JpegLibrary | None, str] | None = None
 
 
-def library() -> Library | None:
-    """Return the library, or None where NumPy has to do."""
+def library() -> NativeLibrary | None:
+    """Return the library; None where NumPy is used instead."""
     return (_found or _find())[0]
 
 
 def jpeg_library() -> JpegLibrary | None:
-    """Return the decoder of JPEG files, or None where another one has to do."""
+    """Return the JPEG decoder; None where another decoder is used instead."""
     return (_found_jpeg or _find_jpeg())[0]
 
 
 def describe() -> str:
-    """Return whether the library is in use, and if not why, for people."""
+    """Return whether the library is in use, and if not why."""
     return (_found or _find())[1]
 
 
 def describe_jpeg() -> str:
-    """Return whether the decoder of JPEG files is in use, and if not why, for people."""
+    """Return whether the JPEG decoder is in use, and if not why."""
     return (_found_jpeg or _find_jpeg())[1]
 
 
-def _find() -> tuple[Library | None, str]:
+def _find() -> tuple[NativeLibrary | None, str]:
     global _found
-    _found = _looked_for(LIBRARY, Library, "installing again with a C compiler at hand builds them")
+    _found = _load(LIBRARY, NativeLibrary, "installing again with a C compiler builds it")
     return _found
 
 
@@ -124,30 +119,30 @@ def _find_jpeg() -> tuple[JpegLibrary | None, str]:
     if os.environ.get(JPEG_SWITCH) == "0":
         _found_jpeg = None, f"off, as {JPEG_SWITCH} is 0"
         return _found_jpeg
-    with_headers = "installing again with a C compiler and libjpeg-turbo's headers at hand builds it"
-    _found_jpeg = _looked_for(JPEG_LIBRARY, JpegLibrary, with_headers)
+    how = "installing again with a C compiler and the headers of libjpeg-turbo builds it"
+    _found_jpeg = _load(JPEG_LIBRARY, JpegLibrary, how)
     return _found_jpeg
 
 
-Kind = TypeVar("Kind", Library, JpegLibrary)
+Kind = TypeVar("Kind", NativeLibrary, JpegLibrary)
 
 
-def _looked_for(path: Path, kind: type[Kind], how: str) -> tuple[Kind | None, str]:
+def _load(path: Path, kind: type[Kind], how_to_build: str) -> tuple[Kind | None, str]:
     if os.environ.get(SWITCH) == "0":
         return None, f"off, as {SWITCH} is 0"
     if not path.exists():
-        return None, f"not there; {how}"
+        return None, f"not built; {how_to_build}"
     if not is_current(path, _SOURCES):
-        return None, "of other sources; `python -m stoker.native` makes them anew"
+        return None, "built from other sources; `python -m stoker.native` rebuilds it"
     try:
         return kind(str(path)), "in use"
-    except (OSError, AttributeError) as error:  # of another kind of machine, say, or one without the same libjpeg
+    except (OSError, AttributeError) as error:  # for another kind of machine, or without the same libjpeg
         return None, f"cannot be loaded: {error}"
 
 
 @contextmanager
 def without() -> Iterator[None]:
-    """Have NumPy, and other decoders, do all in this block, in the whole process: to compare."""
+    """Use NumPy, and other decoders, for everything in this block, in the whole process: to compare."""
     global _found, _found_jpeg
     before, before_jpeg = _found, _found_jpeg
     _found = _found_jpeg = None, "off for now"

@@ -1,9 +1,10 @@
-/* What the sources of the library share. Nothing here or in them knows of Python: NumPy's arrays come as addresses.
+/* What the sources of the library share. None of them depends on Python: NumPy arrays arrive as addresses.
 
-   Each function takes one structure, of addresses and 64-bit numbers: Python packs it far quicker than arguments one by
-   one. library.py has the same layouts. Addresses of outputs may be 0 where it says so.
+   Each function takes one structure of addresses, 64-bit integers and doubles: Python packs a structure far quicker than
+   it passes arguments one by one. structures.py reads the declarations from these files, so a field may be added, renamed
+   or moved here alone; every field must take 8 bytes. Addresses of outputs may be 0 where a comment says so.
 
-   Every function looks at all it was given before it writes, so that no input makes it read or write outside the arrays.
+   Every function checks all of its input before it writes, so that no input makes it read or write outside the arrays.
    It returns 0, or what is wrong and in which row: WRONG(what, row). */
 
 #ifndef STOKER_NATIVE_H
@@ -22,7 +23,7 @@
 #define CLONED
 #endif
 
-/* The same numbers are in faults.py. */
+/* faults.py has the messages, by these names. */
 enum {
     FINE,
     NO_MEMORY,     /* nothing is wrong with the input */

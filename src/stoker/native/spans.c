@@ -1,4 +1,4 @@
-/* What is in packed rows: the arithmetic of compose/layout.py, from rows to spans of documents, and where these lie. */
+/* What is in packed rows: the arithmetic of compose/packs/pack_tables.py, from rows to spans of documents, and where these lie. */
 
 #include "native.h"
 

@@ -1,50 +1,50 @@
-"""What is in packed rows, looked up in one pass: `compose/layout.py` says how, `compose/rows.py` does it by NumPy."""
+"""Look up the spans of packed rows in one pass of C.
+
+The arithmetic is that of `compose/packs/pack_tables.py`; `BestFitRows` in `packed_rows.py` there is the NumPy twin.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError
-from stoker.native.arrays import INT64, SOURCES, TARGETS, address, inputs, is_readable
+from stoker.native.arrays import INT64, SOURCES, TARGETS, address, as_input, is_readable
 from stoker.native.faults import NO_ROOM
-from stoker.native.library import LAYOUTS, library
-from stoker.native.rows import LONGEST, bytes_for
+from stoker.native.library import library
+from stoker.native.structures import Structure, declarations
+from stoker.native.token_rows import LONGEST, checked_bytes
 
 Indices = NDArray[np.int64]
 
-_TABLES = Struct("PPqPqqq" + 4 * "PqqPPqPq")
-_FILLING = Struct(LAYOUTS["fill_rows"])
 _NUMBERS = (np.dtype(np.uint32), np.dtype(np.uint64), INT64)
 
-
 MOST_ROOM = 1 << 16
-"""Spans for which there is room at the first attempt."""
+"""Spans that the output has room for at the first attempt, at most."""
 
 
-class Parts(NamedTuple):
-    """Numbers one after the other, in parts: number `i` of part `p` is `flat[elements[p] + i - starts[p]]`."""
+class ArrayParts(NamedTuple):
+    """Numbers stored one after the other in parts: number `i` of part `p` is `flat[elements[p] + i - starts[p]]`."""
 
     flat: NDArray[Any]
     starts: Indices
-    """The first number of each part, and how many there are in all."""
+    """The first number of each part, and the count of all numbers."""
     elements: Indices
     seen: NDArray[np.bool_] | None = None
-    """Of each block of `flat`, `1 << shift` bytes, whether it may be read; None if all may."""
+    """For each block of `flat`, `1 << shift` bytes, whether its checksum was verified; None if all may be read."""
     shift: int = 0
 
     @classmethod
-    def of(cls, flat: NDArray[Any], count: int | None = None) -> Parts:
-        """Return an array, or the first of it, as a single part."""
+    def of(cls, flat: NDArray[Any], count: int | None = None) -> ArrayParts:
+        """Return an array, or the first `count` numbers of it, as a single part."""
         return cls(flat, np.array([0, len(flat) if count is None else count]), np.zeros(1, np.int64))
 
 
-class Found(NamedTuple):
-    """The spans of some rows: see `compose/spans.py`."""
+class FoundSpans(NamedTuple):
+    """The spans of some rows, as in `RowSpans` of `compose/packs/packed_rows.py`."""
 
     row_starts: Indices
     documents: Indices
@@ -53,13 +53,13 @@ class Found(NamedTuple):
     begins: Indices
     has_next: NDArray[np.bool_]
     elements: Indices
-    """Where in the memory of the documents' values each begins. All of it was seen."""
+    """Where each span begins in the memory of the token values. All of it may be read."""
 
 
-class Sheet:
-    """How the arrays of some rows lie in one piece of memory: `places` tells how many bytes are before each.
+class RowMemory:
+    """How the arrays of a batch of rows lie in one piece of memory: `places` has the bytes before each array.
 
-    `ArgumentError` if they do not fit into `num_bytes`.
+    Raises `ArgumentError` if they do not fit into `num_bytes`.
     """
 
     def __init__(
@@ -83,23 +83,35 @@ class Sheet:
             raise ArgumentError(
                 "the arrays do not lie in the memory", hint="places count bytes, and are multiples of 8"
             )
-        self.is_fit = source in SOURCES and dtype in TARGETS and 0 < length <= LONGEST
-        if not self.is_fit:
+        self.is_supported = source in SOURCES and dtype in TARGETS and 0 < length <= LONGEST
+        if not self.is_supported:
             return
         for name, number in (("pad", pad), ("ignored", ignored)):
-            bytes_for(name, number, dtype)
+            checked_bytes(name, number, dtype)
         self._rows = np.arange(num_rows)
-        tokens, labels, positions, documents, borders = (places[name] for name in sizes)
-        filling = _FILLING.pack(
-            *(0, 0, SOURCES[source], 0, 0, 0, 0, 0, address(self._rows), num_rows, num_rows, length),
-            *(tokens, dtype.itemsize, pad, labels, dtype.itemsize, ignored, positions, documents, borders, width),
+        # `write_rows` copies this structure, sets the spans, and adds the address of the memory to each output's place
+        filling = _structure("filling").pack(
+            {
+                **dict.fromkeys(("flat", "num_values", "elements", "sizes", "has_next", "num_spans", "row_starts"), 0),
+                **{name: places[name] for name in sizes},
+                "source": SOURCES[source],
+                "rows": address(self._rows),
+                "num_rows": num_rows,
+                "num_places": num_rows,
+                "length": length,
+                "token_bytes": dtype.itemsize,
+                "pad": pad,
+                "label_bytes": dtype.itemsize,
+                "ignored": ignored,
+                "width": width,
+            }
         )
         self._filling = np.frombuffer(filling, np.uint8)
         self.address = address(self._filling)
 
 
-class Finder:
-    """Looks up the spans of rows by best fit, in one epoch. Safe to use from threads, and after a fork."""
+class SpanFinder:
+    """Looks up the spans of best-fit rows, in one epoch. Safe to use from threads, and after a fork."""
 
     def __init__(
         self,
@@ -107,70 +119,92 @@ class Finder:
         slot_starts: Indices,
         slots: Indices,
         *,
-        order: Parts,
-        pieces: Parts,
-        offsets: Parts,
-        values: Parts,
+        order: ArrayParts,
+        pieces: ArrayParts,
+        offsets: ArrayParts,
+        values: ArrayParts,
         length: int,
         is_cut: bool,
     ) -> None:
-        """Take the tables: `slots` are [slots, 6] as `FittedRows` puts them together.
+        """Take the tables: `slots` are [slots, 6], the fields of `struct slot` in spans.c.
 
-        `offsets` has a part for each one of `values`, in which the documents' begins are counted from 0, and which ends
-        with one number more than there are documents.
+        `offsets` has a part for each part of `values`; in it document offsets count from 0, and there is one more of
+        them than documents.
         """
-        row_starts, slot_starts = inputs("row_starts", row_starts), inputs("slot_starts", slot_starts)
-        slots = inputs("slots", slots.reshape(-1))
-        packed: list[int] = []
-        kept: list[Any] = [row_starts, slot_starts, slots]
-        self._is_fit = len(row_starts) == len(slot_starts) > 1 and length > 0
-        for parts in (order, pieces, offsets, values):
+        row_starts, slot_starts = as_input("row_starts", row_starts), as_input("slot_starts", slot_starts)
+        slots = as_input("slots", slots.reshape(-1))
+        fields = {
+            "row_starts": address(row_starts),
+            "slot_starts": address(slot_starts),
+            "num_sections": len(row_starts) - 1,
+            "slots": address(slots),
+            "num_slots": len(slots) // 6,
+            "length": length,
+            "is_cut": int(is_cut),
+        }
+        self._kept: list[Any] = [row_starts, slot_starts, slots]  # their addresses are in the structure
+        supported = len(row_starts) == len(slot_starts) > 1 and length > 0
+        for name, parts in {"order": order, "pieces": pieces, "offsets": offsets, "values": values}.items():
             flat, seen = parts.flat, parts.seen
-            starts, elements = inputs("starts", parts.starts), inputs("elements", parts.elements)
-            self._is_fit &= flat.ndim == 1 and is_readable(flat) and len(starts) == len(elements) + 1
-            self._is_fit &= parts is values or flat.dtype in _NUMBERS
-            self._is_fit &= seen is None or (flat.nbytes - 1) >> parts.shift < len(seen)
-            packed += (address(flat), len(flat), flat.itemsize, address(starts), address(elements), len(elements))
-            packed += (0 if seen is None else address(seen), parts.shift)
-            kept += (flat, starts, elements, seen)
-        self._is_fit &= len(offsets.elements) == len(values.elements)
-        of_slots = address(slots), len(slots) // 6, length, int(is_cut)
-        tables = _TABLES.pack(address(row_starts), address(slot_starts), len(row_starts) - 1, *of_slots, *packed)
-        self._tables = np.frombuffer(tables, np.uint8)
+            starts, elements = as_input("starts", parts.starts), as_input("elements", parts.elements)
+            supported &= flat.ndim == 1 and is_readable(flat) and len(starts) == len(elements) + 1
+            supported &= name == "values" or flat.dtype in _NUMBERS
+            supported &= seen is None or (flat.nbytes - 1) >> parts.shift < len(seen)
+            fields |= {
+                f"{name}.flat": address(flat),
+                f"{name}.num_values": len(flat),
+                f"{name}.bytes": flat.itemsize,
+                f"{name}.starts": address(starts),
+                f"{name}.elements": address(elements),
+                f"{name}.num_parts": len(elements),
+                f"{name}.seen": 0 if seen is None else address(seen),
+                f"{name}.shift": parts.shift,
+            }
+            self._kept += (flat, starts, elements, seen)
+        self._is_supported = supported and len(offsets.elements) == len(values.elements)
+        self._tables = np.frombuffer(_structure("tables").pack(fields), np.uint8)
         self._address = address(self._tables)
-        self._kept = kept  # for the addresses
         self._source = values.flat.dtype
         self._room = 256
 
-    def __call__(self, rows: Indices) -> Found | None:
-        """Return what is in rows; None where NumPy has to look, or to say what is wrong."""
+    def __call__(self, rows: Indices) -> FoundSpans | None:
+        """Return the spans of rows; None where NumPy has to look them up, or to raise the error."""
         native = library()
-        if native is None or not self._is_fit:
+        if native is None or not self._is_supported:
             return None
-        rows = inputs("rows", rows)
+        rows = as_input("rows", rows)
         num_rows, room = len(rows), self._room
         while True:
+            # struct finding in spans.c: row_starts [R + 1], five arrays [room] of int64, has_next [room] of bytes
             out = np.empty(num_rows + 1 + 5 * room + (room + 7) // 8, np.int64)
-            wrong = native.find_spans(self._address, address(rows), num_rows, address(out), room)
+            wrong = native.find_spans(
+                tables=self._address, rows=address(rows), num_rows=num_rows, out=address(out), room=room
+            )
             num_spans = int(out[num_rows])
             if not wrong:
                 break
             if wrong & 15 != NO_ROOM:
                 return None
             room = num_spans + num_spans // 2
-            self._room = min(room, MOST_ROOM)  # who once asks for all rows does not make all that follow large
+            self._room = min(room, MOST_ROOM)  # one call for all rows must not make every later call allocate as much
         at = num_rows + 1
         documents, offsets, sizes, begins, elements = (out[at + i * room : at + i * room + num_spans] for i in range(5))
         has_next = np.ndarray((num_spans,), np.bool_, out, (at + 5 * room) * 8)
-        return Found(out[:at], documents, offsets, sizes, begins, has_next, elements)
+        return FoundSpans(out[:at], documents, offsets, sizes, begins, has_next, elements)
 
-    def write(self, rows: Indices, sheet: Sheet, memory: NDArray[np.uint8]) -> bool:
-        """Write rows into memory, as the sheet says; False, and nothing written, where NumPy has to."""
+    def write(self, rows: Indices, to: RowMemory, memory: NDArray[np.uint8]) -> bool:
+        """Write rows into memory laid out as in `to`; return False, having written nothing, where NumPy has to."""
         native = library()
-        if native is None or not (self._is_fit and sheet.is_fit and sheet.source == self._source):
+        if native is None or not (self._is_supported and to.is_supported and to.source == self._source):
             return False
-        rows = inputs("rows", rows)
-        to = address(memory)
-        if not memory.flags.carray or memory.nbytes < sheet.num_bytes or to % 8 or len(rows) != sheet.num_rows:
+        rows = as_input("rows", rows)
+        begin = address(memory)
+        if not memory.flags.carray or memory.nbytes < to.num_bytes or begin % 8 or len(rows) != to.num_rows:
             return False
-        return not native.write_rows(self._address, address(rows), len(rows), sheet.address, to)
+        return not native.write_rows(
+            tables=self._address, rows=address(rows), num_rows=len(rows), filling=to.address, memory=begin
+        )
+
+
+def _structure(name: str) -> Structure:
+    return declarations().structure(name)

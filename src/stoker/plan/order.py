@@ -99,11 +99,11 @@ class Window:
 
 
 @lru_cache(maxsize=64)
-def _layout(window: Window, epoch: int, num_samples: int, seed: int) -> _Layout:
-    return _Layout(window, epoch=epoch, num_samples=num_samples, seed=seed)
+def _layout(window: Window, epoch: int, num_samples: int, seed: int) -> _WindowLayout:
+    return _WindowLayout(window, epoch=epoch, num_samples=num_samples, seed=seed)
 
 
-class _Layout:
+class _WindowLayout:
     """Where the blocks of one epoch lie.
 
     All blocks have `block` samples but the last of the data, which may be shorter by `gap`. The arithmetic is done as

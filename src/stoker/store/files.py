@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, DamagedBlock, DamagedFile, DataError, StaleSource
 from stoker.foundation.file_watch import FileWatch
-from stoker.native import Parts
+from stoker.native import ArrayParts
 from stoker.store.checksums import BLOCK_BYTES, checksum, num_blocks_in
 from stoker.store.column import OFFSETS
 from stoker.store.header import Header
@@ -193,7 +193,7 @@ class Files:
             self._windows[name, 0] = flat
         return flat
 
-    def parts(self, name: str, starts: NDArray[np.int64]) -> Parts | None:
+    def parts(self, name: str, starts: NDArray[np.int64]) -> ArrayParts | None:
         """Return where an array's elements lie, for functions in C, which look themselves at what was seen.
 
         `starts` tells what each shard begins with. None while not all is mapped, or if blocks may have to be read anew.
@@ -201,7 +201,7 @@ class Files:
         if not self._all_mapped or self._is_vast or self._space is _NOWHERE:
             return None
         seen = self._seen if self._is_checked else None
-        return Parts(self.flat(name), starts, self._elements[name], seen, BLOCK_SHIFT)
+        return ArrayParts(self.flat(name), starts, self._elements[name], seen, BLOCK_SHIFT)
 
     def seen(self, name: str, elements: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         """See to it that so many elements from each of these on, at least one, were checked. They are mapped."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.errors import ArgumentError, DataError, StaleSource
-from stoker.native import Parts
+from stoker.native import ArrayParts
 from stoker.store.column import OFFSETS, Column
 from stoker.store.crops import IGNORED, Crops
 from stoker.store.expectation import check_expectations
@@ -421,11 +421,11 @@ class Stretch:
         files.seen(column, elements, sizes)
         return files.flat(column), elements
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> ArrayParts | None:
         """Return where the values lie, for functions in C; None where these cannot know that it was checked."""
         return self._files.parts(self._column, self._value_starts)
 
-    def offset_parts(self) -> Parts | None:
+    def offset_parts(self) -> ArrayParts | None:
         """Return the same of where the samples of each shard begin, counted from the shard's first value."""
         return self._files.parts(self._column + OFFSETS, self._files.starts)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from typing import Any, Generic, TypeVar
-from weakref import finalize
 
 from stoker.engine.processes.requests import Pending, Queue, RequestSource, WorkerOptions
 from stoker.engine.processes.team import Closed, Team, park_at_exit
@@ -13,6 +12,7 @@ from stoker.engine.processes.totals import WorkerTotals
 from stoker.engine.processes.worker import WorkerJob
 from stoker.engine.slots.ring import Ring
 from stoker.errors import ForeignProcess, WorkerError, WorkerStuck
+from stoker.foundation.finalizer import Finalizer, run_interrupted
 
 T = TypeVar("T")
 
@@ -36,14 +36,19 @@ class Processes(Generic[T]):
 
     def run(self, errand: RequestSource[T]) -> Run[T]:
         """Make what `errand` says, from the first recipe to the last."""
+        run_interrupted()
         queue: Queue[T] = Queue(errand, in_order=self._staff.in_order)
         if not self._is_persistent:
             team = Team(self._job, self._staff, self._ring, self._tally)
-            team.start()
-            return Run(team, queue, is_owner=True)
+            try:
+                team.start()
+                return Run(team, queue, is_owner=True)
+            except BaseException:
+                team.close()
+                raise
         if self._team is None:
             self._team = Team(self._job, self._staff, self._ring, self._tally)
-            finalize(self, self._team.close)
+            Finalizer(self, self._team.close)
         team = self._team
         if team.queue is not None:
             with team.lock:  # another thread may be waiting for a result of the last one
@@ -64,7 +69,7 @@ class Run(Generic[T]):
     def __init__(self, team: Team, queue: Queue[T], *, is_owner: bool) -> None:
         self._team, self._queue = team, queue
         team.queue = queue
-        self._end = finalize(self, _ended, team, queue, is_owner)
+        self._end = Finalizer(self, _end, team, queue, is_owner)
         self._is_owner = is_owner
         self._depth = team.depth
 
@@ -275,19 +280,9 @@ class Run(Generic[T]):
         self._end()
 
 
-def _ended(team: Team, queue: Queue[Any], is_owner: bool) -> None:
+def _end(team: Team, queue: Queue[Any], is_owner: bool) -> None:
     if os.getpid() != team.process:
         return
-    try:
-        _end(team, queue, is_owner)
-    except Exception:
-        raise
-    except BaseException:  # Ctrl-C: nobody calls this a second time, and the workers would stay
-        _end(team, queue, is_owner)
-        raise
-
-
-def _end(team: Team, queue: Queue[Any], is_owner: bool) -> None:
     team.end(queue)
     if is_owner:
         team.close()

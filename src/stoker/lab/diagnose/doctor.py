@@ -16,7 +16,7 @@ from stoker.foundation.machine import described
 from stoker.foundation.text import format_duration
 from stoker.lab.diagnose.diagnosis import Diagnosis
 from stoker.lab.diagnose.verdict import diagnose
-from stoker.lab.watch.hook.survey import facts_of
+from stoker.lab.watch.hook.dataset_facts import facts_of
 from stoker.lab.watch.run import Run
 from stoker.lab.watch.watch import Watch
 

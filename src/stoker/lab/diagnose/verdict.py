@@ -1,67 +1,92 @@
 """The verdict on a run: a function of its record and nothing else.
 
-What is wrong with the data or would end the run comes first. Of what costs time, the costliest is the verdict; where
-nothing costs a tenth of it, the loader keeps up.
+Problems with the data, or that would end the run, come first. Of what costs time, the costliest is the verdict; where
+nothing costs a tenth of the time, the loader keeps up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from statistics import fmean
 
 from stoker.engine.stats import Stats
-from stoker.foundation.text import format_bytes, format_duration, format_percent
-from stoker.lab.diagnose import causes, remedies, slow_rank
-from stoker.lab.diagnose.causes import KEEPS_UP, LEAST_WAIT_SECONDS
-from stoker.lab.diagnose.diagnosis import VERDICTS, Diagnosis
-from stoker.lab.diagnose.facts import findings
-from stoker.lab.diagnose.memory_trend import Growth, growth_of, has_filled, moments_of_training
-from stoker.lab.diagnose.reckoning import (
-    Reckoning,
-    Surroundings,
-    num_lanes,
-    reckoned,
-    recurring_firsts,
-    setting,
-    within,
+from stoker.foundation.text import format_duration
+from stoker.lab.diagnose.configuration import check_configuration
+from stoker.lab.diagnose.diagnosis import Diagnosis
+from stoker.lab.diagnose.loader_profile import (
+    LoaderProfile,
+    MachineLoad,
+    concurrency_of,
+    limited_by_cores,
+    profile_loader,
+    without_other_programs,
 )
+from stoker.lab.diagnose.verdicts import (
+    collate_bound,
+    compute_bound,
+    copy_bound,
+    decode_bound,
+    duplicated_data,
+    memory_growth,
+    noisy_neighbour,
+    nothing_seen,
+    python_bound,
+    slow_rank,
+    start_up_bound,
+    storage_bound,
+    transport_bound,
+)
+from stoker.lab.diagnose.verdicts.late_batches import LateBatchCause
+from stoker.lab.diagnose.worker_counts import own_workers_take_cores
 from stoker.lab.watch.run import Run
 
-LEAST_START_SECONDS = 5e-3
-"""First batches that come sooner are there at once."""
+KEEPS_UP = 0.1
+"""What costs less than this share of the time does not hold a run back."""
+
+MIN_WAIT_SECONDS = 5e-5
+"""Shorter waits for batches are as long as measuring them takes."""
 
 MUCH_ELSEWHERE = 0.2
-"""From this part of a run on, it is told that so much of it lies outside of loops."""
+"""From this share of a run on, time outside of loops is mentioned."""
 
-FEWEST_STEPS = 3
-"""Batches after the first one of an epoch, or epochs, without which there is nothing to judge by."""
+MIN_STEPS = 3
+"""Batches after the first one of an epoch, or epochs, needed for a verdict."""
 
-DUPLICATED = 0.2
-"""From here on, workers of a stream read the same data: chance would have it far lower."""
+LATE_BATCH_CAUSES: tuple[LateBatchCause, ...] = (
+    noisy_neighbour.VERDICT,
+    transport_bound.VERDICT,
+    collate_bound.VERDICT,
+    storage_bound.VERDICT,
+    python_bound.VERDICT,
+    decode_bound.VERDICT,
+)
+"""Why batches may come late. The first that holds is the cause; the last one always holds."""
 
 
 def diagnose(run: Run) -> Diagnosis:
-    """Return what holds a run back: one verdict, why, the possible gain, and what to change."""
+    """Return what slows a run down: one verdict, why, the possible gain, and what to change."""
     seen = [stats for stats in run.loaders if stats.num_batches > 0]
-    enough = [
-        stats for stats in seen if stats.batch_seconds.num >= FEWEST_STEPS or stats.num_iterations >= FEWEST_STEPS
-    ]
+    enough = [stats for stats in seen if stats.batch_seconds.num >= MIN_STEPS or stats.num_iterations >= MIN_STEPS]
     if not enough:
-        return _nothing_seen(run, seen)
-    of_workers = sum(worker.cpu_seconds for stats in run.loaders for worker in stats.workers)
-    around = Surroundings.of(run.moments).with_workers(of_workers, run.seconds)
-    growth = None
-    if any(has_filled(stats) for stats in enough):
-        growth = growth_of(moments_of_training(run), memory_bytes=run.machine.get("memory_bytes"))
-    found = _duplicated(enough) or (growth and _growing(enough, growth)) or _costliest(run, enough, around)
-    notes = findings(run, verdict=found.verdict)
-    evidence = [*found.evidence, *_elsewhere(run)]
-    return Diagnosis.from_dict(found.as_dict() | {"evidence": evidence, "findings": [note.as_dict() for note in notes]})
+        found = nothing_seen.diagnose(sum(stats.num_batches for stats in seen))
+    else:
+        found = (
+            duplicated_data.diagnose(enough) or memory_growth.diagnose(run, enough) or _diagnose_costliest(run, enough)
+        )
+    return replace(
+        found,
+        evidence=[*found.evidence, *(_time_elsewhere(run) if enough else [])],
+        findings=check_configuration(run, verdict=found.verdict),
+    )
 
 
-def _elsewhere(run: Run) -> list[str]:
-    """Return how much of the run no loader has to do with, if that is much: shares of time are those of loops."""
+def find_late_batch_cause(loader: LoaderProfile, machine: MachineLoad) -> LateBatchCause:
+    """Return why a loader's batches come late."""
+    return next(cause for cause in LATE_BATCH_CAUSES if cause.holds(loader, machine))
+
+
+def _time_elsewhere(run: Run) -> list[str]:
+    """Return how much of the run was outside of loops over loaders, if that is much: no share of it is judged."""
     by_rank: dict[int, float] = {}
     for stats in run.loaders:
         by_rank[stats.rank] = by_rank.get(stats.rank, 0.0) + stats.seconds
@@ -69,114 +94,48 @@ def _elsewhere(run: Run) -> list[str]:
     if not run.moments or outside < max(MUCH_ELSEWHERE * run.seconds, 1.0):
         return []
     loops = "the loop over this loader" if len(run.loaders) == 1 else "loops over these loaders"
-    return [
-        f"{format_duration(outside)} of {format_duration(run.seconds)} were spent outside of {loops}: that is not "
-        "judged here"
-    ]
+    spent = f"{format_duration(outside)} of {format_duration(run.seconds)}"
+    return [f"{spent} were spent outside of {loops}: not judged here"]
 
 
-# -------------------------------------------------------------------- what comes first
-
-
-def _nothing_seen(run: Run, seen: list[Stats]) -> Diagnosis:
-    if seen:
-        num_batches = sum(stats.num_batches for stats in seen)
-        says = f"{num_batches} batch{'es' * (num_batches != 1)} came: too few to judge by"
-        advice = ["let it run for a few seconds more: some batches after the first one are needed"]
-    else:
-        says = "no loader gave a batch, as far as was seen"
-        advice = [
-            "watch the process that trains: `stoker doctor -- python train.py`, or `stoker.watch(loader)` in its code",
-            "loaders that are neither torch's, torchdata's nor Stoker's are seen by `stoker.watch(loader)` alone",
-        ]
-    return Diagnosis(
-        verdict="nothing-seen", says=says, advice=advice, findings=findings(run, verdict="nothing-seen") if seen else []
-    )
-
-
-def _duplicated(enough: list[Stats]) -> Diagnosis | None:
-    worst = max(enough, key=lambda stats: stats.duplicate_share or 0.0)
-    share = worst.duplicate_share or 0.0
-    if share < DUPLICATED:
-        return None
-    num_workers = setting(worst, "num_workers")
-    evidence = [
-        f"{format_percent(share)} of the samples that were looked at had come from another of the {num_workers} workers"
-    ]
-    if worst.facts.get("looked_at_worker") is False:
-        evidence.append("the dataset never looks at torch.utils.data.get_worker_info(): each worker reads all of it")
-    return Diagnosis(
-        verdict="duplicated-data",
-        says=f"every sample comes about {1 / max(1e-9, 1 - share):.1f} times an epoch: {VERDICTS['duplicated-data']}",
-        evidence=evidence,
-        gain=f"{format_percent(share)} of each epoch is a repetition; without it, an epoch is as much shorter",
-        gain_share=share,
-        advice=remedies.duplicated(worst),
-    )
-
-
-def _growing(enough: list[Stats], growth: Growth) -> Diagnosis:
-    stats = max(enough, key=lambda stats: stats.seconds)
-    period = stats.batch_seconds.mean
-    who = "workers" if growth.of_workers_share >= 0.5 else "trainer's process"
-    evidence = [
-        f"{format_bytes(growth.grown_bytes)} more in {format_duration(growth.seconds)}, steadily, without pages of "
-        "files",
-        f"{format_percent(growth.of_workers_share)} of it in workers, the rest in the trainer",
-    ]
-    if period > 0:
-        evidence.append(f"that is {format_bytes(growth.bytes_per_second * period)} for each batch")
-    if growth.seconds_left is not None:
-        left = format_duration(growth.seconds_left, digits=2)
-        evidence.append(f"at this rate the machine's memory lasts for another {left}")
-    return Diagnosis(
-        verdict="memory-growth",
-        says=f"memory of the {who} grows by {format_bytes(growth.bytes_per_second * 60)} a minute, batch after batch",
-        evidence=evidence,
-        gain="the run goes on after memory would have run out",
-        advice=remedies.growing(stats, growth),
-    )
-
-
-# -------------------------------------------------------------------- what costs time
-
-
-def _costliest(run: Run, enough: list[Stats], around: Surroundings) -> Diagnosis:
-    main = {rank: _main([one for one in enough if one.rank == rank]) for rank in {one.rank for one in enough}}
-    lanes = sum(num_lanes(stats) for stats in main.values() if stats.engine == "processes")
-    busy_share = around.workers_cores / lanes if lanes and around.is_measured else None
-    reckonings = {rank: reckoned(stats, busy_share=busy_share) for rank, stats in main.items()}
-    if len(reckonings) == 1:  # several may share the machine, or have one each
-        reckonings = {rank: within(one, around, int(run.machine.get("cores") or 0)) for rank, one in reckonings.items()}
-    # what all ranks have in common shows in the one in the middle
-    usual = sorted(reckonings.values(), key=lambda one: one.wait_share)[(len(reckonings) - 1) // 2]
+def _diagnose_costliest(run: Run, enough: list[Stats]) -> Diagnosis:
     cores = int(run.machine.get("cores") or 0)
-    # what a loader counts includes what its thread did between epochs, and moments what it did before and after
-    delay = min(usual.delay_share, 1.0 if around.trainer_delay_share is None else around.trainer_delay_share)
+    of_workers = sum(worker.cpu_seconds for stats in run.loaders for worker in stats.workers)
+    machine = MachineLoad.of(run.moments, cores=cores).with_workers(of_workers, run.seconds)
+    ranks = _profile_ranks(enough, machine)
+    # what all ranks have in common shows in the one in the middle
+    usual = sorted(ranks.values(), key=lambda loader: loader.wait_share)[(len(ranks) - 1) // 2]
+    # counters include what the thread did between epochs, moments what it did before and after
+    delay = min(usual.delay_share, 1.0 if machine.trainer_delay_share is None else machine.trainer_delay_share)
     usual = replace(usual, delay_share=delay)
+    wait_loss = usual.wait_share if usual.wait > MIN_WAIT_SECONDS else 0.0
+    delay_loss = delay if delay * usual.period > MIN_WAIT_SECONDS else 0.0
     candidates: list[tuple[float, Callable[[], Diagnosis]]] = [
-        (usual.wait_share if usual.wait > LEAST_WAIT_SECONDS else 0.0, lambda: causes.waiting(usual, around, cores)),
-        (usual.start_up_share if _is_slow_to_start(usual) else 0.0, lambda: causes.starting(usual)),
-        (usual.copy_share, lambda: causes.copying(usual)),
-        (
-            delay if delay * usual.period > LEAST_WAIT_SECONDS else 0.0,
-            lambda: causes.crowded(usual, around, cores, delay),
-        ),
+        (wait_loss, lambda: _diagnose_late_batches(usual, machine)),
+        (start_up_bound.loss(usual), lambda: start_up_bound.diagnose(usual)),
+        (usual.copy_share, lambda: copy_bound.diagnose(usual)),
+        (delay_loss, lambda: _diagnose_contention(usual, machine, delay)),
     ]
-    if len(reckonings) > 1:
-        slow, loss = slow_rank.slowest(reckonings)
-        candidates.insert(0, (loss, lambda: slow_rank.late(slow, reckonings, around, cores, loss)))
-    loss, tell = max(candidates, key=lambda candidate: candidate[0])
-    return tell() if loss >= KEEPS_UP else causes.healthy(usual)
+    if len(ranks) > 1:
+        slow, rank_loss = slow_rank.find_slowest(ranks)
+        candidates.insert(0, (rank_loss, lambda: _diagnose_slow_rank(slow, ranks, machine, rank_loss)))
+    loss, describe = max(candidates, key=lambda candidate: candidate[0])
+    return describe() if loss >= KEEPS_UP else compute_bound.diagnose(usual)
 
 
-def _is_slow_to_start(one: Reckoning) -> bool:
-    firsts = recurring_firsts(one.stats)
-    return bool(firsts) and fmean(firsts) > LEAST_START_SECONDS
+def _profile_ranks(enough: list[Stats], machine: MachineLoad) -> dict[int, LoaderProfile]:
+    """Return the profile of each rank's main loader."""
+    main = {rank: _main([one for one in enough if one.rank == rank]) for rank in {stats.rank for stats in enough}}
+    num_workers = sum(concurrency_of(stats) for stats in main.values() if stats.engine == "processes")
+    busy_share = machine.workers_cores / num_workers if num_workers and machine.is_measured else None
+    ranks = {rank: profile_loader(stats, busy_share=busy_share) for rank, stats in main.items()}
+    if len(ranks) > 1:  # they may share the machine, or have one each
+        return ranks
+    return {rank: limited_by_cores(loader, machine) for rank, loader in ranks.items()}
 
 
 def _main(loaders: list[Stats]) -> Stats:
-    """Return the loader that most time is lost with; the one that ran longest, if none loses any to speak of."""
+    """Return the loader that most time is lost with; the one that ran longest, if none loses much."""
 
     def lost(stats: Stats) -> float:
         return stats.wait_seconds.mean * stats.wait_seconds.num + sum(stats.first_batch_seconds)
@@ -184,3 +143,31 @@ def _main(loaders: list[Stats]) -> Stats:
     costliest = max(loaders, key=lost)
     longest = max(loaders, key=lambda stats: stats.seconds)
     return costliest if lost(costliest) >= KEEPS_UP * longest.seconds else longest
+
+
+def _diagnose_late_batches(loader: LoaderProfile, machine: MachineLoad) -> Diagnosis:
+    cause = find_late_batch_cause(loader, machine)
+    if cause is noisy_neighbour.VERDICT:
+        loss = loader.wait_share * max(loader.delay_in_work_share, loader.wait_delay_share)
+        return _diagnose_contention(loader, machine, loss)
+    return cause.diagnose(loader, machine)
+
+
+def _diagnose_contention(loader: LoaderProfile, machine: MachineLoad, loss: float) -> Diagnosis:
+    """Return the diagnosis of a loader that waits for cores, with what it would be like without other programs."""
+    alone = without_other_programs(loader, machine.cores)
+    own_cause = None
+    if not own_workers_take_cores(loader, machine) and loader.was_observed:
+        saved = 1 - alone.period / loader.period if loader.period > 0 else 0.0
+        if saved >= KEEPS_UP:  # no more is lost to others than would be saved without them
+            loss = min(loss, saved)
+        if alone.wait_share >= KEEPS_UP and alone.wait > MIN_WAIT_SECONDS:
+            own_cause = find_late_batch_cause(alone, MachineLoad(cores=machine.cores))
+    return noisy_neighbour.diagnose(loader, machine, loss, alone=alone, own_cause=own_cause)
+
+
+def _diagnose_slow_rank(
+    slow: LoaderProfile, ranks: dict[int, LoaderProfile], machine: MachineLoad, loss: float
+) -> Diagnosis:
+    cause = find_late_batch_cause(slow, machine) if slow_rank.waits_for_data(slow, ranks, loss) else None
+    return slow_rank.diagnose(slow, ranks, machine, loss, cause=cause)

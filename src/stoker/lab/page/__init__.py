@@ -27,10 +27,10 @@ class Report:
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file atomically, and return its path."""
-        from stoker.lab.watch.whole_file import whole_or_not
+        from stoker.lab.watch.record_file import write_atomically
 
         path = Path(path)
-        whole_or_not(path, self.html)
+        write_atomically(path, self.html)
         return path
 
     def __str__(self) -> str:
@@ -66,10 +66,10 @@ def report(run: Any, *, against: Any = None, title: str | None = None) -> Report
 def _subject(given: Any, name: str) -> Subject:
     from stoker.lab.diagnose.verdict import diagnose
     from stoker.lab.page.subject import Subject
-    from stoker.lab.watch.parts import joined
+    from stoker.lab.watch.run import join_runs
 
     parts = [_run_of(one) for one in given] if isinstance(given, list | tuple) else [_run_of(given)]
-    run = joined(parts)
+    run = join_runs(parts)
     return Subject(run, diagnose(run), name, parts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.foundation.text import UNKNOWN, format_duration, format_number, format_percent
-from stoker.lab.diagnose.reckoning import reckoned
+from stoker.lab.diagnose.loader_profile import profile_loader
 from stoker.lab.page.frame import figure, labeled_bar, legend, missing, table
 from stoker.lab.page.markup import Child, Markup, join, short, tag
 from stoker.lab.watch.run import STAGES, Run, Stats
@@ -82,7 +82,7 @@ def _wait_share_note(stats: Stats) -> str:
 
 
 def _work_share_note(stats: Stats) -> str:
-    share = reckoned(stats).occupancy if stats.workers and stats.batch_seconds.num else 0.0
+    share = profile_loader(stats).occupancy if stats.workers and stats.batch_seconds.num else 0.0
     if not share:
         return ""
     return (

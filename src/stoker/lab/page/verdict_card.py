@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from stoker.lab.diagnose.diagnosis import VERDICTS, Diagnosis
+from stoker.lab.diagnose.diagnosis import Diagnosis
+from stoker.lab.diagnose.verdicts import VERDICTS
 from stoker.lab.page.markup import Child, Markup, escape, join, tag
 
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -13,7 +14,7 @@ _CODE = re.compile(r"`([^`\n]+)`")
 def card(diagnosis: Diagnosis, *, of: str = "", is_folded: bool = False) -> Markup:
     """Return the verdict with its evidence, gain and advice; `is_folded` collapses the evidence."""
     kind, sign = _mood(diagnosis)
-    meaning = VERDICTS.get(diagnosis.verdict)
+    verdict = VERDICTS.get(diagnosis.verdict)
     return tag(
         "article",
         tag("p", of, class_="of") if of else None,
@@ -21,7 +22,7 @@ def card(diagnosis: Diagnosis, *, of: str = "", is_folded: bool = False) -> Mark
             "h2",
             tag("span", sign, class_="sign", aria_hidden="true"),
             tag("span", _name(diagnosis.verdict), class_="name"),
-            tag("span", f": {meaning}", class_="meaning") if meaning else None,
+            tag("span", f": {verdict.meaning}", class_="meaning") if verdict else None,
         ),
         tag("p", prose(diagnosis.says), class_="says"),
         _gain(diagnosis),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stoker.foundation.text import format_bytes
 from stoker.lab.plots.plotting import FAINT, INK, heading, new_figure, plain, plain_numbers
-from stoker.lab.trial.batch_record import KNEE_SHARE, BatchTune
+from stoker.lab.trial.batch_size import KNEE_SHARE, BatchTune
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

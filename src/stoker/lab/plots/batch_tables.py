@@ -6,7 +6,7 @@ from rich.table import Table
 
 from stoker.foundation.text import format_bytes, format_number, format_spread
 from stoker.lab.plots.columns import table_of_rows
-from stoker.lab.trial.batch_record import KNEE_SHARE, BatchTune
+from stoker.lab.trial.batch_size import KNEE_SHARE, BatchTune
 
 
 def batch_table(tune: BatchTune, *, width: int = 200) -> Table:

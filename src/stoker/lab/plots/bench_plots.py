@@ -10,8 +10,7 @@ import numpy as np
 from stoker.foundation.text import format_bytes, time_unit
 from stoker.lab.plots.bench_axes import BAD, SERIES, add_legend, draw_against, empty_figure, finish
 from stoker.lab.plots.plotting import FAINT, INK, plain_numbers
-from stoker.lab.trial.loader_bench import bytes_per_worker
-from stoker.lab.trial.sweep import Result, Sweep
+from stoker.lab.trial.sweep import Result, Sweep, bytes_per_worker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

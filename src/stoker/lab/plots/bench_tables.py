@@ -13,8 +13,7 @@ from rich.text import Text
 from stoker.foundation.text import format_bytes, format_duration, format_spread, time_unit
 from stoker.lab.plots.columns import fit_to_width
 from stoker.lab.trial.compare import ratio
-from stoker.lab.trial.loader_bench import bytes_per_worker
-from stoker.lab.trial.sweep import Result, Sweep, varied
+from stoker.lab.trial.sweep import Result, Sweep, bytes_per_worker, varied_names
 from stoker.lab.trial.trial import Trial
 from stoker.lab.trial.tuning import Tuning
 
@@ -213,7 +212,7 @@ def table_of(
 
 def _table(columns: Sequence[tuple[str, Cell]], results: Sequence[Result], best: Result | None) -> Table:
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    names = varied([result.config for result in results])
+    names = varied_names([result.config for result in results])
     if results and "contender" in results[0].config and "contender" not in names:
         names = ["contender", *names]
     for name in names:

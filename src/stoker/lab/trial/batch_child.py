@@ -14,13 +14,11 @@ from typing import Any
 
 from stoker.errors import ArgumentError
 from stoker.foundation import machine
-from stoker.lab.trial.batch_contents import num_samples_in
-from stoker.lab.trial.batch_resized import renewed, resized
+from stoker.lab.trial.batch_contents import num_samples_in, resize_batch, with_new_containers
 from stoker.lab.trial.drive import batch_size_of
 from stoker.lab.trial.out_of_memory import is_out_of_memory, limit_memory
-from stoker.lab.trial.step_shape import BATCHED, SIZED, check_brings_batch, takes, takes_batch_size
-from stoker.lab.trial.target import called, resolved
-from stoker.lab.trial.train_target import step_and_loader
+from stoker.lab.trial.step_target import BATCHED, SIZED, check_brings_batch, step_and_loader, takes, takes_batch_size
+from stoker.lab.trial.target import call_with, resolve_function
 from stoker.lab.trial.trial_child import IN_TRIAL
 
 NUM_WARM = 2
@@ -149,7 +147,7 @@ def _sized(target: str, loader_target: str | None) -> tuple[Callable[[int], Any]
 
     Such a step gets the first batch of its loader, with its samples again and again.
     """
-    make_step = resolved(target, what="a function that makes a step")
+    make_step = resolve_function(target, what="a function that makes a step")
     if takes_batch_size(make_step):
         if not takes(make_step, 8):
             raise ArgumentError(f"{target} cannot be called with a batch size alone", hint=f"write {SIZED}")
@@ -162,12 +160,12 @@ def _sized(target: str, loader_target: str | None) -> tuple[Callable[[int], Any]
     batch, num_samples = _first_batch(target, loader_target)
 
     def make_sized(batch_size: int) -> Callable[[], Any]:
-        made = called(make_step)
+        made = call_with(make_step)
         step = made[1] if isinstance(made, tuple | list) else made
-        sized = resized(batch, num_samples=num_samples, size=batch_size)
-        return lambda: step(renewed(sized))
+        sized = resize_batch(batch, num_samples=num_samples, size=batch_size)
+        return lambda: step(with_new_containers(sized))
 
-    resized(batch, num_samples=num_samples, size=1)  # what cannot be is told before anything is tried
+    resize_batch(batch, num_samples=num_samples, size=1)  # what cannot be is told before anything is tried
     return make_sized, num_samples
 
 

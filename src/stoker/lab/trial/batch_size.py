@@ -1,18 +1,224 @@
-"""The largest batch size that fits into memory, tried for real in child processes, with what each size achieves."""
+"""The largest batch size that fits into memory: the search, trials in child processes, and the record of both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import ceil, log2
+from pathlib import Path
+from statistics import median, stdev
+from typing import Any, NamedTuple
 
+from stoker.engine.stats import Plain
 from stoker.errors import ArgumentError, WorkerDied
 from stoker.foundation import machine
 from stoker.lab.trial import batch_child
-from stoker.lab.trial.batch_record import OK, OUT_OF_MEMORY, SLOW, BatchTrial, BatchTune
-from stoker.lab.trial.batch_search import max_trials, next_below, rounded, search
 from stoker.lab.trial.child import Child, ChildEnded, ChildSlow
-from stoker.lab.trial.out_of_memory import may_be_out_of_memory, tells_of_memory
-from stoker.lab.trial.sweep import Watch, in_turn
+from stoker.lab.trial.out_of_memory import may_be_out_of_memory, mentions_out_of_memory
+from stoker.lab.trial.rounds import in_turn
+from stoker.lab.trial.sweep import Watch
 from stoker.lab.trial.target import check_spec
+from stoker.lab.watch.record_file import load_record, save_record
+
+FORMAT = "stoker-batch"
+
+OK, OUT_OF_MEMORY, SLOW = "ok", "out-of-memory", "slow"
+
+KNEE_SHARE = 0.05
+"""A size pays as long as it is not within this share of the best throughput already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTrial(Plain):
+    """One batch size, tried once."""
+
+    batch_size: int
+    outcome: str = OK
+    """"ok", "out-of-memory" or "slow"."""
+    step_seconds: list[float] = field(default_factory=list)
+    """Of each step that was timed."""
+    peak_bytes: int | None = None
+    """The most memory that was in use: of the device, or else of the process."""
+    error: str | None = None
+    """What was said when it did not fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSize(Plain):
+    """What all trials of one batch size came to. Times are in seconds."""
+
+    batch_size: int
+    fits: bool
+    step_seconds: float | None = None
+    """The median of all steps that were timed: one that was disturbed does not move it."""
+    deviation: float | None = None
+    samples_per_second: float | None = None
+    peak_bytes: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTune(Plain):
+    """What a search for the largest batch size found."""
+
+    format: str = FORMAT
+    version: int = 1
+    target: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    memory_bytes: int | None = None
+    """What a step may use; None if it is all that the device has."""
+    margin: float = 0.0
+    """The share of it that was kept free in all trials."""
+    most: int = 0
+    """Larger sizes were not tried."""
+    trials: list[BatchTrial] = field(default_factory=list)
+    """In the order in which they were done."""
+    largest: int | None = None
+    """The largest batch size that fits, a multiple of 32 (or 16, 8 where it is smaller); None if not even 1 does, or if
+    it was interrupted before one did."""
+    num_verified: int = 0
+    """Steps that it was verified with, in a process of its own; 0 if it was interrupted before."""
+    stopped: str | None = None
+    """Why larger sizes were not tried, if memory was not the reason."""
+    num_repeated: int | None = None
+    """Samples of the loader's first batch, which other sizes repeat; None if the step brings its own batch."""
+    is_interrupted: bool = False
+
+    def sizes(self) -> list[BatchSize]:
+        """Return what each size came to, smallest first."""
+        return [self._size(size) for size in sorted({trial.batch_size for trial in self.trials})]
+
+    def _size(self, size: int) -> BatchSize:
+        mine = [trial for trial in self.trials if trial.batch_size == size]
+        bad = next((trial for trial in reversed(mine) if trial.outcome != OK), None)
+        well = [trial for trial in mine if trial.outcome == OK]
+        times = [seconds for trial in well for seconds in trial.step_seconds]
+        # one that has failed once, or that is larger than one that has, is not to be trusted, whatever it did before
+        fits = bool(well) and bad is None and (self.largest is None or size <= self.largest)
+        if not times:
+            return BatchSize(batch_size=size, fits=fits, error=bad.error if bad is not None else None)
+        return BatchSize(
+            batch_size=size,
+            fits=fits,
+            step_seconds=median(times),
+            deviation=stdev(times) if len(times) > 1 else None,
+            samples_per_second=size / median(times),
+            peak_bytes=max((trial.peak_bytes for trial in well if trial.peak_bytes is not None), default=None),
+            error=None if fits or bad is None else bad.error,
+        )
+
+    @property
+    def knee(self) -> int | None:
+        """The smallest size within 5 % of the best throughput: larger ones hardly pay. None if nothing fits."""
+        speeds = self.speeds()
+        enough = [size for size, speed in speeds.items() if speed >= (1 - KNEE_SHARE) * max(speeds.values())]
+        return enough[0] if enough else None
+
+    @property
+    def fastest(self) -> int | None:
+        """The size with the best throughput. None if nothing fits."""
+        speeds = self.speeds()
+        return max(speeds, key=speeds.__getitem__) if speeds else None
+
+    @property
+    def is_slower_when_larger(self) -> bool:
+        """Whether the largest size falls short of the best throughput by more than 5 %."""
+        speeds = self.speeds()
+        return bool(speeds) and speeds[max(speeds)] < (1 - KNEE_SHARE) * max(speeds.values())
+
+    def speeds(self) -> dict[int, float]:
+        """Return the samples per second of each size that fits, smallest first."""
+        known = (one for one in self.sizes() if one.fits)
+        return {one.batch_size: one.samples_per_second for one in known if one.samples_per_second is not None}
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a JSON file, whole or not at all."""
+        save_record(self, path)
+
+    @staticmethod
+    def load(path: str | Path) -> BatchTune:
+        """Return what `save` wrote; refuse other files."""
+        hint = "`stoker tune batch --out folder` writes one"
+        return load_record(BatchTune, path, format_name=FORMAT, what="a record of batch sizes", hint=hint)
+
+
+MULTIPLES = (32, 16, 8)
+"""What sizes are rounded down to, the first that is not larger than they are."""
+
+
+class Found(NamedTuple):
+    """What a search found."""
+
+    largest: int | None
+    """The largest size that fits; None if not even 1 does."""
+    too_large: int | None
+    """The smallest size that was tried and does not fit; None if none was."""
+
+
+def round_size(size: int) -> int:
+    """Return the largest size worth trying that is not above `size`: 1000 is 992, 31 is 16, 7 is 7."""
+    for multiple in MULTIPLES:
+        if size >= multiple:
+            return size // multiple * multiple
+    return size
+
+
+def search(fits: Callable[[int], bool], *, start: int = 8, most: int = 65536) -> Found:
+    """Return the largest size worth trying, up to `most`, for which `fits` is true.
+
+    What fits must fit in smaller sizes, too. It is asked about each size at most once, and at most `max_trials` times.
+    """
+    top = _number(round_size(most))
+    low, high = -1, top + 1
+    size = round_size(min(start, most))
+    while True:
+        number = _number(size)
+        if not fits(size):
+            high = number
+            break
+        low = number
+        if number >= top:
+            break
+        size = max(round_size(min(2 * size, most)), _size(number + 1))
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(_size(middle)):
+            low = middle
+        else:
+            high = middle
+    return Found(_size(low) if low >= 0 else None, _size(high) if high <= top else None)
+
+
+def next_below(size: int, num: int = 1) -> int | None:
+    """Return the size worth trying that is so many of them below `size`; None if there are not so many."""
+    number = _number(round_size(size)) - num
+    return _size(number) if number >= 0 else None
+
+
+def max_trials(*, start: int = 8, most: int = 65536) -> int:
+    """Return how often `search` asks at the most."""
+    start = min(start, most)
+    num_doublings = 1 + ceil(log2(most / start)) + 1
+    num_between = max(
+        _number(round_size(start)) + 1, _number(round_size(most)) - _number(round_size(max(1, most // 2))) + 1
+    )
+    return num_doublings + ceil(log2(num_between + 1))
+
+
+def _number(size: int) -> int:
+    """Return how many sizes worth trying there are below this one, which is one."""
+    if size < 8:
+        return size - 1
+    return 7 if size == 8 else 8 if size == 16 else 8 + size // 32
+
+
+def _size(number: int) -> int:
+    """Return the size worth trying that has so many below it."""
+    if number < 7:
+        return number + 1
+    return 8 if number == 7 else 16 if number == 8 else 32 * (number - 8)
+
 
 MARGIN = 0.05
 """The share of memory that is kept free in all trials: batches differ, and allocators leave gaps in time."""
@@ -100,7 +306,7 @@ def _searched(trials: _Trials, *, start: int, most: int, watch: Watch | None) ->
         found = search(lambda size: trials.fits(size, watch), start=start, most=most)
     except _TooSlow as slow:
         return trials.largest, str(slow)
-    return found.largest, f"sizes above {rounded(most):,} were not tried" if found.too_large is None else None
+    return found.largest, f"sizes above {round_size(most):,} were not tried" if found.too_large is None else None
 
 
 class _TooSlow(Exception):
@@ -202,7 +408,7 @@ class _Trials:
         except ChildSlow:
             return BatchTrial(batch_size=size, outcome=SLOW, error=f"no answer within {self._limit_seconds:g} s")
         except ChildEnded as ended:
-            if ended.end != "SIGKILL" and not tells_of_memory(ended.said):
+            if ended.end != "SIGKILL" and not mentions_out_of_memory(ended.said):
                 died = WorkerDied(f"a step with a batch of {size:,}", ends=[ended.end])
                 if ended.said:
                     died.add_note(f"it said:\n{ended.said}")

@@ -9,10 +9,10 @@ from typing import Any
 from stoker.errors import ArgumentError
 from stoker.lab.trial.contenders import CONTENDERS, GRAIN, OURS, SPDL_THREADS, TORCH
 from stoker.lab.trial.drive import Pace
-from stoker.lab.trial.loader_bench import check_pace, swept
-from stoker.lab.trial.sweep import Config, Rounds, Spread, Sweep, Watch
-from stoker.lab.trial.target import named
-from stoker.lab.trial.trial import UNSUITED, Order, Trial
+from stoker.lab.trial.rounds import Spread
+from stoker.lab.trial.sweep import Config, Rounds, Sweep, Watch, check_pace, run_sweep
+from stoker.lab.trial.target import name_of_function
+from stoker.lab.trial.trial import UNSUITED, Trial, TrialRequest
 
 
 def compare(
@@ -30,61 +30,53 @@ def compare(
     limit_seconds: float = 300.0,
     watch: Watch | None = None,
 ) -> Sweep:
-    """Return what was measured of each loader that is installed, over the dataset that a function makes.
+    """Measure each installed loader over the dataset that a function returns.
 
-    All load the same samples in the same order. What is not installed, or cannot do this dataset, is told in `notes`.
-    With `threads`, our loader takes part once more, with as many threads in each worker. `only` names those that are
-    to take part; torch's always does, since ratios are to it.
+    All load the same samples in the same order. `notes` of the result name the loaders that are not installed or cannot
+    read this dataset. With `threads`, Stoker's loader takes part once more, with that many threads in each worker.
+    `only` names the loaders that take part; torch's always does, because ratios are to it.
     """
-    spec = named(dataset, what="a function that makes a dataset")
-    function = None if collate is None else named(collate, what="a function that puts samples together")
+    spec = name_of_function(dataset, what="a function that makes a dataset")
+    function = None if collate is None else name_of_function(collate, what="a function that collates samples")
     check_pace(seconds=seconds, num_batches=num_batches, num_rounds=num_rounds, limit_seconds=limit_seconds)
     if batch_size < 1 or prefetch < 1 or threads < 0 or not workers or min(workers) < 0:
-        raise ArgumentError("a loader cannot have these arguments", hint="give numbers that are not negative")
-    configs, notes = _line_up(workers, threads, only)
+        raise ArgumentError(
+            f"batch_size and prefetch must be positive, and workers must not be empty; got batch_size={batch_size}, "
+            f"prefetch={prefetch}, threads={threads}, workers={list(workers)}",
+            hint="leave them out to use the defaults",
+        )
+    configs, notes = _configs(workers, threads, only)
+    with_threads = f"{OURS}, {threads} threads"
 
-    def order_of(config: Config) -> Order:
-        name = config["contender"].removesuffix(f", {threads} threads") if threads else config["contender"]
-        contender = CONTENDERS[name]
-        arguments = {
-            "contender": name,
-            "dataset": spec,
-            "collate": function,
-            "batch_size": batch_size,
-            "num_workers": config["num_workers"],
-            "num_threads": threads if name != config["contender"] else 0,
-            "prefetch_factor": prefetch,
-        }
-        return Order(
+    def request_of(config: Config) -> TrialRequest:
+        has_threads = config["contender"] == with_threads
+        name = OURS if has_threads else config["contender"]
+        return TrialRequest(
             target="stoker.lab.trial.contenders:make",
-            arguments=arguments,
-            imports=(spec, *([function] if function else []), contender.module),
+            arguments={
+                "contender": name,
+                "dataset": spec,
+                "collate": function,
+                "batch_size": batch_size,
+                "num_workers": config["num_workers"],
+                "num_threads": threads if has_threads else 0,
+                "prefetch_factor": prefetch,
+            },
+            imports=(spec, *([function] if function else []), CONTENDERS[name].module),
             pace=Pace(seconds=seconds, num_batches=num_batches),
             limit_seconds=limit_seconds,
             wants_digest=True,
         )
 
-    sweep = Sweep(
-        verb="compare",
-        target=spec,
-        settings={
-            "seconds": seconds,
-            "num_batches": num_batches,
-            "num_rounds": num_rounds,
-            "batch_size": batch_size,
-            "prefetch_factor": prefetch,
-            "collate": function,
-        },
-        configs=configs,
-        notes=notes,
-    )
-    done = swept(sweep, Rounds(order_of, watch=watch), num_rounds=num_rounds)
-    done = _without_unsuited(done)
+    settings: dict[str, Any] = {"seconds": seconds, "num_batches": num_batches, "num_rounds": num_rounds}
+    settings |= {"batch_size": batch_size, "prefetch_factor": prefetch, "collate": function}
+    sweep = Sweep(verb="compare", target=spec, settings=settings, configs=configs, notes=notes)
+    done = _without_unsuited(run_sweep(sweep, Rounds(request_of, watch=watch), num_rounds=num_rounds))
     return replace(done, notes=[*done.notes, *_explanations(done), *_differences(done)])
 
 
 def ratio(sweep: Sweep, config: Config) -> Spread | None:
-    """Return how many times as many samples a second this one gave as torch's loader, taken round by round."""
+    """Return samples per second divided by those of torch's loader in the same round."""
     reference = {**config, "contender": TORCH}
     by_round: dict[int, Trial] = {
         trial.number: trial for trial in sweep.trials if trial.is_ok and trial.config == reference
@@ -96,18 +88,19 @@ def ratio(sweep: Sweep, config: Config) -> Spread | None:
     )
 
 
-def _line_up(workers: Sequence[int], threads: int, only: Sequence[str] | None) -> tuple[list[Config], list[str]]:
-    """Return who takes part, and sentences on who does not."""
+def _configs(workers: Sequence[int], threads: int, only: Sequence[str] | None) -> tuple[list[Config], list[str]]:
+    """Return the configurations to measure, and notes on the loaders that are left out."""
     if only is not None and (unknown := [name for name in only if name not in CONTENDERS]):
         raise ArgumentError(
-            f"{', '.join(map(repr, unknown))} is not known", hint=f"choose among {', '.join(map(repr, CONTENDERS))}"
+            f"there is no loader {', '.join(map(repr, unknown))}",
+            hint=f"choose among {', '.join(map(repr, CONTENDERS))}",
         )
     names, notes = [], []
     for contender in CONTENDERS.values():
         if only is not None and contender.name not in (*only, TORCH):
             continue
         if not contender.is_installed:
-            notes.append(f"{contender.name} is not installed: `pip install {contender.package}` lets it take part")
+            notes.append(f"{contender.name} is not installed; to include it: pip install {contender.package}")
             continue
         names.append(contender.name)
         if contender.name == OURS and threads:
@@ -116,40 +109,40 @@ def _line_up(workers: Sequence[int], threads: int, only: Sequence[str] | None) -
 
 
 def _without_unsuited(sweep: Sweep) -> Sweep:
-    """Return the sweep without those who cannot take part, and with a sentence on each."""
-    sentences = dict.fromkeys(trial.error for trial in sweep.trials if trial.outcome == UNSUITED and trial.error)
-    out = [trial.config for trial in sweep.trials if trial.outcome == UNSUITED]
+    """Return the sweep without loaders that cannot take part, with a note on each."""
+    unsuited = [trial for trial in sweep.trials if trial.outcome == UNSUITED]
+    out = [trial.config for trial in unsuited]
     return replace(
         sweep,
         configs=[config for config in sweep.configs if config not in out],
         trials=[trial for trial in sweep.trials if trial.config not in out],
-        notes=[*sweep.notes, *(f"{sentence}: left out" for sentence in sentences)],
+        notes=[*sweep.notes, *dict.fromkeys(f"{trial.error}: skipped" for trial in unsuited)],
     )
 
 
 def _explanations(sweep: Sweep) -> list[str]:
-    """Return a sentence on each loader that was not made quite as the others."""
-    there = {config["contender"] for config in sweep.configs}
-    told = {
+    """Return a note on each loader that is set up differently."""
+    arrays = "; gives arrays, not tensors" if sweep.settings["collate"] is None else ""
+    explanations = {
         SPDL_THREADS: "one process, with as many threads as others have workers",
-        GRAIN: "reads without threads, of which it would have 16 in each worker by itself"
-        + ("; gives arrays, not tensors" if sweep.settings["collate"] is None else ""),
+        GRAIN: f"reads without threads; its default is 16 in each worker{arrays}",
     }
-    return [f"{name}: {sentence}" for name, sentence in told.items() if name in there]
+    there = {config["contender"] for config in sweep.configs}
+    return [f"{name}: {sentence}" for name, sentence in explanations.items() if name in there]
 
 
 def _differences(sweep: Sweep) -> list[str]:
-    """Return a sentence on each loader whose first batch is not what torch's is."""
+    """Return a note on each loader whose first batch differs from that of torch's."""
     expected = {trial.digest for trial in sweep.trials if trial.is_ok and trial.config["contender"] == TORCH}
     if not expected:
         return []
     if len(expected) > 1:
-        return ["the dataset is random: whether all get the same samples could not be checked"]
+        return ["the dataset is random, so it was not checked that all loaders load the same samples"]
     others = dict.fromkeys(
         trial.config["contender"] for trial in sweep.trials if trial.is_ok and trial.digest not in expected
     )
     return [
-        f"{name}: its first batch is not that of torch's loader"
-        + (" (each of its workers makes batches of a share of its own)" if name == GRAIN else ", in content or in form")
+        f"{name}: its first batch differs from that of torch's loader"
+        + (" (each of its workers makes batches of its own part of the data)" if name == GRAIN else "")
         for name in others
     ]

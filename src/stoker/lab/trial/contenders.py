@@ -1,6 +1,6 @@
-"""Loaders of others, made over one dataset as their users would: the same samples, in the same order, in batches.
+"""The loaders of `stoker bench compare`, built over one dataset as their users would: same samples, same order.
 
-Each is made in a process of its own (see `stoker.lab.trial.trial`), and nothing is imported before it is needed.
+Each is built in a process of its own, and nothing is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,26 @@ from typing import Any
 
 from stoker.errors import ArgumentError
 from stoker.lab.trial.drive import kind_of
-from stoker.lab.trial.target import called, resolved
+from stoker.lab.trial.target import call_with, resolve_function
 
 TORCH, STATEFUL, OURS = "torch", "StatefulDataLoader", "stoker"
 SPDL_PROCESSES, SPDL_THREADS, GRAIN = "SPDL, processes", "SPDL, threads", "Grain"
 
 
 class Unsuited(Exception):
-    """A loader cannot do what is asked of all of them: no failure, but nothing to compare."""
+    """A loader cannot do what is asked of all of them. It is left out of the comparison."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderArguments:
+    """The arguments that all loaders get."""
+
+    dataset: Any
+    batch_size: int
+    num_workers: int
+    num_threads: int = 0
+    prefetch_factor: int = 2
+    collate: Callable[[list[Any]], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,162 +41,136 @@ class Contender:
 
     name: str
     module: str
-    """What it needs to import."""
+    """Module to import."""
     package: str
-    """Where that comes from."""
-    make: Callable[..., Any]
+    """Package to install."""
+    make: Callable[[LoaderArguments], Any]
 
     @property
     def is_installed(self) -> bool:
-        """Whether it can be imported, as far as that can be told without doing so."""
+        """Whether its package can be found; nothing is imported."""
         return find_spec(self.module.partition(".")[0]) is not None
 
 
-def make(
-    contender: str,
-    dataset: str,
-    *,
-    collate: str | None,
-    batch_size: int,
-    num_workers: int,
-    num_threads: int,
-    prefetch_factor: int,
-) -> Any:
-    """Return the loader of this name over the dataset that the function `dataset` makes."""
-    made = called(resolved(dataset))
-    _check_dataset(made, f"{dataset.rpartition(':')[2]}()")
-    function = None if collate is None else resolved(collate)
-    return Driven(
-        CONTENDERS[contender].make(
-            made,
-            collate=function,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            num_threads=num_threads,
-            prefetch_factor=prefetch_factor,
-        ),
-        batch_size=batch_size,
-        num_workers=num_workers,
-        num_threads=num_threads,
-        prefetch_factor=prefetch_factor,
-    )
-
-
-def _check_dataset(made: Any, name: str) -> None:
-    """Raise `ArgumentError` for what no loader can be made of."""
-    hint = "name a function that makes the dataset"
-    if kind_of(made) != "iterable":
-        raise ArgumentError(
-            f"{name} returned a {type(made).__name__}, and loaders are made here, over a dataset",
-            hint=f"{hint}; `stoker bench loader` measures a loader as it is",
-        )
-    if not hasattr(type(made), "__getitem__") and not hasattr(type(made), "__iter__"):
-        told = "None" if made is None else f"a {type(made).__name__}"
-        forgotten = "; a `return` is often forgotten" if made is None else ""
-        raise ArgumentError(f"{name} returned {told}, which has no samples", hint=f"{hint}{forgotten}")
-
-
-class Driven:
+class ContenderLoader:
     """A loader of any kind, with the arguments that it was made with."""
 
-    def __init__(
-        self, loader: Any, *, batch_size: int, num_workers: int, num_threads: int, prefetch_factor: int
-    ) -> None:
+    def __init__(self, loader: Any, arguments: LoaderArguments) -> None:
         self.loader = loader
-        self.batch_size, self.num_workers = batch_size, num_workers
-        self.num_threads, self.prefetch_factor = num_threads, prefetch_factor
+        self.batch_size, self.num_workers = arguments.batch_size, arguments.num_workers
+        self.num_threads, self.prefetch_factor = arguments.num_threads, arguments.prefetch_factor
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)
 
 
+def make(contender: str, dataset: str, *, collate: str | None, **options: int) -> ContenderLoader:
+    """Return the loader of this name over the dataset that the function `dataset` makes."""
+    made = call_with(resolve_function(dataset))
+    _check_dataset(made, f"{dataset.rpartition(':')[2]}()")
+    function = None if collate is None else resolve_function(collate)
+    arguments = LoaderArguments(dataset=made, collate=function, **options)
+    return ContenderLoader(CONTENDERS[contender].make(arguments), arguments)
+
+
+def _check_dataset(made: Any, name: str) -> None:
+    """Raise `ArgumentError` if no loader can be made of this."""
+    hint = "name a function that returns the dataset"
+    if kind_of(made) != "iterable":
+        raise ArgumentError(
+            f"{name} returned a {type(made).__name__}; expected a dataset, over which loaders are made here",
+            hint=f"{hint}; `stoker bench loader` measures a loader as it is",
+        )
+    if not hasattr(type(made), "__getitem__") and not hasattr(type(made), "__iter__"):
+        found = "None" if made is None else f"a {type(made).__name__}"
+        forgotten = "; did you forget `return`?" if made is None else ""
+        raise ArgumentError(f"{name} returned {found}, which has no samples", hint=f"{hint}{forgotten}")
+
+
 def is_stream(dataset: Any) -> bool:
-    """Whether a dataset has no positions: torch's iterable kind, or anything else that is only iterated."""
+    """Whether a dataset has no positions: torch's `IterableDataset`, or anything else that can only be iterated."""
     from torch.utils.data import IterableDataset
 
     return isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__")
 
 
-def _needs_positions(name: str, dataset: Any) -> None:
-    if is_stream(dataset):
+def _check_positions(name: str, arguments: LoaderArguments) -> None:
+    if is_stream(arguments.dataset):
         raise Unsuited(f"{name} reads samples by position, and this dataset is a stream")
 
 
-def _needs_workers(name: str, num_workers: int) -> None:
-    if not num_workers:
-        raise Unsuited(f"{name} has no loading without workers")
+def _check_workers(name: str, arguments: LoaderArguments) -> None:
+    if not arguments.num_workers:
+        raise Unsuited(f"{name} cannot load without workers")
 
 
-def _as_torch(make: Any, dataset: Any, batch_size: int, num_workers: int, prefetch_factor: int, **options: Any) -> Any:
-    """Return a loader that has torch's arguments; without workers it would refuse one of them."""
-    if num_workers or options.get("num_threads"):
-        options["prefetch_factor"] = prefetch_factor
-    return make(dataset, batch_size, num_workers=num_workers, **options)
-
-
-def _torch(
-    dataset: Any, *, collate: Any, batch_size: int, num_workers: int, num_threads: int, prefetch_factor: int
-) -> Any:
-    del num_threads  # torch has none
-    loader = import_module("torch.utils.data").DataLoader
-    return _as_torch(loader, dataset, batch_size, num_workers, prefetch_factor, collate_fn=collate)
-
-
-def _stateful(
-    dataset: Any, *, collate: Any, batch_size: int, num_workers: int, num_threads: int, prefetch_factor: int
-) -> Any:
-    del num_threads
-    loader = import_module("torchdata.stateful_dataloader").StatefulDataLoader
-    return _as_torch(loader, dataset, batch_size, num_workers, prefetch_factor, collate_fn=collate)
-
-
-def _stoker(
-    dataset: Any, *, collate: Any, batch_size: int, num_workers: int, num_threads: int, prefetch_factor: int
-) -> Any:
-    loader = import_module("stoker.loader").DataLoader
-    return _as_torch(
-        loader, dataset, batch_size, num_workers, prefetch_factor, collate_fn=collate, num_threads=num_threads
+def _make_like_torch(make: Any, arguments: LoaderArguments, **options: Any) -> Any:
+    """Call a loader with torch's arguments. Without workers it would refuse `prefetch_factor`."""
+    if arguments.num_workers or options.get("num_threads"):
+        options["prefetch_factor"] = arguments.prefetch_factor
+    return make(
+        arguments.dataset,
+        arguments.batch_size,
+        num_workers=arguments.num_workers,
+        collate_fn=arguments.collate,
+        **options,
     )
 
 
-def _spdl_processes(
-    dataset: Any, *, collate: Any, batch_size: int, num_workers: int, num_threads: int, prefetch_factor: int
-) -> Any:
-    """SPDL's replacement for torch's loader: a pool of processes. By itself it would give batches as they come."""
-    del num_threads
-    _needs_positions("SPDL", dataset)
-    _needs_workers("SPDL", num_workers)
-    loader = import_module("spdl.dataloader").get_pytorch_dataloader
-    return loader(
-        dataset,
-        batch_size,
-        num_workers=num_workers,
-        prefetch_factor=prefetch_factor,
+def _torch(arguments: LoaderArguments) -> Any:
+    return _make_like_torch(import_module("torch.utils.data").DataLoader, arguments)
+
+
+def _stateful(arguments: LoaderArguments) -> Any:
+    return _make_like_torch(import_module("torchdata.stateful_dataloader").StatefulDataLoader, arguments)
+
+
+def _stoker(arguments: LoaderArguments) -> Any:
+    return _make_like_torch(import_module("stoker.loader").DataLoader, arguments, num_threads=arguments.num_threads)
+
+
+def _spdl_processes(arguments: LoaderArguments) -> Any:
+    """SPDL's replacement for torch's loader: a pool of processes. By default it gives batches out of order."""
+    _check_positions("SPDL", arguments)
+    _check_workers("SPDL", arguments)
+    return import_module("spdl.dataloader").get_pytorch_dataloader(
+        arguments.dataset,
+        arguments.batch_size,
+        num_workers=arguments.num_workers,
+        prefetch_factor=arguments.prefetch_factor,
         in_order=True,
-        **({"collate_fn": collate} if collate is not None else {}),
+        **({"collate_fn": arguments.collate} if arguments.collate is not None else {}),
     )
 
 
-def _spdl_threads(
-    dataset: Any, *, collate: Any, batch_size: int, num_workers: int, num_threads: int, prefetch_factor: int
-) -> Any:
-    """What SPDL recommends: one process full of threads, here as many as others have processes."""
-    del num_threads
-    _needs_positions("SPDL", dataset)
-    _needs_workers("SPDL", num_workers)
+def _spdl_threads(arguments: LoaderArguments) -> Any:
+    """What SPDL recommends: one process full of threads, here as many as other loaders have processes."""
+    _check_positions("SPDL", arguments)
+    _check_workers("SPDL", arguments)
+    return spdl_pipeline(arguments)
+
+
+def spdl_pipeline(arguments: LoaderArguments, **options: Any) -> Any:
+    """Return SPDL's pipeline in one process with `num_workers` threads."""
     pipeline = import_module("spdl.pipeline")
-    num_ahead = prefetch_factor * num_workers
+    num_ahead = arguments.prefetch_factor * arguments.num_workers
     config = (
         pipeline.PipelineBuilder()
-        .add_source(_Positions(len(dataset), batch_size))
-        .pipe(_Collated(dataset, collate), concurrency=num_workers, output_order="input")
+        .add_source(_BatchPositions(len(arguments.dataset), arguments.batch_size))
+        .pipe(
+            _CollatedBatches(arguments.dataset, arguments.collate),
+            concurrency=arguments.num_workers,
+            output_order="input",
+        )
         .add_sink(num_ahead)
         .get_config()
     )
-    return pipeline.run_pipeline_in_subprocess(config, num_threads=num_workers, buffer_size=num_ahead)
+    return pipeline.run_pipeline_in_subprocess(
+        config, num_threads=arguments.num_workers, buffer_size=num_ahead, **options
+    )
 
 
-class _Positions:
+class _BatchPositions:
     """The positions of each batch, in order."""
 
     def __init__(self, num_samples: int, batch_size: int) -> None:
@@ -195,7 +181,7 @@ class _Positions:
             yield list(range(start, min(start + self.batch_size, self.num_samples)))
 
 
-class _Collated:
+class _CollatedBatches:
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None) -> None:
         self.dataset, self.collate = dataset, collate
 
@@ -204,28 +190,27 @@ class _Collated:
         return collate([self.dataset[position] for position in positions])
 
 
-def _grain(
-    dataset: Any, *, collate: Any, batch_size: int, num_workers: int, num_threads: int, prefetch_factor: int
-) -> Any:
-    """Grain's loader. It batches arrays and not tensors, unless it is given a function for that."""
-    _needs_positions("Grain", dataset)
+def _grain(arguments: LoaderArguments) -> Any:
+    """Grain's loader. It collates arrays, not tensors, unless it is given a function for that."""
+    _check_positions("Grain", arguments)
     grain = import_module("grain")
-    num_samples = len(dataset)
+    batch_size, num_threads = arguments.batch_size, arguments.num_threads
     return grain.DataLoader(
-        data_source=dataset if collate is not None else _Arrays(dataset),
-        sampler=grain.samplers.SequentialSampler(num_samples, grain.sharding.NoSharding()),
-        operations=[grain.transforms.Batch(batch_size, batch_fn=collate)],
-        worker_count=num_workers,
-        worker_buffer_size=prefetch_factor,
-        # by itself it would read with 16 threads in every worker, which others do not have
+        data_source=arguments.dataset if arguments.collate is not None else ArraySamples(arguments.dataset),
+        sampler=grain.samplers.SequentialSampler(len(arguments.dataset), grain.sharding.NoSharding()),
+        operations=[grain.transforms.Batch(batch_size, batch_fn=arguments.collate)],
+        worker_count=arguments.num_workers,
+        worker_buffer_size=arguments.prefetch_factor,
+        # by default it would read with 16 threads in every worker, which other loaders do not have
         read_options=grain.ReadOptions(
-            num_threads=num_threads, prefetch_buffer_size=batch_size * prefetch_factor if num_threads else 0
+            num_threads=num_threads,
+            prefetch_buffer_size=batch_size * arguments.prefetch_factor if num_threads else 0,
         ),
     )
 
 
-class _Arrays:
-    """A dataset whose samples are arrays where they were tensors."""
+class ArraySamples:
+    """A dataset whose samples have arrays in the place of tensors."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -234,14 +219,14 @@ class _Arrays:
         return len(self.dataset)
 
     def __getitem__(self, position: Any) -> Any:
-        return _arrays(self.dataset[int(position)])
+        return _to_arrays(self.dataset[int(position)])
 
 
-def _arrays(sample: Any) -> Any:
+def _to_arrays(sample: Any) -> Any:
     if isinstance(sample, Mapping):
-        return {name: _arrays(value) for name, value in sample.items()}
+        return {name: _to_arrays(value) for name, value in sample.items()}
     if isinstance(sample, tuple | list):
-        return tuple(map(_arrays, sample))
+        return tuple(map(_to_arrays, sample))
     return sample.numpy() if hasattr(sample, "numpy") else sample
 
 
@@ -256,4 +241,4 @@ CONTENDERS = {
         Contender(GRAIN, "grain", "grain", _grain),
     )
 }
-"""In the order in which they are shown; torch's comes first, as what others are compared with."""
+"""In the order in which they are shown; torch's is first, because the others are compared with it."""

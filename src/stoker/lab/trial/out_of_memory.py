@@ -48,7 +48,7 @@ def may_be_out_of_memory(error: BaseException) -> bool:
     return any(saying in text for saying in DOUBTFUL for text in texts)
 
 
-def tells_of_memory(text: str) -> bool:
+def mentions_out_of_memory(text: str) -> bool:
     """Whether the last words of a process say that memory ran out."""
     return any(saying in text.lower() for saying in SAYINGS)
 
@@ -79,7 +79,7 @@ def _says_so(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    return isinstance(error, RuntimeError | OSError) and tells_of_memory(str(error))
+    return isinstance(error, RuntimeError | OSError) and mentions_out_of_memory(str(error))
 
 
 def _chain(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from stoker.errors import ArgumentError
 from stoker.lab.trial.drive import arguments_of
-from stoker.lab.trial.target import accepted, called
+from stoker.lab.trial.target import accepted_options, call_with
 
 SWEPT = ("num_workers", "num_threads", "batch_size", "prefetch_factor")
 """The arguments that can be changed."""
@@ -33,9 +33,10 @@ def make_loader(function: Callable[..., Any], options: Mapping[str, Any] | None 
     """Return the loader that `function` makes with these arguments: given to it by keyword as far as it takes them,
     and set on the loaders that it builds otherwise. Raise `ArgumentError` for those that nobody took.
 
-    For a function that builds its loader only when it is iterated, such as a generator, iterate inside `overriding`.
+    For a function that builds its loader only when it is iterated, such as a generator, iterate inside
+    `override_arguments`.
     """
-    with overriding(options or {}, function) as override:
+    with override_arguments(options or {}, function) as override:
         loader = override.call(function)
     override.check(function)
     return loader
@@ -64,7 +65,7 @@ class Override:
         """Return what `function` makes; what it has parameters for is given to it, and not set behind its back."""
         self._takes_any = _takes_any(function)
         self._given = given_to(function, self.options)
-        loader = called(function, **self.options)
+        loader = call_with(function, **self.options)
         check_iterable(loader, function)
         return loader
 
@@ -129,11 +130,11 @@ class Override:
 
 def given_to(function: Callable[..., Any], options: Mapping[str, Any]) -> set[str]:
     """Return the options that a function has parameters for. One that takes any is not asked what becomes of them."""
-    return set() if _takes_any(function) else {name for name in options if accepted(function, {name: None})}
+    return set() if _takes_any(function) else {name for name in options if accepted_options(function, {name: None})}
 
 
 @contextmanager
-def overriding(options: Mapping[str, Any], function: Callable[..., Any] | None = None) -> Iterator[Override]:
+def override_arguments(options: Mapping[str, Any], function: Callable[..., Any] | None = None) -> Iterator[Override]:
     """Let loaders that are made inside the block have these arguments, whatever they are given; in all threads.
 
     torch is imported for it, and our loader, unless nothing has to be changed behind the back of `function`. Then, and

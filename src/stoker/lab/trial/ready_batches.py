@@ -46,11 +46,6 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def fresh(batch: Any) -> Any:
-    """Return a batch with the same tensors in new containers: what a step takes out of a dict is there next time."""
-    return mapped(_itself, batch)
-
-
 def on_device(batch: Any, device: torch.device, widen: OnTensor | None = None) -> Any:
     """Return a batch whose tensors, and objects that can move themselves, are on a device, and widened there."""
 
@@ -66,7 +61,7 @@ def on_device(batch: Any, device: torch.device, widen: OnTensor | None = None) -
 
 
 def widening_of(loader: Any) -> OnTensor | None:
-    """Return what a loader does to the batches of `taken` on the device; None if nothing."""
+    """Return what a loader does to the batches of `take_batches` on the device; None if nothing."""
     return None if _decodes_there(loader) else getattr(loader, "_widening", None)
 
 
@@ -82,7 +77,7 @@ def device_of(batch: Any) -> torch.device | None:
     return next((device for device in found if device.type != "cpu"), found[0] if found else None)
 
 
-def taken(loader: Any) -> list[Any]:
+def take_batches(loader: Any) -> list[Any]:
     """Return the first few batches of a loader, as workers make them: before they are copied, widened or normalised.
 
     They are copies: what they lay in is the loader's.

@@ -1,28 +1,31 @@
-"""Many trials side by side: several configurations, each several times, in an order that is fair to all.
+"""Many trials side by side: several configurations, each several times, in interleaved rounds.
 
-Machines drift, and other work comes and goes. So configurations are never measured one after the other: in each *round*
-every one of them has a trial. Every other round runs backwards, so that a steady drift harms all alike, and from one
-pair of rounds to the next the order rotates, so that nobody always comes first. What is told is the mean over rounds
-and the standard deviation.
+`bench_loader` measures one loader with each combination of some arguments: `stoker bench loader`. Results are means and
+standard deviations over rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any, TypeVar
+from statistics import fmean
+from typing import Any
 
 from stoker.engine.stats import Plain
+from stoker.errors import ArgumentError
 from stoker.foundation.machine import described
-from stoker.lab.trial.trial import OK, Order, Trial, run_trial, watched_run
+from stoker.lab.trial.drive import Pace
+from stoker.lab.trial.override import SWEPT
+from stoker.lab.trial.rounds import Spread, in_turn
+from stoker.lab.trial.target import name_of_function
+from stoker.lab.trial.trial import OK, Trial, TrialRequest, record_run_of_trial, run_trial
 from stoker.lab.watch.record_file import csv_of, load_record, save_record
 from stoker.lab.watch.run import Run
 
 FORMAT = "stoker-sweep"
 
-T = TypeVar("T")
 Config = dict[str, Any]
 Watch = Callable[[int, int, str], None]
 """Told before each trial: how many are done, how many there will be, and what comes now."""
@@ -52,24 +55,6 @@ QUANTITIES: dict[str, Callable[[Trial], float | None]] = {
     "private_bytes": lambda trial: trial.private_bytes,
 }
 """What is told of a configuration, and how it follows from one trial."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread(Plain):
-    """A number that was measured several times."""
-
-    mean: float
-    deviation: float | None = None
-    """The standard deviation; None of a single measurement."""
-    num: int = 1
-
-    @staticmethod
-    def of(values: Iterable[float | None]) -> Spread | None:
-        """Return that of some values, or None if there are none."""
-        known = [float(value) for value in values if value is not None]
-        if not known:
-            return None
-        return Spread(mean=fmean(known), deviation=stdev(known) if len(known) > 1 else None, num=len(known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +115,9 @@ class Sweep(Plain):
 
     def results(self) -> list[Result]:
         """Return what the trials of each configuration came to."""
-        names = varied(self.configs)
+        names = varied_names(self.configs)
         return [
-            summed_up(config, [trial for trial in self.trials if trial.config == config], names=names)
+            summarize_trials(config, [trial for trial in self.trials if trial.config == config], names=names)
             for config in self.configs
         ]
 
@@ -148,7 +133,7 @@ class Sweep(Plain):
 
     def results_csv(self) -> str:
         """Return a table with one line for each configuration: means, and standard deviations (`_std`)."""
-        names = names_of(self.configs)
+        names = option_names(self.configs)
         rows = []
         for result in self.results():
             row: dict[str, Any] = {name: result.config.get(name) for name in names}
@@ -189,14 +174,14 @@ class Sweep(Plain):
 
     def _place(self, trial: Trial) -> dict[str, Any]:
         """Return which trial it is, as the first columns of a table."""
-        return {"round": trial.number, **{name: trial.config.get(name) for name in names_of(self.configs)}}
+        return {"round": trial.number, **{name: trial.config.get(name) for name in option_names(self.configs)}}
 
 
 class Rounds:
     """Runs trials round by round, and keeps what came of them."""
 
-    def __init__(self, order_of: Callable[[Config], Order], *, watch: Watch | None = None) -> None:
-        self._order_of, self._watch = order_of, watch
+    def __init__(self, request_of: Callable[[Config], TrialRequest], *, watch: Watch | None = None) -> None:
+        self._order_of, self._watch = request_of, watch
         self.trials: list[Trial] = []
         self.num_planned = 0
         """How many trials there will be, as far as that is known."""
@@ -226,23 +211,14 @@ class Rounds:
         """Return the record of a run with a configuration: one more trial, which is watched and not counted."""
         if self._watch is not None:
             self._watch(len(self.trials), len(self.trials) + 1, f"{label_of(config)}, watched")
-        return watched_run(self._order_of(config), config)
+        return record_run_of_trial(self._order_of(config), config)
 
     def of(self, config: Config) -> list[Trial]:
         """Return the trials of a configuration."""
         return [trial for trial in self.trials if trial.config == config]
 
 
-def in_turn(things: Sequence[T], number: int) -> list[T]:
-    """Return the order in which things come in the round of this number."""
-    if not things:
-        return []
-    shift = number // 2 % len(things)
-    turn = [*things[shift:], *things[:shift]]
-    return turn[::-1] if number % 2 else turn
-
-
-def summed_up(config: Config, trials: Sequence[Trial], *, names: Sequence[str] | None = None) -> Result:
+def summarize_trials(config: Config, trials: Sequence[Trial], *, names: Sequence[str] | None = None) -> Result:
     """Return what the trials of one configuration came to."""
     well = [trial for trial in trials if trial.is_ok]
     ill = [trial for trial in trials if not trial.is_ok]
@@ -289,14 +265,142 @@ def label_of(config: Config, names: Sequence[str] | None = None) -> str:
     return ", ".join(words) or "as it is"
 
 
-def varied(configs: Sequence[Config]) -> list[str]:
+def varied_names(configs: Sequence[Config]) -> list[str]:
     """Return the arguments that are not the same in all configurations, or all if there is but one."""
-    names = names_of(configs)
+    names = option_names(configs)
     if len(configs) < 2:
         return names
     return [name for name in names if len({str(config.get(name, "")) for config in configs}) > 1]
 
 
-def names_of(configs: Sequence[Config]) -> list[str]:
+def option_names(configs: Sequence[Config]) -> list[str]:
     """Return the arguments that any configuration has."""
     return list(dict.fromkeys(name for config in configs for name in config))
+
+
+def bench_loader(
+    target: str | Callable[..., Any],
+    *,
+    workers: Sequence[int] | None = None,
+    threads: Sequence[int] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    prefetches: Sequence[int] | None = None,
+    step: str | Callable[..., Any] | None = None,
+    seconds: float = 3.0,
+    num_batches: int | None = None,
+    num_rounds: int = 3,
+    limit_seconds: float = 300.0,
+    records_run: bool = False,
+    watch: Watch | None = None,
+) -> Sweep:
+    """Return what was measured of the loader that `target` makes, with each combination of the arguments given.
+
+    `target` is a function, or its name as `module:function` or `path/to/file.py:function`. It need not take any of the
+    arguments: they are set on the `DataLoader` that it builds. Arguments that are not given are left as they are.
+    `step` names a function that returns what is done with each batch; without, batches are only taken. Each trial runs
+    in a fresh process. Ctrl-C ends it and returns what there is by then, if there is anything. With `records_run` the
+    quickest configuration runs once more, watched, and `run` of the result is its record.
+    """
+    spec = name_of_function(target, what="a function that makes a loader")
+    make_step = None if step is None else name_of_function(step, what="a function that makes a step")
+    check_pace(seconds=seconds, num_batches=num_batches, num_rounds=num_rounds, limit_seconds=limit_seconds)
+    configs = configurations(workers=workers, threads=threads, batch_sizes=batch_sizes, prefetches=prefetches)
+    pace = Pace(seconds=seconds, num_batches=num_batches)
+
+    def request_of(config: Config) -> TrialRequest:
+        return TrialRequest(target=spec, options=config, step=make_step, pace=pace, limit_seconds=limit_seconds)
+
+    sweep = Sweep(
+        verb="loader",
+        target=spec,
+        step=make_step,
+        settings={"seconds": seconds, "num_batches": num_batches, "num_rounds": num_rounds},
+        configs=configs,
+    )
+    return run_sweep(sweep, Rounds(request_of, watch=watch), num_rounds=num_rounds, records_run=records_run)
+
+
+def run_sweep(sweep: Sweep, rounds: Rounds, *, num_rounds: int, records_run: bool = False) -> Sweep:
+    """Return `sweep` with so many rounds of trials; with fewer if Ctrl-C came after the first trial."""
+    is_interrupted = False
+    run = None
+    rounds.plan(num_rounds * len(sweep.configs))
+    try:
+        for number in range(num_rounds):
+            rounds.go(sweep.configs, number)
+        if records_run and (quickest := max(filter(_is_ok, rounds.trials), key=_speed, default=None)) is not None:
+            run = rounds.record(quickest.config)
+    except KeyboardInterrupt:
+        if not rounds.trials:
+            raise
+        is_interrupted = True
+    return replace(sweep, trials=rounds.trials, is_interrupted=is_interrupted, run=run)
+
+
+def _is_ok(trial: Trial) -> bool:
+    return trial.is_ok
+
+
+def _speed(trial: Trial) -> float:
+    return trial.samples_per_second
+
+
+def configurations(
+    *,
+    workers: Sequence[int] | None = None,
+    threads: Sequence[int] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    prefetches: Sequence[int] | None = None,
+) -> list[Config]:
+    """Return all combinations of the arguments, workers changing slowest. Where nothing is fetched ahead, for there
+    are neither workers nor threads, `prefetch_factor` makes no difference and is left out.
+    """
+    swept = {"batch_size": batch_sizes, "num_threads": threads, "num_workers": workers, "prefetch_factor": prefetches}
+    for name, values in swept.items():
+        least = 0 if name in ("num_workers", "num_threads") else 1
+        if values is not None and any(value < least for value in values):
+            raise ArgumentError(
+                f"{name}={min(values)} is less than {least}", hint="give numbers, such as 0,1,2,4 for workers"
+            )
+    lists = [[(name, value) for value in dict.fromkeys(values)] for name, values in swept.items() if values]
+    found: list[Config] = []
+    for one in product(*lists):
+        given = dict(one)
+        config = {name: given[name] for name in SWEPT if name in given}
+        if config.get("num_workers") == 0 and not config.get("num_threads"):
+            config.pop("prefetch_factor", None)
+        if config not in found:
+            found.append(config)
+    return found
+
+
+def check_pace(*, seconds: float, num_batches: int | None, num_rounds: int, limit_seconds: float) -> None:
+    """Raise `ArgumentError` for what cannot be measured."""
+    if num_rounds < 1:
+        raise ArgumentError(f"{num_rounds} rounds measure nothing", hint="repeat once, or better three times")
+    if seconds <= 0 or (num_batches is not None and num_batches < 2):
+        raise ArgumentError("there is nothing to count", hint="give some seconds, or two batches at least")
+    if limit_seconds <= seconds:
+        raise ArgumentError(
+            f"a trial that counts for {seconds:g} s cannot be over within {limit_seconds:g} s",
+            hint="give a longer timeout, with time for imports and workers to start",
+        )
+
+
+def bytes_per_worker(results: Sequence[Result]) -> float | None:
+    """Return by how much memory grows with each worker: the slope of a straight line through the measurements.
+
+    Pages of files are not counted: a worker adds none of them, and our share of a library changes by tens of megabytes
+    when other programs that use it come and go. None if there are no two numbers of workers, or memory is not known.
+    """
+    points = [
+        (float(num_workers), memory)
+        for result in results
+        if (memory := result.mean("private_bytes")) is not None
+        and (num_workers := result.config.get("num_workers")) is not None
+    ]
+    if len({x for x, _ in points}) < 2:
+        return None
+    mean_x, mean_y = (sum(point[axis] for point in points) / len(points) for axis in (0, 1))
+    above = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    return above / sum((x - mean_x) ** 2 for x, _ in points)

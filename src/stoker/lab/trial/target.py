@@ -48,7 +48,7 @@ def check_spec(spec: str, *, what: str = "a function") -> tuple[str, str]:
     return place, name
 
 
-def resolved(spec: str, *, what: str = "a function") -> Callable[..., Any]:
+def resolve_function(spec: str, *, what: str = "a function") -> Callable[..., Any]:
     """Return the function that `spec` names, importing what it lies in.
 
     The current folder is importable, and so is what lies beside a file that is named, as for a script. What the module
@@ -70,15 +70,15 @@ def resolved(spec: str, *, what: str = "a function") -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def named(target: str | Callable[..., Any], *, what: str) -> str:
+def name_of_function(target: str | Callable[..., Any], *, what: str) -> str:
     """Return the name of a function that is given, or was named already; refuse what names none."""
-    spec = target if isinstance(target, str) else spec_of(target)
+    spec = target if isinstance(target, str) else spec_of_function(target)
     check_spec(spec, what=what)
     return spec
 
 
-def spec_of(function: Callable[..., Any]) -> str:
-    """Return the name by which `resolved` finds a function again, in another process."""
+def spec_of_function(function: Callable[..., Any]) -> str:
+    """Return the name by which `resolve_function` finds a function again, in another process."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     there: Any = sys.modules.get(module or "")
     file = getattr(there, "__file__", None)
@@ -90,7 +90,7 @@ def spec_of(function: Callable[..., Any]) -> str:
     return f"{file}:{name}" if module == "__main__" else f"{module}:{name}"
 
 
-def accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def accepted_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of `options` that `function` takes by keyword, under the names that it has for them."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -107,9 +107,9 @@ def accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[s
     return found
 
 
-def called(function: Callable[..., Any], **options: Any) -> Any:
+def call_with(function: Callable[..., Any], **options: Any) -> Any:
     """Return what `function` returns, given those of `options` that it takes; say so if it needs others."""
-    given = accepted(function, options)
+    given = accepted_options(function, options)
     try:
         bound = inspect.signature(function).bind(**given)
     except ValueError:

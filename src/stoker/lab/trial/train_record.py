@@ -146,7 +146,7 @@ class TrainBench(Plain):
         found.insert(0, (COMPUTE, whole, above.deviation))
         if self.blocked_share is not None:
             _, data, deviation = found.pop()
-            preparation, fetch = told_apart(data, self.slowing_seconds, self.blocked_share)
+            preparation, fetch = split_data_seconds(data, self.slowing_seconds, self.blocked_share)
             found += [(PREPARATION, preparation, deviation), (FETCH, fetch, deviation)]
         return [
             Part(
@@ -180,7 +180,7 @@ class TrainBench(Plain):
         return load_record(TrainBench, path, format_name=FORMAT, what="a record of a training step", hint=hint)
 
 
-def told_apart(data_seconds: float, slowing_seconds: float, blocked_share: float) -> tuple[float, float]:
+def split_data_seconds(data_seconds: float, slowing_seconds: float, blocked_share: float) -> tuple[float, float]:
     """Return how much of the time that batches take to be made is preparation, and how much is fetching.
 
     What slows the step itself down is work on its cores, so preparation. The rest goes by what workers did meanwhile.

@@ -16,9 +16,9 @@ from stoker.engine.stats import Plain, Quantiles
 from stoker.errors import ArgumentError
 from stoker.lab.trial.child import Child, ChildEnded, ChildSlow
 from stoker.lab.trial.drive import Pace
+from stoker.lab.trial.process_memory import TRAINER, ProcessMemory, ProcessMemoryWatch
 from stoker.lab.trial.trial_child import IN_TRIAL, PHASES, begin
 from stoker.lab.watch.run import Run
-from stoker.lab.watch.witness import TRAINER, ProcessMemory, Witness
 
 OK, FAILED, HUNG, KILLED, UNSUITED = "ok", "failed", "hung", "killed", "unsuited"
 
@@ -38,7 +38,7 @@ DOING = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class TrialRequest:
     """What a trial is to do."""
 
     target: str
@@ -170,7 +170,7 @@ class Trial(Plain):
         return [one.held_bytes for one in self.processes if one.is_worker and one.held_bytes is not None]
 
 
-def run_trial(order: Order, config: Mapping[str, Any], *, number: int = 0) -> Trial:
+def run_trial(order: TrialRequest, config: Mapping[str, Any], *, number: int = 0) -> Trial:
     """Return what came of a trial.
 
     It never raises what happens in the child: that is a `Trial` that says so. But if the user's modules cannot be
@@ -182,7 +182,7 @@ def run_trial(order: Order, config: Mapping[str, Any], *, number: int = 0) -> Tr
     with _child(order) as child:
         phase = PHASES[0]
         try:
-            with Witness(child.pid) as witness:
+            with ProcessMemoryWatch(child.pid) as witness:
                 for phase in PHASES:
                     found[phase] = _asked(child, phase, order, before)
                     if failure := found[phase].get("failed"):
@@ -200,7 +200,7 @@ def run_trial(order: Order, config: Mapping[str, Any], *, number: int = 0) -> Tr
     return _ok(base, found, witness, before)
 
 
-def watched_run(order: Order, config: Mapping[str, Any]) -> Run | None:
+def record_run_of_trial(order: TrialRequest, config: Mapping[str, Any]) -> Run | None:
     """Return the record of a run of a loader, for `stoker report`; None if it does not go well."""
     before = time.perf_counter()
     found: dict[str, dict[str, Any]] = {}
@@ -219,7 +219,7 @@ def watched_run(order: Order, config: Mapping[str, Any]) -> Run | None:
 
 
 @contextmanager
-def _child(order: Order) -> Iterator[Child]:
+def _child(order: TrialRequest) -> Iterator[Child]:
     if IN_TRIAL in os.environ:
         raise ArgumentError(
             "a measurement was started by a module that is itself being measured",
@@ -229,13 +229,13 @@ def _child(order: Order) -> Iterator[Child]:
         yield child
 
 
-def _asked(child: Child, phase: str, order: Order, before: float) -> dict[str, Any]:
+def _asked(child: Child, phase: str, order: TrialRequest, before: float) -> dict[str, Any]:
     left = before + order.limit_seconds - time.perf_counter()
     found: dict[str, Any] = child.ask(phase, limit_seconds=max(0.01, left))
     return found
 
 
-def _plain(order: Order) -> dict[str, Any]:
+def _plain(order: TrialRequest) -> dict[str, Any]:
     return {**asdict(order), "pace": asdict(order.pace)}
 
 
@@ -280,7 +280,7 @@ def _seen(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"kind": made["kind"], "found": made["found"]} if "kind" in made else {}
 
 
-def _ok(base: dict[str, Any], found: dict[str, dict[str, Any]], witness: Witness, before: float) -> Trial:
+def _ok(base: dict[str, Any], found: dict[str, dict[str, Any]], witness: ProcessMemoryWatch, before: float) -> Trial:
     imports, made, first, count = found["imports"], found["make"], found["first"], found["count"]
     num_samples = count["num_cpu_samples"]
     processes = witness.processes

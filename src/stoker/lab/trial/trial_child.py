@@ -24,9 +24,9 @@ from stoker.errors import ArgumentError
 from stoker.foundation import trees
 from stoker.foundation.machine import tree_cpu_seconds
 from stoker.lab.trial.drive import Drive, Pace, kind_of
-from stoker.lab.trial.override import OURS, Override, given_to, overriding
-from stoker.lab.trial.step_shape import BATCHED, check_needs_no_size, check_takes_batch
-from stoker.lab.trial.target import called, resolved
+from stoker.lab.trial.override import OURS, Override, given_to, override_arguments
+from stoker.lab.trial.step_target import BATCHED, check_needs_no_size, check_takes_batch
+from stoker.lab.trial.target import call_with, resolve_function
 
 PHASES = ("imports", "make", "first", "count", "end")
 """What a child is asked for, in order; one that is watched for "record" instead of "count"."""
@@ -76,11 +76,11 @@ class _Trial:
         order = self._order
         begin = time.perf_counter()
         for name in order["imports"]:
-            resolved(name) if ":" in name else import_module(name)
-        self._function = partial(resolved(order["target"]), **order["arguments"])
+            resolve_function(name) if ":" in name else import_module(name)
+        self._function = partial(resolve_function(order["target"]), **order["arguments"])
         if order["arguments"] == {}:
             self._function = self._function.func
-        make_step = None if order["step"] is None else resolved(order["step"])
+        make_step = None if order["step"] is None else resolve_function(order["step"])
         is_patched = bool(set(order["options"]) - given_to(self._function, order["options"]))
         if is_patched:
             import_module("torch.utils.data")  # which would be imported by whoever makes a loader
@@ -89,11 +89,11 @@ class _Trial:
             begin = time.perf_counter()
             import_module(OURS)
             self._ours_seconds = time.perf_counter() - begin
-        self._override = self._stack.enter_context(overriding(order["options"], self._function))
+        self._override = self._stack.enter_context(override_arguments(order["options"], self._function))
         if make_step is not None:
             name = f"{order['step'].rpartition(':')[2]}()"
             check_needs_no_size(make_step, name)
-            self._step = called(make_step)
+            self._step = call_with(make_step)
             if not callable(self._step):
                 raise ArgumentError(
                     f"{order['step']} returned {type(self._step).__name__}, which cannot be called with a batch",
@@ -112,7 +112,7 @@ class _Trial:
     def _first(self) -> dict[str, Any]:
         seconds = self._drive.first()
         self._override.check(self._function)
-        digest = digest_of(self._drive.latest) if self._order["wants_digest"] else None
+        digest = digest_of_batch(self._drive.latest) if self._order["wants_digest"] else None
         # one that is a generator has built its loader only now
         return {"seconds": seconds, "digest": digest, "type": type(self._drive.latest).__name__, **self._kind()}
 
@@ -155,7 +155,7 @@ class _Trial:
         }
 
 
-def digest_of(batch: Any) -> str:
+def digest_of_batch(batch: Any) -> str:
     """Return a short text that is the same for batches of the same numbers and texts, in tensors or arrays."""
     whole = hashlib.blake2b(digest_size=8)
     for leaf in _leaves(batch):

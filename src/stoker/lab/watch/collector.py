@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from stoker.engine.stats import Sampled, Stats
-from stoker.lab.watch.account import Account
 from stoker.lab.watch.hook.install import HELLO
-from stoker.lab.watch.hook.ours import STATS
 from stoker.lab.watch.hook.recording import FAILURE
 from stoker.lab.watch.hook.spool import BEGINS, HANDED, LAPS, WORK, LapRow, Reader, Work
+from stoker.lab.watch.hook.stoker_loader import STATS
+from stoker.lab.watch.loader_totals import Account
 
 MOST_UNCLAIMED = 4096
 """Batches of a worker that were made and not handed over, and are remembered."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stoker.engine.stats import Plain
 from stoker.errors import ArgumentError
-from stoker.lab.watch.whole_file import whole_or_not
 
 R = TypeVar("R", bound=Plain)
 
@@ -21,7 +21,7 @@ VERSION = 1
 
 def save_record(record: Plain, path: str | Path) -> None:
     """Write a record to a JSON file, whole or not at all."""
-    whole_or_not(path, json.dumps(record.as_dict(), indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(record.as_dict(), indent=1, allow_nan=False) + "\n")
 
 
 def load_record(kind: type[R], path: str | Path, *, format_name: str, what: str, hint: str) -> R:
@@ -47,3 +47,29 @@ def csv_of(rows: Iterable[dict[str, Any]]) -> str:
         writer.writeheader()
         writer.writerows(listed)
     return text.getvalue()
+
+
+STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
+"""What lies here is somebody's open file, who would not see another one in its place."""
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Write a file, whole or not at all: what was there before stays until the new one is complete.
+
+    A link goes on pointing where it did. What is no file, such as `/dev/stdout` or a pipe, is written to as it is: a
+    file in its place would be the end of it.
+    """
+    path = Path(path).absolute()
+    if (path.exists() and not path.is_file()) or str(path).startswith(STREAMS):
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # a full disk does not say where, and nobody knows the other
+        raise
+    finally:
+        beside.unlink(missing_ok=True)

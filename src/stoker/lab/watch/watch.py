@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from weakref import finalize
 
+from stoker.engine.stats import Stats
 from stoker.errors import ArgumentError
 from stoker.foundation.machine import described
-from stoker.lab.watch import session as sessions
-from stoker.lab.watch.hook import recording
+from stoker.lab.watch.collector import Collector
+from stoker.lab.watch.hook import install, recording, stoker_loader
 from stoker.lab.watch.hook import watched_iteration as courses
+from stoker.lab.watch.hook.periodic_thread import PeriodicThread
+from stoker.lab.watch.monitor import Monitor
 from stoker.lab.watch.run import Run
+from stoker.lab.watch.shared_folder import Folder, new_folder
 
 if TYPE_CHECKING:
     from stoker.lab.diagnose.diagnosis import Diagnosis
@@ -38,7 +45,7 @@ class Watch(Generic[T]):
                 hint="give a loader, a generator or any other iterable of batches",
             )
         self._loader, self._name = loader, name
-        self._session: sessions.Session | None = None
+        self._session: Session | None = None
         self._end: Any = None
         self._last: Run | None = None
         """What was seen before it was closed."""
@@ -47,8 +54,8 @@ class Watch(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         session = self._session
         if session is None:
-            session = self._session = sessions.join()
-            self._end = finalize(self, sessions.part, session)
+            session = self._session = join()
+            self._end = finalize(self, part, session)
         return _Watched(self._loader, self._kind, session)
 
     def __len__(self) -> int:
@@ -122,7 +129,7 @@ def watch(loader: Iterable[T], *, name: str = "") -> Watch[T]:
 class _Watched(Generic[T]):
     """One iteration over a loader that is watched."""
 
-    def __init__(self, loader: Iterable[T], kind: str, session: sessions.Session) -> None:
+    def __init__(self, loader: Iterable[T], kind: str, session: Session) -> None:
         now = session.now
         self._now, self._loader = now, loader
         self._course: courses.WatchedIteration | None = None
@@ -227,3 +234,129 @@ def _config_of(loader: Any) -> dict[str, Any]:
     names = ("batch_size", "num_workers", "num_threads", "prefetch_factor", "pin_memory", "persistent_workers")
     found = {name: getattr(loader, name, None) for name in names}
     return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}
+
+
+class Session:
+    """The watching of this process, from the first loader that is watched to the last.
+
+    Threads run only while something is iterated over. A doctor that has started this process is not disturbed: it and
+    the session then read the same folder.
+    """
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        before = recording.current
+        self._is_owner = before is None
+        folder: Folder | None = None
+        if before is None:
+            folder = new_folder()
+            path = folder.path
+        else:
+            path = Path(before.folder)
+        self._end = finalize(self, _ended, folder, self.process)
+        self.now = install.attach(str(path))
+        self._collector = Collector(path, is_owner=self._is_owner)
+        self.monitor = Monitor([self.process], lambda: self._collector.trainers)
+        self._lock = threading.RLock()
+        self._ticker = PeriodicThread("stoker-monitor", lambda: self.monitor.every_seconds, lambda _: self._tick())
+        self._num_iterating = 0
+        self.num_users = 0
+        self._active_seconds = 0.0
+        self._began = 0.0
+
+    def enter(self) -> None:
+        """An iteration begins."""
+        with self._lock:
+            self._num_iterating += 1
+            if self._num_iterating == 1:
+                self._began = perf_counter()
+                self.monitor.look()
+        self._ticker.start()
+
+    def leave(self) -> None:
+        """An iteration is over, or given up."""
+        if os.getpid() != self.process:  # a worker that was forked in the middle of it, perhaps of the lock too
+            return
+        with self._lock:
+            self._num_iterating -= 1
+            is_last = not self._num_iterating
+            if is_last:
+                self._active_seconds = perf_counter() - self.monitor.began
+        if is_last:
+            self._ticker.stop()
+            self.now.probe.stop()
+            self._tick()
+
+    @property
+    def seconds(self) -> float:
+        """From the beginning to the end of the last iteration, or to now."""
+        return perf_counter() - self.monitor.began if self._num_iterating else self._active_seconds
+
+    def stats_of(self, number: int) -> Stats | None:
+        """Return what was counted of a loader; None if it has given no batch."""
+        with self._lock:
+            if recording.current is self.now:
+                stoker_loader.counted.write(self.now.folder)
+                self.now.note_laps()
+            self._collector.drain()
+            return self._collector.stats_of(self.process, number, self.monitor.memory)
+
+    @property
+    def failures(self) -> list[str]:
+        """What has failed of ours."""
+        return self._collector.failures
+
+    def _tick(self) -> None:
+        with self._lock:
+            self.monitor.look()
+            self._collector.drain()
+
+    def close(self) -> None:
+        """Take the hook out, and remove the folder."""
+        self._ticker.stop()
+        with self._lock:
+            self._collector.close()
+        self._end()
+
+
+def _ended(folder: Folder | None, process: int) -> None:
+    if folder is not None and os.getpid() == process:
+        install.detach()
+        folder.remove()
+
+
+_shared: Session | None = None
+_lock = threading.RLock()
+
+
+def join() -> Session:
+    """Return the session of this process, for one more user. Several threads may begin to watch at the same time."""
+    global _shared
+    with _lock:
+        if _shared is None or _shared.process != os.getpid():
+            _shared = Session()
+        install.install()  # what was imported since
+        _shared.num_users += 1
+        return _shared
+
+
+def part(session: Session) -> None:
+    """Let a user go; the session ends with the last one."""
+    global _shared
+    with _lock:
+        session.num_users -= 1
+        if session.num_users > 0:
+            return
+        if _shared is session:
+            _shared = None
+        if session.process == os.getpid():
+            session.close()
+
+
+def _after_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()  # whoever held the other one is not here
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_in_child)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from stoker.errors import StateError, StateMismatch
-from stoker.loader.repeats import Draws
+from stoker.loader.order.repeated_draws import Draws
 from stoker.loader.state.dataset_state import load_own_state
 from stoker.loader.state.progress import VERSION, differing
 from stoker.loader.state.running_digest import RunningDigest

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from stoker.lab.watch.hook import fetching, iterating, recording
+from stoker.lab.watch.hook import recording, torch_loader
 from stoker.lab.watch.hook.patches import Patches
 
 _patches = Patches()
@@ -29,18 +29,18 @@ def install() -> None:
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and "torch" not in _installed:
         _installed.add("torch")
-        fetching.install(_patches, torch_data)
-        iterating.install(_patches, torch_data)
+        torch_loader.install_fetchers(_patches, torch_data)
+        torch_loader.install(_patches, torch_data)
     stateful = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
     if torch_data is not None and stateful is not None and "torchdata" not in _installed:
         _installed.add("torchdata")
-        iterating.install_stateful(_patches, stateful)
+        torch_loader.install_stateful(_patches, stateful)
     dataloader, iterator = (sys.modules.get(f"stoker.loader.{name}") for name in ("dataloader", "iterator"))
     if dataloader is not None and iterator is not None and "stoker" not in _installed:
-        from stoker.lab.watch.hook import ours
+        from stoker.lab.watch.hook import stoker_loader
 
         _installed.add("stoker")
-        ours.install(_patches, dataloader, iterator)
+        stoker_loader.install(_patches, dataloader, iterator)
 
 
 def detach() -> None:

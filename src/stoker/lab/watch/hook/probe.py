@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import stoker
 from stoker.foundation.machine import current_frames, thread_times
-from stoker.lab.watch.hook.alarm import Rest
-from stoker.lab.watch.hook.ticker import Ticker
+from stoker.lab.watch.hook.periodic_thread import PeriodicThread, Rest
 
 if TYPE_CHECKING:
     from stoker.lab.watch.hook.recording import Recording
@@ -58,7 +57,7 @@ class Probe:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         chance = Random().uniform  # of its own: nobody's numbers are drawn
-        self._ticker = Ticker("stoker-probe", lambda: EVERY_SECONDS * chance(0.5, 1.5), self._tick)
+        self._ticker = PeriodicThread("stoker-probe", lambda: EVERY_SECONDS * chance(0.5, 1.5), self._tick)
         self.start, self.stop = self._ticker.start, self._ticker.stop
         self.sees_ours = False
         """Whether there may be threads of Stoker's loader, which are known by what they run."""

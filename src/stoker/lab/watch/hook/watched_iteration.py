@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from itertools import count
 from time import perf_counter
 from types import FrameType
@@ -12,11 +13,12 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from stoker.foundation import trees
+from stoker.foundation.machine import usage_of
 from stoker.lab.watch.hook import recording
-from stoker.lab.watch.hook.contents import num_samples_of, prints_of
+from stoker.lab.watch.hook.batch_contents import num_samples_of, prints_of
+from stoker.lab.watch.hook.dataset_facts import facts_of, lengths_of
 from stoker.lab.watch.hook.probe import is_of_library
 from stoker.lab.watch.hook.spool import BEGINS, ENDS, HANDED
-from stoker.lab.watch.hook.survey import facts_of, lengths_of
 
 SIZED_FIRST, SIZED_EVERY = 4, 64
 """Batches that are looked at for their size: the first ones, and one out of so many."""
@@ -245,3 +247,29 @@ def _where(loader: Any) -> str:
         own = own.f_back
     frame = own or frame
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+class WatchedWorkerInit:
+    """A `worker_init_fn` that lets the worker be looked at, before it calls the one that it stands for."""
+
+    def __init__(self, folder: str, loader: int, then: Callable[[int], Any] | None, *, is_ours: bool) -> None:
+        self.folder, self.loader, self.then, self.is_ours = folder, loader, then, is_ours
+
+    def __call__(self, worker: int) -> None:
+        """Begin to record in this process."""
+        try:
+            if self.is_ours:
+                now = recording.begin(self.folder)
+                used = usage_of()
+                before = (0.0, 0.0) if used is None else (used.cpu_seconds, used.delay_seconds)
+                now.note_work(loader=self.loader, worker=worker, before=before)
+                now.probe.sees_ours = True
+                now.probe.start()
+            else:
+                from stoker.lab.watch.hook.install import attach
+
+                attach(self.folder)
+        except Exception:
+            recording.give_up()
+        if self.then is not None:
+            self.then(worker)

@@ -1,0 +1,1 @@
+"""Several datasets mixed by weight; which source gives sample n is known for every n."""

@@ -1,0 +1,157 @@
+"""Commands that cannot outlive the process that has started them: each runs under a supervisor, a small process."""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import IO
+
+from stoker.foundation.processes import BLOCKED_SIGNALS
+from stoker.lab.watch import supervisor_script
+
+_HELD = {*BLOCKED_SIGNALS, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+"""Signals of a terminal, which reach a supervisor until it has left the terminal's session."""
+
+
+class SupervisedProcess:
+    """A command that is killed, with all that it has started, when this process dies, however it dies.
+
+    When the command ends by itself, what it has left running goes on, unless `ends_all`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        stdin: int | IO[bytes] | None = None,
+        output: int | IO[bytes] | None = None,
+        descriptors: Sequence[int] = (),
+        blocked_signals: Iterable[int] | None = None,
+        has_own_group: bool = False,
+        ends_all: bool = False,
+    ) -> None:
+        """Run a command; raise the `OSError` if it cannot be run.
+
+        Args:
+            output: where it writes to in the place of our output, and of our errors.
+            descriptors: are passed on, under the same numbers. Without them, none are but the standard streams.
+            blocked_signals: its signal mask; by default that of the calling thread.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+        ours, theirs = socket.socketpair()
+        self._channel = ours
+        self._status: int | None = None
+        self._descriptor = -1
+        try:
+            with theirs:
+                # what `-I -S` leaves out takes ten times as long as the rest, and is the command's business
+                start = [sys.executable, "-I", "-S", supervisor_script.__file__, str(theirs.fileno()), str(os.getpid())]
+                self._supervisor = subprocess.Popen(
+                    start,
+                    pass_fds=[theirs.fileno(), *descriptors],
+                    stdin=stdin,
+                    stdout=output,
+                    stderr=output,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            request = supervisor_script.Request(
+                arguments=[os.fsencode(part) for part in command],
+                environment=dict(os.environb) if environment is None else _encoded(environment),
+                blocked_signals=[int(number) for number in (before if blocked_signals is None else blocked_signals)],
+                has_own_group=has_own_group,
+                ends_all=ends_all,
+                descriptors=list(descriptors),
+            )
+            content = marshal.dumps(tuple(request))
+            ours.sendall(supervisor_script.SIZE.pack(len(content)) + content)
+            self.pid, error = self._received() or (0, errno.ECHILD)
+            if error:
+                raise OSError(error, os.strerror(error), command[0])
+            with suppress(OSError, AttributeError):  # it has ended and was waited for already; or an old kernel
+                self._descriptor = os.pidfd_open(self.pid)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def descriptor(self) -> int:
+        """A pidfd of the command, which can be read from when the command has ended; -1 if there is none."""
+        return self._descriptor
+
+    def poll(self) -> int | None:
+        """Return the wait status of the command, or None while it runs. Its end is announced by SIGCHLD."""
+        if self._status is None and self._has_reply(0):
+            self._conclude()
+        return self._status
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Return the wait status of the command when it has ended; None if that takes longer than so many seconds."""
+        if self._status is None and self._has_reply(seconds):
+            self._conclude()
+        return self._status
+
+    def close(self) -> None:
+        """Kill the command, if it still runs, and return when it is gone, and all of its descendants with it."""
+        if self._status is None:
+            with suppress(OSError):  # the supervisor has ended
+                self._channel.shutdown(socket.SHUT_WR)  # unlike `close`, it counts though forks share the socket
+            self.wait()
+
+    def _has_reply(self, seconds: float | None) -> bool:
+        """Wait for so long; return whether the supervisor has something to say, or has ended."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        return bool(poll.poll(None if seconds is None else 1000 * seconds))
+
+    def _conclude(self) -> None:
+        """Note how the command ended: by SIGKILL, if the supervisor does not say."""
+        found = self._received()
+        self._status = int(signal.SIGKILL) if found is None else found[0]
+        with suppress(OSError):  # it has ended by itself
+            self._channel.send(b".")
+        self._supervisor.wait()
+        self._channel.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _received(self) -> tuple[int, int] | None:
+        content = b""
+        while len(content) < supervisor_script.REPLY.size:
+            try:
+                part = self._channel.recv(supervisor_script.REPLY.size - len(content))
+            except ConnectionError:
+                part = b""
+            if not part:
+                return None
+            content += part
+        first, second = supervisor_script.REPLY.unpack(content)
+        return first, second
+
+
+def inherited_descriptors() -> list[int]:
+    """Return the descriptors that a program started by this process would inherit, but for the standard streams."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one that lists the folder
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                found.append(int(name))
+    return found
+
+
+def _encoded(environment: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}

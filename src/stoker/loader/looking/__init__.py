@@ -1,1 +1,0 @@
-"""What a loader has done: counters, reports, logs, Prometheus, and where a sample comes."""

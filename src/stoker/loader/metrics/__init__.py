@@ -1,0 +1,1 @@
+"""What a loader counts, and how it is shown: records, reports, logs, Prometheus."""

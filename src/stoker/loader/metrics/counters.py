@@ -1,0 +1,185 @@
+"""The counters of a loader: always on, cheap while it runs, summed up when somebody asks.
+
+They hold nothing of the loader, so that whoever watches may keep them when the loader is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from stoker.deliver import CopyCounter
+from stoker.engine.processes.totals import WorkerTotals
+from stoker.engine.stats import ProcessStats, Quantiles, Stage, Stats
+from stoker.engine.timing import FOLDED_TOGETHER, WIDTH, BatchTimeline
+from stoker.foundation import trees
+from stoker.foundation.machine import Usage, pss_bytes, thread_delay_seconds, usage_of
+from stoker.loader.metrics.stats_log import StatsLog
+from stoker.loader.work import BatchResult
+
+on_begin: list[Callable[[Counters], None]] = []
+"""Called at the start of each iteration of every loader: for whoever watches all of them."""
+
+SIZED_EVERY = 64
+"""Batches of which one is looked at for its size; and the first ones."""
+
+
+class Counters:
+    """What one loader has counted since it was made, or since `reset`."""
+
+    def __init__(self, config: Callable[[], dict[str, Any]], *, rank: int, num_ranks: int) -> None:
+        self._config, self.rank, self.num_ranks = config, rank, num_ranks
+        self._log: StatsLog | None = None
+        self.is_due = False
+        """Whether there is something to `attend` to, before the next batch is taken."""
+        self.decisions: list[str] = []
+        """What "auto" has decided."""
+        self.laps, self.tally, self.copies = BatchTimeline(), WorkerTotals(), CopyCounter()
+        self._extend, self._unsummed = self.laps.extend, self.laps.unsummed
+        self._thread: int | None = None
+        self._process = os.getpid()
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from now on, also in the middle of an iteration."""
+        for part in (self.laps, self.tally, self.copies):
+            part.reset()
+        self._num_samples = self._num_iterations = 0
+        self._sized_bytes = self._num_sized = 0
+        self._num_left = 1
+        self._copied = 0.0
+        self._began: Usage | None = None if self._thread is None else usage_of()
+        self._delay_before = None if self._thread is None else thread_delay_seconds(self._thread)
+
+    def begin(self) -> None:
+        """An iteration begins, in the thread that calls."""
+        self.laps.begin()
+        self._num_iterations += 1
+        if self._began is None:
+            self._began = usage_of()
+        if self._thread != threading.get_native_id():
+            self._thread = threading.get_native_id()
+            self._delay_before = thread_delay_seconds()
+        for watcher in on_begin:
+            watcher(self)
+
+    def note(self, made: BatchResult, num_samples: int, asked: float, handed: float) -> None:
+        """A batch is handed over."""
+        # Every batch comes through here, so this is as short as it can be.
+        copy, copies = 0.0, self.copies
+        if copies.num:
+            copy, self._copied = copies.seconds - self._copied, copies.seconds
+        self._extend((asked, handed, copy) + made.times + made.trip)  # noqa: RUF005  # half the time of unpacking
+        self._num_samples += num_samples
+        self._num_left -= 1
+        if self._num_left <= 0:
+            self._look_at(made.batch)
+
+    def _look_at(self, batch: Any) -> None:
+        """Once in a while: see how large a batch is."""
+        self._sized_bytes += trees.num_bytes(batch)
+        self._num_sized += 1
+        self._num_left = 1 if self._num_sized < 4 else SIZED_EVERY
+        self.is_due = True
+
+    def attend(self) -> None:
+        """Do what takes longer than to note a batch: sum up, and write to the log."""
+        if len(self._unsummed) >= FOLDED_TOGETHER * WIDTH:
+            self.laps.fold()
+        self.is_due = self._log is not None
+        if self._log is not None:
+            self._log.note(perf_counter(), self.stats)
+
+    def write_to(self, log: StatsLog) -> None:
+        """Write stats there from now on, every now and then and at the end of each iteration."""
+        self._log, self.is_due = log, True
+
+    def end(self) -> None:
+        """An iteration is over."""
+        if self._log is not None and os.getpid() == self._process:
+            self._log.write(self.stats())
+
+    def stats(self, *, laps: bool = False) -> Stats:
+        """Return what was counted; with `laps`, the latest batches one by one too."""
+        counted = self.laps
+        counted.fold()
+        config = self._config()
+        workers = self._workers()
+        seconds = counted.periods.total + sum(counted.first_seconds) + counted.forgotten_seconds
+        return Stats(
+            kind="stoker",
+            engine="processes" if config["num_workers"] else "threads" if config["num_threads"] else "inline",
+            config=config,
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+            seconds=seconds,
+            num_iterations=self._num_iterations,
+            num_batches=len(counted),
+            num_samples=self._num_samples,
+            num_bytes=self._sized_bytes * len(counted) // self._num_sized if self._num_sized else 0,
+            first_batch_seconds=list(counted.first_seconds),
+            batch_seconds=Quantiles.of(counted.periods),
+            wait_seconds=Quantiles.of(counted.waits),
+            step_seconds=Quantiles.of(counted.steps),
+            making_seconds=Quantiles.of(counted.makings),
+            stages=self._stages(seconds, config),
+            num_stalls=counted.num_stalls,
+            stall_seconds=counted.stall_seconds,
+            queue_depth=counted.mean_depth,
+            queue_empty_share=counted.num_empty / counted.num_asked if counted.num_asked else None,
+            trainer=self._trainer(),
+            workers=workers,
+            copies=self.copies.record(),
+            decisions=list(self.decisions),
+            laps=counted.latest() if laps else None,
+        )
+
+    def _stages(self, seconds: float, config: dict[str, Any]) -> dict[str, Stage]:
+        counted, sums = self.laps, self.laps.sums
+        busy = sum(sums[name] for name in ("read", "transform", "collate", "pack"))
+        num_workers, num_threads = config["num_workers"], config["num_threads"]
+        hands = max(1, num_workers) * max(1, num_threads) if num_workers or num_threads else 0
+        idle = max(0.0, hands * seconds - busy)
+        return {
+            # whoever reads waits for the next recipe there, and for nothing else
+            "read": Stage(busy_seconds=sums["read"], waiting_seconds=idle),
+            "transform": Stage(busy_seconds=sums["transform"]),
+            "collate": Stage(busy_seconds=sums["collate"]),
+            "hand-over": Stage(busy_seconds=sums["pack"] + sums["unpack"], waiting_seconds=sums["ready"]),
+            "copy": Stage(busy_seconds=sums["copy"]),
+            "wait": Stage(waiting_seconds=counted.waits.total + sum(counted.first_seconds)),
+        }
+
+    def _trainer(self) -> ProcessStats | None:
+        now = usage_of()
+        if self._began is None or now is None or os.getpid() != self._process:
+            return None
+        delay = None if self._thread is None else thread_delay_seconds(self._thread)
+        before = self._delay_before
+        return ProcessStats(
+            pid=self._process,
+            role="trainer",
+            cpu_seconds=now.cpu_seconds - self._began.cpu_seconds,
+            delay_seconds=None if delay is None or before is None else delay - before,
+            # the kernel adds what ended children have read to what their parent has
+            read_bytes=max(0, now.read_bytes - self._began.read_bytes - self.tally.ended_read_bytes),
+            pss_bytes=pss_bytes(),
+            num_batches=self.laps.num_by_worker.get(-1),
+            busy_seconds=self.laps.busy_by_worker.get(-1),
+        )
+
+    def _workers(self) -> list[ProcessStats]:
+        counted = self.laps
+        return [
+            ProcessStats.from_dict(
+                record.as_dict()
+                | {
+                    "num_batches": counted.num_by_worker.get(worker, 0),
+                    "busy_seconds": counted.busy_by_worker.get(worker, 0.0),
+                }
+            )
+            for worker, record in self.tally.stats()
+        ]

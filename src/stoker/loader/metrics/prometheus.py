@@ -1,0 +1,121 @@
+"""Stats for Prometheus: read from the counters when they are asked for, and never in between."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from stoker.engine.stats import Quantiles, Stats
+from stoker.errors import ArgumentError, MissingExtra
+from stoker.loader.metrics.counters import Counters
+
+_COUNTS: dict[str, tuple[str, Callable[[Stats], float]]] = {
+    "stoker_batches": ("Batches handed to the trainer.", lambda stats: stats.num_batches),
+    "stoker_samples": ("Samples handed to the trainer.", lambda stats: stats.num_samples),
+    "stoker_bytes": ("Bytes handed to the trainer, judged from some batches.", lambda stats: stats.num_bytes),
+    "stoker_seconds": ("Time in iterations, with the trainer's own.", lambda stats: stats.seconds),
+    "stoker_stalls": ("Waits of the trainer that were long.", lambda stats: stats.num_stalls),
+    "stoker_stall_seconds": ("How long these were, together.", lambda stats: stats.stall_seconds),
+}
+_QUANTILES: dict[str, tuple[str, Callable[[Stats], Quantiles]]] = {
+    "stoker_batch_seconds": ("From batch to batch.", lambda stats: stats.batch_seconds),
+    "stoker_wait_seconds": ("How long the trainer waited for a batch.", lambda stats: stats.wait_seconds),
+    "stoker_step_seconds": ("The trainer's own time between two batches.", lambda stats: stats.step_seconds),
+    "stoker_making_seconds": ("How long the making of a batch took.", lambda stats: stats.making_seconds),
+}
+_LABELS = ["loader", "rank"]
+
+
+def _nobody() -> None:
+    return None
+
+
+class LoaderCollector:
+    """Tells a registry of prometheus_client what loaders have counted. Loaders that are gone are no longer told of."""
+
+    def __init__(self) -> None:
+        self._loaders: dict[str, ref[Counters]] = {}
+
+    def add(self, name: str, counters: Counters) -> None:
+        """Tell of one more loader; a newer one of the same name takes its place, with a warning if that still lives."""
+        held = self._loaders.get(name, _nobody)()
+        if held is not None and held is not counters:
+            warnings.warn(
+                f"another loader was told to Prometheus as {name!r}, and no longer is\n"
+                'hint: give each a name of its own, such as loader.prometheus("validation")',
+                stacklevel=4,
+            )
+        self._loaders[name] = ref(counters)
+
+    def collect(self) -> Iterator[Any]:
+        """Yield all metrics, as they are now."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+
+        living = {name: counters for name, held in self._loaders.items() if (counters := held()) is not None}
+        told = [([name, str(stats.rank)], stats) for name, counters in living.items() for stats in (counters.stats(),)]
+        for name, (what, value) in _COUNTS.items():
+            counter = CounterMetricFamily(name, what, labels=_LABELS)
+            for labels, stats in told:
+                counter.add_metric(labels, value(stats))
+            yield counter
+        for name, (what, quantiles) in _QUANTILES.items():
+            summary = SummaryMetricFamily(name, what, labels=_LABELS)
+            gauge = GaugeMetricFamily(f"{name}_quantile", f"{what} Quantiles.", labels=[*_LABELS, "quantile"])
+            for labels, stats in told:
+                found = quantiles(stats)
+                summary.add_metric(labels, found.num, found.mean * found.num)
+                for share, seconds in (("0.5", found.p50), ("0.9", found.p90), ("0.99", found.p99)):
+                    gauge.add_metric([*labels, share], seconds)
+            yield summary
+            yield gauge
+        yield from self._stages(told)
+
+    @staticmethod
+    def _stages(told: list[tuple[list[str], Stats]]) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        stages = CounterMetricFamily(
+            "stoker_stage_seconds", "How long a stage was busy, or waited.", labels=[*_LABELS, "stage", "state"]
+        )
+        cpu = CounterMetricFamily("stoker_cpu_seconds", "CPU time by process.", labels=[*_LABELS, "process"])
+        memory = GaugeMetricFamily("stoker_memory_bytes", "Memory by process (PSS).", labels=[*_LABELS, "process"])
+        depth = GaugeMetricFamily("stoker_queue_depth", "Batches ready when one was asked for.", labels=_LABELS)
+        for labels, stats in told:
+            for name, stage in stats.stages.items():
+                stages.add_metric([*labels, name, "busy"], stage.busy_seconds)
+                stages.add_metric([*labels, name, "waiting"], stage.waiting_seconds)
+            for process in (stats.trainer, *stats.workers):
+                if process is not None:
+                    cpu.add_metric([*labels, process.role], process.cpu_seconds)
+                    if process.pss_bytes is not None:
+                        memory.add_metric([*labels, process.role], process.pss_bytes)
+            if stats.queue_depth is not None:
+                depth.add_metric(labels, stats.queue_depth)
+        yield from (stages, cpu, memory, depth)
+
+
+_collectors: WeakKeyDictionary[Any, LoaderCollector] = WeakKeyDictionary()
+"""By the registry: one for all loaders that are told of there."""
+
+
+def register_with_prometheus(counters: Counters, *, name: str, registry: Any = None) -> None:
+    """Let a registry, by default that of the process, tell what a loader has counted."""
+    try:
+        import prometheus_client
+    except ImportError:
+        raise MissingExtra("prometheus_client", extra="metrics", need="telling stats to Prometheus") from None
+    registry = prometheus_client.REGISTRY if registry is None else registry
+    collector = _collectors.get(registry) if hasattr(registry, "register") else None
+    if collector is None:
+        collector = LoaderCollector()
+        try:
+            registry.register(collector)
+        except (AttributeError, ValueError) as error:
+            raise ArgumentError(
+                f"the registry cannot take our metrics: {error}",
+                hint="pass a prometheus_client.CollectorRegistry, or nothing for the one of the process",
+            ) from error
+        _collectors[registry] = collector
+    collector.add(name, counters)

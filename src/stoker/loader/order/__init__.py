@@ -1,0 +1,1 @@
+"""Which samples a loader reads and when: its schedule, and samplers that show or contain one."""
