@@ -561,7 +561,7 @@ def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path, monkeypatc
 
 def test_opening_pictures_as_other_data_shows_the_way(tmp_path: Path) -> None:
     make(tmp_path, "cats/1.JPG")
-    with pytest.raises(ArgumentError, match=r"contains images.*\nhint: use stoker\.images\("):
+    with pytest.raises(ArgumentError, match=r"contains images.*\nhint: stoker\.images\("):
         stoker.open(tmp_path)
-    with pytest.raises(ArgumentError, match=r"contains images.*\nhint: use stoker\.images\("):
+    with pytest.raises(ArgumentError, match=r"contains images.*\nhint: stoker\.images\("):
         stoker.open(tmp_path / "cats" / "1.JPG")
