@@ -176,6 +176,6 @@ def test_workers_do_not_outlive_a_killed_command(big: Path, tmp_path: Path) -> N
 
 def test_a_folder_in_which_another_command_is_at_work_is_refused(big: Path, tmp_path: Path) -> None:
     command = running(big, tmp_path / "out", tmp_path / "gate")
-    with command, pytest.raises(ArgumentError, match="somebody else is writing"):
+    with command, pytest.raises(ArgumentError, match="another process is writing"):
         made(big, tmp_path / "out")
     made(big, tmp_path / "out")

@@ -140,7 +140,7 @@ def test_an_odd_number_of_bytes_is_refused(tmp_path: Path) -> None:
 
 def test_documents_are_not_known(tmp_path: Path) -> None:
     with pytest.raises(errors.ArgumentError, match="does not say where its documents begin"):
-        RawTokens(write(tmp_path, [[1, 2]])).borders(0, 1)
+        RawTokens(write(tmp_path, [[1, 2]])).offsets(0, 1)
 
 
 def test_crops_run_over_the_borders_of_files(tmp_path: Path) -> None:

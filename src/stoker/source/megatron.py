@@ -100,7 +100,7 @@ class Megatron:
         """Return `length` tokens from each of `starts` on, as rows of an array of its own. All must be there."""
         return self._values.windows(starts, length)
 
-    def borders(self, first: int, last: int) -> NDArray[np.int64]:
+    def offsets(self, first: int, last: int) -> NDArray[np.int64]:
         """Return where the documents `first` to `last` begin, in tokens; the one past the last, where all end."""
         if not 0 <= first <= last <= self.num_documents:
             raise ArgumentError(
@@ -146,7 +146,7 @@ class Megatron:
     def documents_at(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which documents the tokens at these places belong to. The first time, it reads all borders."""
         if self._borders is None:
-            self._borders = self.borders(0, self.num_documents)
+            self._borders = self.offsets(0, self.num_documents)
         return self._borders.searchsorted(values, "right") - 1
 
     def spans(self, begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -92,7 +92,7 @@ class RawTokens:
         """Return `length` tokens from each of `starts` on, as rows of an array of its own. All must be there."""
         return self._values.windows(starts, length)
 
-    def borders(self, first: int, last: int) -> NDArray[np.int64]:
+    def offsets(self, first: int, last: int) -> NDArray[np.int64]:
         """Raise `ArgumentError`: there are no documents to have borders."""
         raise ArgumentError(
             f"{self!r} does not say where its documents begin (asked for {first} to {last})",
