@@ -132,7 +132,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # or type checkers would take any name for one of ours
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         from importlib import import_module
