@@ -76,7 +76,7 @@ class Mixture:
         self.names = tuple(part.name for part in parts)
         """The names of the sources; a source's number is its index here."""
         phases = phases or (Phase(terms=terms, start=0, epoch=0, begins=0, length=0),)
-        self.blend = Blend(self.names, [phase.regime for phase in phases], _quota)
+        self.blend = Blend(self.names, [phase.weight_phase for phase in phases], _quota)
         if not phases[-1].length:  # it is new, so its epochs are not measured yet
             sizes = {part.name: part.length for part in parts}
             length = epoch_length(self.blend, phases[-1].terms, sizes, phases[-1].begins)
