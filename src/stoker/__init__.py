@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stoker import prepare as prepare
     from stoker import source as source
     from stoker import store as store
+    from stoker import testing as testing
     from stoker import transform as transform
     from stoker import view as view
     from stoker.batch.ledger import Ledger, Policy, Skipped
@@ -92,6 +93,7 @@ _ROOMS = (
     "prepare",
     "source",
     "store",
+    "testing",
     "transform",
     "view",
 )

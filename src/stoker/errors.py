@@ -23,6 +23,7 @@
     ├── StateError (ValueError)             a state that cannot be loaded
     │   ├── StateUnreadable                 not a state of a loader, or from a newer version
     │   └── StateMismatch                   a state of another order or dataset
+    ├── CheckFailed (AssertionError)        a dataset breaks a promise (stoker.testing)
     └── WorkerError (RuntimeError)          something happened to a worker
         ├── NotPicklable                    an object cannot be sent to a worker process
         ├── WorkerStuck                     no batch within `timeout`
@@ -227,6 +228,14 @@ class NothingCollated(BatchError):
             "To skip bad samples, raise an error in `__getitem__` and pass on_error='skip'"
         )
         self.function, self.step = function, step
+
+
+class CheckFailed(StokerError, AssertionError):
+    """A dataset breaks a promise of a protocol in `stoker.source.protocols`."""
+
+    def __init__(self, check: str, problem: str) -> None:
+        super().__init__(f"{check}: {problem}\nhint: stoker.source.protocols says what a dataset has to do for it")
+        self.check, self.problem = check, problem
 
 
 class StateError(StokerError, ValueError):

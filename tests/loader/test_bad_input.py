@@ -352,7 +352,7 @@ def test_a_collate_function_that_returns_nothing(engine: dict[str, Any]) -> None
     iterator = iter(stoker.DataLoader(Numbers(8), batch_size=4, collate_fn=forgets_to_return, **engine))
     with pytest.raises(
         NothingCollated,
-        match="the collate function forgets_to_return returned None at step 0\nhint: did the function forget",
+        match="the collate function forgets_to_return returned None at step 0\nhint: did the",
     ):
         next(iterator)
     iterator.close()

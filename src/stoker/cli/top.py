@@ -197,7 +197,7 @@ def run_and_show(command: list[str], console: Console, *, every: float) -> int:
     block_forwarded_signals()
 
     if not console.is_terminal:
-        return watch_command(command, teller=_TopLines(), every_seconds=every).code
+        return watch_command(command, on_run=_TopLines(), every_seconds=every).code
     from rich.live import Live
 
     # unnamed, so that nothing is left behind however this process ends
@@ -207,7 +207,7 @@ def run_and_show(command: list[str], console: Console, *, every: float) -> int:
             with Live(console=console, screen=True, auto_refresh=False) as live:
                 attended = watch_command(
                     command,
-                    teller=lambda run: live.update(screen.drawn(run), refresh=True),
+                    on_run=lambda run: live.update(screen.drawn(run), refresh=True),
                     every_seconds=every,
                     output=output.fileno(),
                 )

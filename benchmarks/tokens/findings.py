@@ -87,9 +87,9 @@ def shows(
     records: list[Measurement], resume_step: int, missing: list[str], failed: dict[str, str], num_hung: dict[str, int]
 ) -> list[str]:
     """Return the findings."""
-    sentences = [_told_speed(records, order, workers) for order in ("shuffled", "sequential") for workers in (0, 2)]
-    sentences += [_told_start(records, workers) for workers in GOAL_START]
-    sentences += [_told_memory(records), _told_resume(records, resume_step)]
+    sentences = [_describe_speed(records, order, workers) for order in ("shuffled", "sequential") for workers in (0, 2)]
+    sentences += [_describe_start(records, workers) for workers in GOAL_START]
+    sentences += [_describe_memory(records), _describe_resume(records, resume_step)]
     if missing:
         sentences.append(f"Left out, because not installed: {', '.join(missing)}.")
     sentences += [f"{name} hung {number} times, and was started again." for name, number in num_hung.items()]
@@ -97,7 +97,7 @@ def shows(
     return [sentence for sentence in sentences if sentence]
 
 
-def _told_speed(records: list[Measurement], order: str, workers: int) -> str:
+def _describe_speed(records: list[Measurement], order: str, workers: int) -> str:
     found = only(records, what="batches", order=order, workers=workers)
     if not found:
         return ""
@@ -105,14 +105,14 @@ def _told_speed(records: list[Measurement], order: str, workers: int) -> str:
     limit = (only(found, IN_C) or only(found, IN_NUMPY))[0]
     where = f"{order}, {'2 workers' if workers else 'inline'}"
     share = speedup(ours, limit)
-    told = (
+    summary = (
         f"{where}: stoker {_number(ours.more['batches_per_second'])} batches/s, "
         f"{share:.2f} of the {limit.contender} on one thread ({_number(limit.more['batches_per_second'])}); "
         f"x and y shared {_number(shared.more['batches_per_second'])}."
     )
     is_judged = order == "shuffled"
     if is_judged and not workers:
-        told += f" The goal of {GOAL_OF_LIMIT} is {_verdict(share >= GOAL_OF_LIMIT)}."
+        summary += f" The goal of {GOAL_OF_LIMIT} is {_verdict(share >= GOAL_OF_LIMIT)}."
     goal = GOAL_WORKERS if workers else GOAL_INLINE
     for by_hand in (False, True):
         best = _best(found, by_hand=by_hand)
@@ -120,14 +120,14 @@ def _told_speed(records: list[Measurement], order: str, workers: int) -> str:
             continue
         what = "peer whose users write the gather of whole batches" if by_hand else "peer that collates rows"
         times = speedup(ours, best)
-        told += (
+        summary += (
             f" {times:.1f}x the best {what}, {best.contender} ({_number(best.more['batches_per_second'])})"
             f"{f': the goal of {goal:g}x is {_verdict(times >= goal)}' if is_judged else ''}."
         )
-    return told
+    return summary
 
 
-def _told_start(records: list[Measurement], workers: int) -> str:
+def _describe_start(records: list[Measurement], workers: int) -> str:
     found = only(records, what="start", workers=workers)
     ours = only(found, OURS)[0].more["milliseconds"]
     others = ", ".join(
@@ -140,7 +140,7 @@ def _told_start(records: list[Measurement], workers: int) -> str:
     )
 
 
-def _told_memory(records: list[Measurement]) -> str:
+def _describe_memory(records: list[Measurement]) -> str:
     found = only(records, what="memory")
     ours = only(found, OURS)[0].more["private_bytes"]
     others = ", ".join(
@@ -152,21 +152,21 @@ def _told_memory(records: list[Measurement]) -> str:
     )
 
 
-def _told_resume(records: list[Measurement], step: int) -> str:
-    told = []
+def _describe_resume(records: list[Measurement], step: int) -> str:
+    summary = []
     goal = ""
     for record in only(records, what="resume"):
         fresh = only(records, record.contender, what="start", workers=0)
         if not fresh:
             continue
         times = 1 / speedup(record, fresh[0])
-        told.append(
+        summary.append(
             f"{record.contender} {_number(record.more['milliseconds'])} ms against "
             f"{_number(fresh[0].more['milliseconds'])} ms afresh ({times:.2f})"
         )
         if record.contender == OURS:
             goal = f" The goal, as fast as a fresh start, is {_verdict(times <= GOAL_RESUME)}."
-    return f"resume at step {step:,}, inline: {'; '.join(told)}. Each went on with the batch it should.{goal}"
+    return f"resume at step {step:,}, inline: {'; '.join(summary)}. Each went on with the batch it should.{goal}"
 
 
 def limits() -> list[str]:
@@ -206,8 +206,8 @@ COLUMNS = (
 )
 
 
-def _from(record: Measurement, key: str, tell: Any) -> str:
-    return str(tell(record.more[key])) if key in record.more else ""
+def _from(record: Measurement, key: str, format_value: Any) -> str:
+    return str(format_value(record.more[key])) if key in record.more else ""
 
 
 # ---------------------------------------------------------------- drawing

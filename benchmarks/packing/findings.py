@@ -56,10 +56,10 @@ def _verdict(is_reached: bool) -> str:
 def shows(records: list[Measurement], opening: Opening, num_tokens: int, missing: list[str]) -> list[str]:
     """Return the findings."""
     cases = list(dict.fromkeys(record.case["case"] for record in only(records, what="planning")))
-    sentences = [_told_planning(only(records, what="planning", case=case), case) for case in cases]
-    sentences += [_told_waste(only(records, what="planning")), _told_scale(only(records, what="scale"))]
+    sentences = [_describe_planning(only(records, what="planning", case=case), case) for case in cases]
+    sentences += [_describe_waste(only(records, what="planning")), _describe_scale(only(records, what="scale"))]
     forms = list(dict.fromkeys(record.case["case"] for record in only(records, what="batches")))
-    sentences += [_told_batches(only(records, what="batches", case=case), case) for case in forms]
+    sentences += [_describe_batches(only(records, what="batches", case=case), case) for case in forms]
     sentences.append(
         f"`stoker.pack` of the store of {num_tokens / 1e6:.0f} million tokens, rows of 2,048: "
         f"{opening.first_seconds * 1e3:.0f} ms planned and written beside it ({opening.plan_bytes / 1e6:.1f} MB), "
@@ -71,7 +71,7 @@ def shows(records: list[Measurement], opening: Opening, num_tokens: int, missing
     return [sentence for sentence in sentences if sentence]
 
 
-def _told_planning(records: list[Measurement], case: str) -> str:
+def _describe_planning(records: list[Measurement], case: str) -> str:
     ours, listed = only(records, OURS)[0], only(records, OURS_LISTED)[0]
     seconds, waste = ours.more["seconds_per_two_million"], ours.more["waste"]
     limit = only(records, IN_C)
@@ -95,58 +95,58 @@ def _told_planning(records: list[Measurement], case: str) -> str:
     )
 
 
-def _told_waste(records: list[Measurement]) -> str:
-    told = []
+def _describe_waste(records: list[Measurement]) -> str:
+    summary = []
     for name in PLANNERS:
         found = only(records, name)
         if found and name not in (IN_C, OURS, OURS_LISTED):
             parts = [_percent(record.more["waste"]) for record in found]
             ours = [_percent(record.more["waste_of_ours"]) for record in found]
-            told.append(
+            summary.append(
                 f"{name} {' / '.join(parts)} of its {found[0].more['num_documents']:,} documents "
                 f"(stoker, of the same: {' / '.join(ours)})"
             )
     lengths = " / ".join(dict.fromkeys(f"{record.more['length']:,}" for record in records))
-    return f"padding in rows of {lengths}: {'; '.join(told)}." if told else ""
+    return f"padding in rows of {lengths}: {'; '.join(summary)}." if summary else ""
 
 
-def _told_scale(records: list[Measurement]) -> str:
+def _describe_scale(records: list[Measurement]) -> str:
     ours = only(records, OURS)
     first, last = ours[0].more, ours[-1].more
     peak = last["peak_bytes"]
     rest = (last["seconds"] - last["plan_seconds"]) / last["num_documents"]
-    told = (
+    summary = (
         f"{ours[-1].case['case']}, rows of {last['length']:,}: planned and mapped in {last['seconds']:.3g} s, with "
         f"{peak / 1e9:.2f} GB at the most ({last['before_bytes'] / 1e9:.2f} GB before)"
     )
     if last["num_documents"] == GOAL_MANY:
         is_reached = last["seconds"] <= GOAL_MANY_SECONDS and peak <= GOAL_MANY_BYTES
-        told += f"; the goal of {GOAL_MANY_SECONDS:g} s and {GOAL_MANY_BYTES / 1e9:g} GB is {_verdict(is_reached)}"
+        summary += f"; the goal of {GOAL_MANY_SECONDS:g} s and {GOAL_MANY_BYTES / 1e9:g} GB is {_verdict(is_reached)}"
     limit = only(records, IN_C)
     if limit:
-        told += (
+        summary += (
             f". In C, document by document: {limit[-1].more['seconds']:.3g} s and "
             f"{limit[-1].more['peak_bytes'] / 1e9:.2f} GB, its lengths among them"
         )
     return (
-        f"{told}. Planning alone, from counts, takes {first['plan_seconds'] * 1e3:.1f} ms for "
+        f"{summary}. Planning alone, from counts, takes {first['plan_seconds'] * 1e3:.1f} ms for "
         f"{ours[0].case['case']} and {last['plan_seconds'] * 1e3:.1f} ms for {ours[-1].case['case']}; "
         f"the rest, which grows with them, is {rest * 1e9:.0f} ns for each."
     )
 
 
-def _told_batches(records: list[Measurement], case: str) -> str:
+def _describe_batches(records: list[Measurement], case: str) -> str:
     ours = only(records, OURS)[0]
     limit = only(records, batches.IN_C)
-    told = f"{case}, shuffled: stoker {_rate(ours)} batches/s of packed rows"
+    summary = f"{case}, shuffled: stoker {_rate(ours)} batches/s of packed rows"
     goals = []
     if limit and ours.median_ratio:
         share = 1 / ours.median_ratio
-        told += f", {share:.2f} of filling them in C on one thread ({_rate(limit[0])})"
+        summary += f", {share:.2f} of filling them in C on one thread ({_rate(limit[0])})"
         goals.append(f"{GOAL_OF_LIMIT} of the limit is {_verdict(share >= GOAL_OF_LIMIT)}")
     crops = only(records, batches.CROPS)[0]
     of_crops = ours.more["of_crops"]
-    told += f", and {of_crops:.2f} of plain crops ({_rate(crops)})"
+    summary += f", and {of_crops:.2f} of plain crops ({_rate(crops)})"
     goals.append(f"{GOAL_OF_CROPS} of crops is {_verdict(of_crops >= GOAL_OF_CROPS)}")
     goal = "" if "workers" in case else f" The goal of {', that of '.join(goals)}."
     others = ", ".join(
@@ -154,7 +154,7 @@ def _told_batches(records: list[Measurement], case: str) -> str:
         for name, what in ((batches.OURS_NUMPY, "with NumPy alone"), (batches.OURS_BLOCKS, "with block tables"))
         if only(records, name)
     )
-    return f"{told}.{goal} {others[:1].upper()}{others[1:]}."
+    return f"{summary}.{goal} {others[:1].upper()}{others[1:]}."
 
 
 def _rate(record: Measurement) -> str:
@@ -173,8 +173,8 @@ def limits() -> list[str]:
         "equal work. Best fit in C is item by item, and no limit for planning by counts; it writes down every row, "
         "while stoker keeps tables from which rows and places of documents are computed when asked for; `every row "
         "listed` does that for all rows. TRL's function moves the tokens too (here of one byte), and runs on all "
-        "documents at once or on 1,000, as `pack_dataset` maps it unless told otherwise. LLaMA-Factory's is called "
-        "with 1,000 documents unless told otherwise. Grain packs as a stream, copies the tokens, and needs no lengths "
+        "documents at once or on 1,000, as `pack_dataset` maps it by default. LLaMA-Factory's is called "
+        "with 1,000 documents by default. Grain packs as a stream, copies the tokens, and needs no lengths "
         "beforehand; with more bins it wastes less and holds more.",
         "reading lengths: planning begins with an array of them in memory, and scale with some that are drawn a "
         "million at a time, while the clock stands still.",
@@ -190,12 +190,12 @@ def limits() -> list[str]:
 # ---------------------------------------------------------------- table
 
 
-def _of(key: str, tell: Callable[[Any], str]) -> Callable[[Measurement], str]:
-    def told(record: Measurement) -> str:
+def _of(key: str, format_value: Callable[[Any], str]) -> Callable[[Measurement], str]:
+    def cell(record: Measurement) -> str:
         value = record.more.get(key)
-        return "" if value is None else tell(value)
+        return "" if value is None else format_value(value)
 
-    return told
+    return cell
 
 
 def _seconds(record: Measurement) -> str:
@@ -244,7 +244,7 @@ def _draw_bars(
     records: list[Measurement],
     key: str,
     factor: float,
-    tell: Callable[[float], str],
+    format_value: Callable[[float], str],
     *,
     legend: Literal["center right", "upper right"],
     is_log: bool = True,
@@ -259,7 +259,9 @@ def _draw_bars(
         value = record.more[key] * factor
         alpha = _ALPHAS[cases.index(record.case["case"])]
         axis.barh(place, value, height * 0.92, color=_INKS[record.contender], alpha=alpha)
-        axis.annotate(tell(value), (value, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7.5)
+        axis.annotate(
+            format_value(value), (value, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7.5
+        )
     values = [record.more[key] * factor for record in records]
     if is_log:
         axis.set_xscale("log")

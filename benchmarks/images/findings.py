@@ -67,37 +67,37 @@ def shows(
     failed: dict[str, str],
 ) -> list[str]:
     """Return the findings."""
-    sentences = [f"{job} are of {told}." for job, told in sources.items()]
+    sentences = [f"{job} are of {summary}." for job, summary in sources.items()]
     for job in (CROPS, FACES):
         found = only(records, job=job)
-        sentences += [*_told_speed(found, job), _told_limit(found, job), _told_cost(found, job)]
-    sentences += [_told_quality(what, of) for what, of in likenesses.items()]
+        sentences += [*_describe_speed(found, job), _describe_limit(found, job), _describe_cost(found, job)]
+    sentences += [_describe_quality(what, of) for what, of in likenesses.items()]
     if outcomes:
         kinds: dict[str, list[str]] = {}
         for name, outcome in outcomes.items():
             kinds.setdefault(outcome, []).append(name)
-        told = "; ".join(f"{', '.join(names)}: {outcome}" for outcome, names in kinds.items())
-        sentences.append(f"a file that ends in the middle. {told}.")
+        summary = "; ".join(f"{', '.join(names)}: {outcome}" for outcome, names in kinds.items())
+        sentences.append(f"a file that ends in the middle. {summary}.")
     if missing:
         sentences.append(f"Left out, because not installed or not built: {', '.join(missing)}.")
     sentences += [f"Failed: {what}: {why}." for what, why in failed.items()]
     return [sentence for sentence in sentences if sentence]
 
 
-def _told_speed(found: list[Measurement], job: str) -> list[str]:
+def _describe_speed(found: list[Measurement], job: str) -> list[str]:
     ours = only(found, OURS)
     if not ours:
         return []
     peers = [record for record in found if _is_peer(record.contender) and not CONTENDERS[record.contender].is_shrunk]
-    told = [f"{job}: stoker {_rate(ours[0])} images/s"]
-    told += [
+    summary = [f"{job}: stoker {_rate(ours[0])} images/s"]
+    summary += [
         f"{record.contender.removeprefix('stoker, ')} {_rate(record)}"
         for record in found
         if record.contender in CONTENDERS and CONTENDERS[record.contender].is_ours and record is not ours[0]
     ]
     others = sorted(peers, key=lambda record: record.median)
     sentences = [
-        f"{', '.join(told)}; "
+        f"{', '.join(summary)}; "
         + ", ".join(f"{record.contender} {_rate(record)} ({speedup(ours[0], record):.2f}x)" for record in others)
         + "."
     ]
@@ -127,30 +127,30 @@ def _told_speed(found: list[Measurement], job: str) -> list[str]:
     return sentences
 
 
-def _told_quality(what: str, of: dict[str, Any]) -> str:
-    told = (
+def _describe_quality(what: str, of: dict[str, Any]) -> str:
+    summary = (
         f"quality of {what}, beside Pillow's full decode and antialiased resize: {of['share_equal']:.1%} of "
         f"{of['num_pictures']:,} pictures are the same bit for bit"
     )
     if "psnr_mean" not in of:
-        return f"{told}."
+        return f"{summary}."
     return (
-        f"{told}; the others have a PSNR of {of['psnr_mean']:.1f} dB on average ({of['psnr_min']:.1f} at worst) and an "
-        f"SSIM of {of['ssim_mean']:.4f} ({of['ssim_min']:.4f})."
+        f"{summary}; the others have a PSNR of {of['psnr_mean']:.1f} dB on average ({of['psnr_min']:.1f} at worst) and "
+        f"an SSIM of {of['ssim_mean']:.4f} ({of['ssim_min']:.4f})."
     )
 
 
-def _told_limit(found: list[Measurement], job: str) -> str:
+def _describe_limit(found: list[Measurement], job: str) -> str:
     ours = only(found, OURS)
-    told = [
+    summary = [
         f"{limit} {_rate(record)}{f' (stoker reaches {speedup(ours[0], record):.2f} of it)' if ours else ''}"
         for limit in (WHOLE, PART)
         for record in only(found, limit)
     ]
-    return f"{job}, with no loader, on as many cores: {', '.join(told)}." if told else ""
+    return f"{job}, with no loader, on as many cores: {', '.join(summary)}." if summary else ""
 
 
-def _told_cost(found: list[Measurement], job: str) -> str:
+def _describe_cost(found: list[Measurement], job: str) -> str:
     loaders = [record for record in found if record.contender in CONTENDERS]
     if not loaders or not only(found, OURS):
         return ""
@@ -173,7 +173,7 @@ def _told_cost(found: list[Measurement], job: str) -> str:
         "first batch": row("start_seconds", 1e3, "ms"),
         "memory of trainer and workers": row("peak_bytes", 1e-6, "MB"),
     }
-    return f"{job}. " + ". ".join(f"{what}: {told}" for what, told in parts.items() if told) + "."
+    return f"{job}. " + ". ".join(f"{what}: {summary}" for what, summary in parts.items() if summary) + "."
 
 
 def limits(num_workers: int) -> list[str]:
@@ -198,10 +198,10 @@ def limits(num_workers: int) -> list[str]:
 
 
 def _from(key: str, scale: float = 1.0, form: str = ",.0f") -> Any:
-    def tell(record: Measurement) -> str:
+    def cell(record: Measurement) -> str:
         return f"{record.more[key] * scale:{form}}" if key in record.more else ""
 
-    return tell
+    return cell
 
 
 COLUMNS = (
