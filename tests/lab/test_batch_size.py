@@ -268,7 +268,7 @@ def test_a_limit_below_one_sample_leaves_nothing(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("no_step", r"no_step\(8\) returned int, which is no step\nhint: write `def make_sized_step\(batch_size\)"),
+        ("no_step", r"no_step\(8\) returned int, expected a step\nhint: write `def make_sized_step\(batch_size\)"),
         (
             "no_argument",
             r"no_argument\(\) returned a step that cannot be called with a batch\nhint: write `def make_step",
@@ -277,7 +277,7 @@ def test_a_limit_below_one_sample_leaves_nothing(file: Path) -> None:
         ("needs_more", "needs_more cannot be called with a batch size alone"),
         (
             "with_its_loader",
-            r"batch of 5 samples cannot be .*: it has something of shape \(6,\).*\nhint: .*make_sized_step",
+            r"batch of 5 samples cannot be .*: it contains an array of shape \(6,\).*\nhint: .*make_sized_step",
         ),
         ("nothing", "has no 'nothing'"),
     ],

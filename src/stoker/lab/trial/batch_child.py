@@ -114,7 +114,7 @@ def _run(make_step: Callable[..., Any], batch_size: int, num_timed: int | None, 
     step = make_step(batch_size)
     if not callable(step):
         raise ArgumentError(
-            f"{_name(make_step)}({batch_size}) returned {'None' if step is None else type(step).__name__}, which is no "
+            f"{_name(make_step)}({batch_size}) returned {'None' if step is None else type(step).__name__}, expected a "
             "step",
             hint=f"write {SIZED}, which runs one training step of so many samples",
         )
