@@ -39,14 +39,14 @@ def begun(num_passed: int = 0, *, num_in_flight: int = 2) -> Clock:
     return clock
 
 
-def test_a_window_tells_waiting_step_and_work_of_a_batch() -> None:
+def test_a_window_says_waiting_step_and_work_of_a_batch() -> None:
     clock = begun()
     assert clock.until_full(step=0.03, wait=0.01, stall=0.008, making=0.05) == LEAST_BATCHES
     seen = clock.meter.observation(cpu_share=0.5, delay_share=0.1, most_ahead=7, can_leave=False)
     assert (seen.num_batches, seen.cpu_share, seen.delay_share) == (LEAST_BATCHES, 0.5, 0.1)
     assert (seen.most_ahead, seen.can_leave) == (7, False)
-    told = [seen.wait, seen.stall, seen.step, seen.making, seen.period]
-    assert told == pytest.approx([0.01, 0.008, 0.03, 0.05, 0.04])
+    shown = [seen.wait, seen.stall, seen.step, seen.making, seen.period]
+    assert shown == pytest.approx([0.01, 0.008, 0.03, 0.05, 0.04])
     assert seen.stall_share == pytest.approx(0.2)
     assert seen.busy_share(2) == pytest.approx(0.625)
     assert seen.busy_share(1) == 1.0
@@ -93,7 +93,7 @@ def test_one_odd_step_does_not_count_and_every_eighth_does() -> None:
     assert clock.meter.observation().step == pytest.approx((14 * 0.01 + 2 * 0.9) / 16)
 
 
-def test_a_pause_for_validation_is_no_step_and_neither_are_the_batches_that_it_made_ready() -> None:
+def test_a_pause_for_validation_is_not_a_step_and_neither_are_the_batches_that_it_made_ready() -> None:
     clock = begun(num_in_flight=4)
     for _ in range(8):
         clock.batch()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stoker.tuning import sample_cost as scout
+from stoker.tuning import sample_cost as measurement
 from stoker.tuning.parallelism import AUTO, Parallelism, SearchSpace, search_space_for
 from stoker.tuning.sample_cost import SampleCost, first_choice, measure_samples
 
@@ -40,7 +40,7 @@ def test_waiting_scales_on_two_threads() -> None:
     assert 0.01 < found.unit_seconds < 0.15
     assert found.unit_cpu_seconds < 0.5 * found.unit_seconds
     assert found.batch_seconds == pytest.approx(8 * found.unit_seconds + 0.25)
-    assert "stoker-scout" in probe.threads
+    assert "stoker-probe" in probe.threads
 
 
 @pytest.mark.timed
@@ -69,12 +69,12 @@ def test_quick_units_are_done_again_until_there_is_something_to_measure(monkeypa
         now += 1e-5
 
     clock = SimpleNamespace(perf_counter=lambda: now, thread_time=lambda: now)
-    monkeypatch.setattr(scout, "time", clock)
-    monkeypatch.setattr(scout, "thread_delay_seconds", lambda: 0.0)
+    monkeypatch.setattr(measurement, "time", clock)
+    monkeypatch.setattr(measurement, "thread_delay_seconds", lambda: 0.0)
     probe = Probe(quick, num_units=24)
     assert measure_samples(probe).unit_seconds == pytest.approx(1e-5)
     # two to warm up, and two looks of as many as TINY_SECONDS has room for
-    assert len(probe.done) == pytest.approx(2 + 2 * scout.TINY_SECONDS / 1e-5, rel=0.05)
+    assert len(probe.done) == pytest.approx(2 + 2 * measurement.TINY_SECONDS / 1e-5, rel=0.05)
 
 
 @pytest.mark.timed
@@ -161,17 +161,17 @@ def test_cheap_is_inline_what_scales_gets_threads_and_the_rest_processes(
     assert first_choice(ALL, seen) == (chosen, kind)
 
 
-def test_with_one_core_a_batch_that_needs_it_is_made_by_whoever_has_it() -> None:
+def test_with_one_core_a_batch_that_needs_it_is_made_by_whatever_has_it() -> None:
     one = search_space_for(num_workers=AUTO, num_threads=AUTO, prefetch_factor=2, num_cores=1)
     assert first_choice(one, found(0.0008))[0].is_inline
-    assert not first_choice(one, found(0.0008, cpu=0.1))[0].is_inline  # a disk works beside the trainer
+    assert not first_choice(one, found(0.0008, cpu=0.1))[0].is_inline  # a disk works next to the trainer
     assert not first_choice(ALL, found(0.0008))[0].is_inline
 
 
 # ---------------------------------------------------------------- what there is to choose from
 
 
-def rungs(room: SearchSpace) -> set[tuple[int, int]]:
+def candidates(room: SearchSpace) -> set[tuple[int, int]]:
     return {*room.processes, *room.threads}
 
 
@@ -204,7 +204,9 @@ def test_never_more_than_the_cores_unless_the_user_says_so() -> None:
             for threads in (AUTO, 0, 1, 2):
                 found = room(workers, threads, num_cores=num_cores)
                 fixed = max(1, workers if workers != AUTO else 1) * max(1, threads if threads != AUTO else 1)
-                assert all(Parallelism(*rung, 2).num_hands <= max(num_cores, fixed) for rung in rungs(found))
+                assert all(
+                    Parallelism(*candidate, 2).concurrency <= max(num_cores, fixed) for candidate in candidates(found)
+                )
 
 
 def test_a_batch_of_few_units_has_no_work_for_many_threads() -> None:
@@ -219,6 +221,6 @@ def test_it_is_known_when_there_is_nothing_to_choose() -> None:
     assert not room(AUTO, 0, num_cores=1).is_fixed  # inline, or one worker
 
 
-def test_a_setting_is_told_as_arguments_to_paste() -> None:
+def test_a_setting_reads_as_arguments_to_paste() -> None:
     assert str(Parallelism(4, 0, 2)) == "num_workers=4, num_threads=0, prefetch_factor=2"
     assert str(Parallelism(0, 0, 2)) == "num_workers=0, num_threads=0"

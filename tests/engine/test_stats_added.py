@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from stoker.engine.stats import ProcessStats, Quantiles, Stage, Stats
 from stoker.engine.timing import Histogram
-from stoker.lab.watch.succession import added_up
 from tests.lab.test_verdict import stats
 
 durations = st.lists(st.floats(1e-5, 10.0), max_size=50)
@@ -25,7 +24,7 @@ def of(seconds: list[float]) -> Quantiles:
 
 @given(first=durations, second=durations)
 def test_durations_have_the_number_the_mean_and_the_deviation_of_all(first: list[float], second: list[float]) -> None:
-    pooled = added_up(Stats(wait_seconds=of(first)), Stats(wait_seconds=of(second))).wait_seconds
+    pooled = (Stats(wait_seconds=of(first)) + Stats(wait_seconds=of(second))).wait_seconds
     whole = of(first + second)
     assert (pooled.num, pooled.most) == (whole.num, whole.most)
     assert pooled.mean == pytest.approx(whole.mean)
@@ -43,7 +42,7 @@ def test_sums_are_sums_shares_are_means_and_workers_are_known_by_their_place() -
         queue_empty_share=None,
         trainer=ProcessStats(pid=1, role="trainer", cpu_seconds=2.0, delay_seconds=0.5, read_bytes=7),
     )
-    both = added_up(one, other)
+    both = one + other
     assert (both.num_batches, both.num_samples, both.num_iterations) == (400, 6400, 2)
     assert both.seconds == one.seconds + other.seconds
     assert both.first_batch_seconds == [0.03, 0.03]
@@ -59,5 +58,5 @@ def test_sums_are_sums_shares_are_means_and_workers_are_known_by_their_place() -
 
 def test_nothing_added_changes_nothing() -> None:
     seen = stats(wait=0.03, cpu=0.01)
-    assert added_up(Stats(), seen) == seen
-    assert added_up(seen, replace(Stats(), **{name: getattr(seen, name) for name in ("kind", "engine")})).seconds == 5.0
+    assert Stats() + seen == seen
+    assert (seen + Stats(kind=seen.kind, engine=seen.engine)).seconds == 5.0

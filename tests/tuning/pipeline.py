@@ -1,7 +1,7 @@
-"""A loader and a trainer in virtual time: what a setting, or a pilot, makes of given costs, cores and neighbours.
+"""A loader and a trainer in virtual time: what a setting, or a autotuner, makes of given costs, cores and neighbors.
 
 Work flows as a fluid: everything that wants a core gets an equal share of the cores there are, threads of one process
-share its interpreter's lock, and what waits for a disk takes its time whatever else goes on.
+share its GIL, and what waits for a disk takes its time whatever else goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.tuning.batch_window import BatchWindow, Observation
 from stoker.tuning.parallelism import Parallelism
 
 WAIT, LOCKED, FREE = range(3)
-"""What a piece of work needs: time alone; a core and the interpreter's lock of its process; a core."""
+"""What a piece of work needs: time alone; a core and the GIL of its process; a core."""
 
 TRAINER = -1
 LANES = 2
@@ -101,18 +101,18 @@ class Pipeline:
         self._num_drawn = self._num_handed = 0
         self.used = self.delayed = 0.0
         """Core seconds that were used, and the trainer's waiting for a core."""
-        self.laps: list[tuple[float, float, float, float]] = []
+        self.timings: list[tuple[float, float, float, float]] = []
         """Asked, handed, made, making: of each batch."""
-        self._has_to_staff = False
+        self._has_to_resize_workers = False
         self._num_starting = 0
-        self._staff()
+        self._resize_workers()
 
     # ------------------------------------------------------------ fluid
 
     def _advance(self, until: Callable[[], bool]) -> None:
         """Let work flow until something has come true."""
         while not until():
-            assert self._active, "nothing is under way, and somebody waits"
+            assert self._active, "nothing is under way, and another process waits"
             rates = self._rates()
             soonest = min(work.left / rate for work, rate in zip(self._active, rates))
             self.now += soonest
@@ -152,7 +152,7 @@ class Pipeline:
         self._active.append(_Work(owner, phases, batch, then))
 
     def _units(self, batch: int, count: int) -> list[list[tuple[int, float]]]:
-        """Return what units of a batch take: of the same batch the same, whoever asks and when."""
+        """Return what units of a batch take: of the same batch the same, whatever asks and when."""
         world = self.world
         factors = [1.0] * count
         if world.spread or world.rare:
@@ -175,16 +175,16 @@ class Pipeline:
         if setting.is_inline:
             return  # the others run dry first: see `_next`
         if was_inline:
-            self._has_to_staff = True
+            self._has_to_resize_workers = True
         else:
-            self._staff()
+            self._resize_workers()
 
     @property
     def is_starting(self) -> bool:
         """Whether workers are on their way."""
-        return bool(self._num_starting) or self._has_to_staff
+        return bool(self._num_starting) or self._has_to_resize_workers
 
-    def _staff(self) -> None:
+    def _resize_workers(self) -> None:
         wanted = 0 if self.setting.is_inline else max(1, self.setting.num_workers)
         staying = [worker for worker in self._workers.values() if not worker.is_leaving]
         for worker in staying[wanted:]:
@@ -209,7 +209,7 @@ class Pipeline:
         self._deal()
 
     def _deal(self) -> None:
-        """Give work to whoever is free."""
+        """Give work to whatever is free."""
         num_threads = max(1, self.setting.num_threads)
         for worker in list(self._workers.values()):
             if worker.is_leaving and not worker.open:
@@ -276,11 +276,11 @@ class Pipeline:
             self._do([(LOCKED, self.world.collate)], "inline")
             self._num_drawn += 1
             self._num_handed += 1
-            self.laps.append((asked, self.now, self.now, self.now - asked))
+            self.timings.append((asked, self.now, self.now, self.now - asked))
             return
-        if self._has_to_staff:
-            self._has_to_staff = False
-            self._staff()
+        if self._has_to_resize_workers:
+            self._has_to_resize_workers = False
+            self._resize_workers()
         self._fill()
         number = self._num_handed
         is_late = number not in self._done
@@ -290,7 +290,7 @@ class Pipeline:
         self._fill()
         latency = 50e-6 if is_late else 0.0
         self._do([(WAIT, latency), (LOCKED, self.world.handover)], "handover")
-        self.laps.append((asked, self.now, batch.made, batch.making))
+        self.timings.append((asked, self.now, batch.made, batch.making))
 
 
 NUM_WARM = 60
@@ -307,9 +307,9 @@ def period_of(world: World, setting: Parallelism, *, num_batches: int = 120) -> 
 
 @dataclass
 class Flight:
-    """What became of a pilot's run."""
+    """What became of a autotuner's run."""
 
-    pilot: Autotuner
+    autotuner: Autotuner
     pipeline: Pipeline
     settings: list[tuple[int, Parallelism]]
     """From which window on there was which."""
@@ -328,16 +328,16 @@ class Flight:
 
 def fly(
     world: World,
-    pilot: Autotuner,
+    autotuner: Autotuner,
     *,
     num_windows: int,
     changes: dict[int, dict[str, Any]] | None = None,
 ) -> Flight:
-    """Let a pilot have a pipeline; `changes` are those of the world, by the window from which on they hold."""
-    pipeline = Pipeline(world, pilot.setting)
+    """Let a autotuner have a pipeline; `changes` are those of the world, by the window from which on they hold."""
+    pipeline = Pipeline(world, autotuner.setting)
     meter = BatchWindow(least_seconds=0.02)  # nothing disturbs the clock here
-    meter.begin(pilot.setting.num_in_flight + 2, num_in_flight=pilot.setting.num_in_flight)
-    flight = Flight(pilot, pipeline, [(0, pilot.setting)], [], [])
+    meter.begin(autotuner.setting.num_in_flight + 2, num_in_flight=autotuner.setting.num_in_flight)
+    flight = Flight(autotuner, pipeline, [(0, autotuner.setting)], [], [])
     before = (pipeline.now, 0.0, 0.0)
     changes = dict(changes or {})
     while len(flight.seen) < num_windows:
@@ -348,7 +348,7 @@ def fly(
         if pipeline.is_starting:
             meter.pause()
             continue
-        if not meter.add(*pipeline.laps[-1]):
+        if not meter.add(*pipeline.timings[-1]):
             if not meter.num_seen:
                 before = (pipeline.now, pipeline.used, pipeline.delayed)
             continue
@@ -360,14 +360,14 @@ def fly(
             most_ahead=pipeline.world.num_ahead,
         )
         flight.seen.append(seen)
-        was = pilot.setting
-        why = pilot.observe(seen)
-        if pilot.setting != was:
+        was = autotuner.setting
+        why = autotuner.observe(seen)
+        if autotuner.setting != was:
             assert why is not None
-            flight.decisions.append(f"{number}: {pilot.setting}: {why}")
-            flight.settings.append((number, pilot.setting))
-            pipeline.resize(pilot.setting)
-        passed = was.num_in_flight + pilot.setting.num_in_flight + 2 if pilot.setting != was else 0
-        meter.begin(passed, num_in_flight=pilot.setting.num_in_flight)
+            flight.decisions.append(f"{number}: {autotuner.setting}: {why}")
+            flight.settings.append((number, autotuner.setting))
+            pipeline.resize(autotuner.setting)
+        passed = was.num_in_flight + autotuner.setting.num_in_flight + 2 if autotuner.setting != was else 0
+        meter.begin(passed, num_in_flight=autotuner.setting.num_in_flight)
         before = (pipeline.now, pipeline.used, pipeline.delayed)
     return flight
