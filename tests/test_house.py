@@ -95,8 +95,7 @@ def classes_by_name() -> dict[str, set[str]]:
 
 # Names that still mean several things. A name leaves this list when its classes are renamed; none is added.
 REPEATED_CLASSES = """
-Batches Column Counted Extent Failure Folder Found Index Layout Lines Local Member OnErrorOption Opening Parquet Piece
-Place Preparation Progress Reader Reading Report Request Run Trial Verdict Watched Window WorkerTotals
+Counted Found Index Opening Piece Place Run Trial Verdict Window WorkerTotals
 """
 
 REPEATED_FILES = """
