@@ -93,7 +93,7 @@ class DataLoader(TorchDataLoader[T_co]):
         mesh: a torch `DeviceMesh`, the sizes of its dimensions by name, or a `stoker.Mesh`: under tensor, context or
             pipeline parallelism, ranks that share data get the same batches, and each data-parallel group its share.
         num_workers, num_threads, prefetch_factor: numbers, or "auto" to have them measured at the start and refined
-            while training; `loader.auto` tells what was chosen. `num_threads="auto"` is for datasets that may be read
+            while training; `loader.auto` shows what was chosen. `num_threads="auto"` is for datasets that may be read
             by several threads at once.
         num_threads: threads that load ahead, in this process or, with `num_workers`, in each worker process; the
             samples of one batch are spread over them. A dataset may ask for a process of their own by
@@ -168,7 +168,7 @@ class DataLoader(TorchDataLoader[T_co]):
         given = Arguments.of(locals())
         if expect is not None:
             check_expected(dataset, expect)
-        # the order is ours, whoever has taken it out of another loader
+        # a sampler of ours brings along the order of the loader that it was taken from
         arguments, taken_from = take_over(given)
         is_stream = isinstance(dataset, IterableDataset)
         self._is_foreign = isinstance(dataset, IterDataPipe | MapDataPipe)

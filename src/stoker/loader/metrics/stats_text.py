@@ -9,28 +9,29 @@ import torch.distributed
 
 from stoker.engine.stats import STAGES, Quantiles, Stats
 from stoker.errors import ArgumentError
+from stoker.foundation.text import format_bytes, format_count, format_duration, format_percent
 
 
 def format_stats(stats: Stats) -> str:
     """Return what was counted, in a few lines."""
     if not stats.num_batches:
-        return "nothing was counted yet: the loader has given no batch"
+        return "nothing was counted yet: the loader has not yielded a batch"
     config = stats.config
-    hands = {
+    workers = {
         "inline": "inline",
-        "threads": _counted(config.get("num_threads"), "thread"),
-        "processes": _counted(config.get("num_workers"), "worker")
-        + (f" of {_counted(config['num_threads'], 'thread')}" if config.get("num_threads") else ""),
+        "threads": format_count(config.get("num_threads"), "thread"),
+        "processes": format_count(config.get("num_workers"), "worker")
+        + (f" of {format_count(config['num_threads'], 'thread')}" if config.get("num_threads") else ""),
     }[stats.engine]
     rank = f", rank {stats.rank} of {stats.num_ranks}" if stats.num_ranks > 1 else ""
     lines = [
-        f"{stats.num_batches:,} batches, {stats.num_samples:,} samples, {_size(stats.num_bytes)} in "
-        f"{_time(stats.seconds)}: {stats.samples_per_second:,.0f} samples/s ({hands}{rank})",
-        f"waiting for data: {stats.wait_share:.1%} of the time, {stats.num_stalls:,} stalls of "
-        f"{_time(stats.stall_seconds / max(1, stats.num_stalls))} on average; first batch after "
-        + ", ".join(_time(seconds) for seconds in stats.first_batch_seconds[-3:]),
+        f"{stats.num_batches:,} batches, {stats.num_samples:,} samples, {format_bytes(stats.num_bytes)} in "
+        f"{format_duration(stats.seconds)}: {stats.samples_per_second:,.0f} samples/s ({workers}{rank})",
+        f"waiting for data: {format_percent(stats.wait_share)} of the time, {stats.num_stalls:,} stalls of "
+        f"{format_duration(stats.stall_seconds / max(1, stats.num_stalls))} on average; first batch after "
+        + ", ".join(format_duration(seconds) for seconds in stats.first_batch_seconds[-3:]),
         "",
-        f"{'':14}{'p50':>10}{'p90':>10}{'p99':>10}{'most':>10}",
+        f"{'':14}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}",
         *(
             _row(name, quantiles)
             for name, quantiles in (
@@ -45,11 +46,12 @@ def format_stats(stats: Stats) -> str:
     ]
     for name in STAGES:
         stage = stats.stages[name]
-        lines.append(f"{name:14}{_time(stage.busy_seconds):>10}{_time(stage.waiting_seconds):>10}")
+        lines.append(f"{name:14}{format_duration(stage.busy_seconds):>10}{format_duration(stage.waiting_seconds):>10}")
     if stats.engine != "inline" and stats.queue_depth is not None and stats.queue_empty_share is not None:
         lines += [
             "",
-            f"ready when asked for: {stats.queue_depth:.1f} batches, none at {stats.queue_empty_share:.0%} of the asks",
+            f"batches ready when one was requested: {stats.queue_depth:.1f} on average, none in "
+            f"{format_percent(stats.queue_empty_share)} of requests",
         ]
     lines += _processes(stats)
     if stats.decisions:
@@ -68,32 +70,14 @@ def _processes(stats: Stats) -> list[str]:
         lines.append(
             f"{process.role:14}{'' if process.num_batches is None else process.num_batches:>10}{busy:>10}"
             f"{process.cpu_seconds / stats.seconds:>10.0%}{delay:>10}"
-            f"{'' if process.pss_bytes is None else _size(process.pss_bytes):>10}"
+            f"{'' if process.pss_bytes is None else format_bytes(process.pss_bytes):>10}"
         )
     return lines
 
 
-def _counted(number: Any, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def _row(name: str, quantiles: Quantiles) -> str:
     values = (quantiles.p50, quantiles.p90, quantiles.p99, quantiles.most)
-    return f"{name:14}" + "".join(f"{_time(seconds):>10}" for seconds in values)
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1000:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
+    return f"{name:14}" + "".join(f"{format_duration(seconds):>10}" for seconds in values)
 
 
 # -------------------------------------------------------------------- ranks
@@ -104,7 +88,7 @@ def gather_stats(stats: Stats) -> list[Stats]:
     distributed: Any = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         raise ArgumentError(
-            "there are no other ranks to ask: torch.distributed is not initialised",
+            "there are no other ranks to ask: torch.distributed is not initialized",
             hint="call init_process_group first; or let every rank write log_stats() to one file",
         )
     answers: list[Any] = [None] * distributed.get_world_size()
@@ -123,9 +107,9 @@ def format_rank_stats(ranks: Sequence[Stats]) -> str:
         f"{'rank':6}{'samples/s':>12}{'batch p50':>12}{'wait p50':>12}{'wait p99':>12}{'waiting':>10}{'step p50':>12}"
     ]
     lines += [
-        f"{stats.rank:<6}{stats.samples_per_second:>12,.0f}{_time(stats.batch_seconds.p50):>12}"
-        f"{_time(stats.wait_seconds.p50):>12}{_time(stats.wait_seconds.p99):>12}{stats.wait_share:>10.1%}"
-        f"{_time(stats.step_seconds.p50):>12}"
+        f"{stats.rank:<6}{stats.samples_per_second:>12,.0f}{format_duration(stats.batch_seconds.p50):>12}"
+        f"{format_duration(stats.wait_seconds.p50):>12}{format_duration(stats.wait_seconds.p99):>12}{stats.wait_share:>10.1%}"
+        f"{format_duration(stats.step_seconds.p50):>12}"
         for stats in ranks
     ]
     slowest = slowest_rank(ranks)
@@ -133,7 +117,7 @@ def format_rank_stats(ranks: Sequence[Stats]) -> str:
     if others:
         rest = sum(others) / len(others)
         lines.append(
-            f"slowest: rank {slowest.rank}, which waits {_time(slowest.wait_seconds.mean)} for a batch, "
-            f"the others {_time(rest)}"
+            f"slowest: rank {slowest.rank}, which waits {format_duration(slowest.wait_seconds.mean)} for a batch, "
+            f"the others {format_duration(rest)}"
         )
     return "\n".join(lines)
