@@ -436,10 +436,10 @@ def _shows(records: list[Measurement]) -> list[str]:
     sentences = []
     counts = sorted({record.case["workers"] for record in records})
     for num_workers in counts:
-        told = []
+        summary = []
         for ours in only(records, OURS, workers=num_workers):
             torchs = only(records, TORCH, **ours.case)[0]
-            told.append(
+            summary.append(
                 f"{ours.case['batch']}{'' if ours.case['of'] == 'tensor' else ' (dict)'} "
                 f"{_number(ours.more['batches_per_second'])} against {_number(torchs.more['batches_per_second'])}, "
                 f"{_speed(ours):.1f}x"
@@ -449,7 +449,7 @@ def _shows(records: list[Measurement]) -> list[str]:
             least = min(_speed(ours) for ours in only(records, OURS, workers=num_workers))
             verdict = "reached" if least >= GOALS[num_workers] else f"not reached (the least is {least:.1f}x)"
             goal = f" The goal of {GOALS[num_workers]:g}x is {verdict}."
-        sentences.append(f"{_workers(num_workers)}, batches/s of stoker against torch: {'; '.join(told)}.{goal}")
+        sentences.append(f"{_workers(num_workers)}, batches/s of stoker against torch: {'; '.join(summary)}.{goal}")
     for name in (STATEFUL, SPDL_POOL, SPDL_ARENA, GRAIN):
         speeds = [_speed(record) for record in only(records, name)]
         if speeds:
@@ -478,7 +478,7 @@ def _shows_device(records: list[Measurement]) -> list[str]:
     sentences = []
     for num_workers in sorted({record.case["workers"] for record in records}):
         found = {record.contender: record for record in only(records, workers=num_workers)}
-        told = ", ".join(
+        summary = ", ".join(
             f"{name} {_number(record.more['batches_per_second'])}"
             + ("" if name == TORCH else f" ({_speed(record):.1f}x)")
             for name, record in found.items()
@@ -487,7 +487,7 @@ def _shows_device(records: list[Measurement]) -> list[str]:
         if OURS in found and num_workers in GOALS_DEVICE:
             is_reached = _speed(found[OURS]) >= GOALS_DEVICE[num_workers]
             goal = f" The goal of {GOALS_DEVICE[num_workers]:g}x is {'reached' if is_reached else 'not reached'}."
-        sentences.append(f"{_workers(num_workers)}, batches/s into the device: {told}.{goal}")
+        sentences.append(f"{_workers(num_workers)}, batches/s into the device: {summary}.{goal}")
     return sentences
 
 
@@ -588,9 +588,9 @@ def _draw_device(records: list[Measurement]) -> Figure:
                 at, record.more["batches_per_second"], width * 0.92, color=_INKS[name], label=None if place else name
             )
             right.bar(at, record.median_cpu / 1e3, width * 0.92, color=_INKS[name])
-            told = f"{record.more['batches_per_second']:.0f}" + ("" if name == TORCH else f"\n{_speed(record):.1f}x")
+            summary = f"{record.more['batches_per_second']:.0f}" + ("" if name == TORCH else f"\n{_speed(record):.1f}x")
             left.annotate(
-                told,
+                summary,
                 (at, record.more["batches_per_second"]),
                 xytext=(0, 3),
                 textcoords="offset points",

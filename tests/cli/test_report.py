@@ -12,6 +12,7 @@ import stoker
 from stoker.cli.app import app
 from stoker.lab.diagnose.verdict import diagnose
 from stoker.lab.watch.run import Run
+from tests.docs.samples import assert_sample
 from tests.lab import runs
 
 
@@ -33,7 +34,7 @@ def test_a_record_becomes_a_page(record: Path, tmp_path: Path) -> None:
     said = diagnose(Run.load(record))
     assert told.startswith(f"{said.verdict}: {said.says}")
     assert f"{out}: " in told
-    assert out.read_text() == str(stoker.view.report(Run.load(record)))
+    assert out.read_text() == str(stoker.report(Run.load(record)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run.json"]
 
 
@@ -43,6 +44,11 @@ def test_the_page_has_a_name_by_default_and_a_title_if_one_is_given(
     monkeypatch.chdir(tmp_path)
     run(record, "--title", "Before & after")
     assert "<h1>Before &amp; after</h1>" in (tmp_path / "report.html").read_text()
+
+
+def test_the_guide_shows_what_the_command_prints(record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_sample("docs/guides/report.md", "report.html: ", run(Path(record.name), "-o", "report.html"))
 
 
 def test_two_runs_are_compared(record: Path, tmp_path: Path) -> None:

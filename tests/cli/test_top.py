@@ -20,12 +20,13 @@ from typer.testing import CliRunner
 
 from stoker import DataLoader
 from stoker.cli.app import app
-from stoker.cli.top_command import last_lines
+from stoker.cli.top import last_lines
 from stoker.lab.diagnose.verdict import diagnose
 from stoker.lab.live import Tail, Tracks, frame, line
 from stoker.lab.live.letters import Letters, bar, spark
 from stoker.lab.live.tail import MOST_BYTES
 from stoker.lab.watch.run import Quantiles, Run, Stats
+from tests.docs.samples import assert_sample
 from tests.lab import runs
 
 
@@ -123,6 +124,14 @@ def tracks_of(*runs_: Run) -> Tracks:
     tracks = Tracks()
     tracks.add((one for run in runs_ for one in run.loaders), source="file")
     return tracks
+
+
+def test_the_guide_shows_what_the_terminal_shows() -> None:
+    tracks = Tracks()
+    for stats in runs.guide_records():
+        tracks.add([stats], source="file")
+    shown = "\n".join(drawn(tracks, columns=80, age=1))
+    assert_sample("docs/guides/report.md", "\N{BOX DRAWINGS LIGHT ARC DOWN AND RIGHT}", shown, exact=True)
 
 
 def words_in(text: str) -> set[str]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ArgumentError, WorkerDied
 from stoker.foundation import machine
-from stoker.lab.plots.batch_tables import batch_remarks
+from stoker.lab.plots.batch_size_results import batch_remarks
 from stoker.lab.trial.batch_size import OK, OUT_OF_MEMORY, SLOW, BatchTrial, BatchTune, round_size, tune_batch
 
 pytestmark = pytest.mark.timed
@@ -201,7 +201,7 @@ def test_a_process_that_the_system_ends_for_its_memory_counts_as_too_large(file:
 
 
 def test_a_crash_is_no_lack_of_memory(file: Path) -> None:
-    with pytest.raises(WorkerDied, match="a step with a batch of 64 ended a worker process: SIGSEGV") as caught:
+    with pytest.raises(WorkerDied, match="a worker process died at a step with a batch of 64: SIGSEGV") as caught:
         tuned(file, "crashing", most=128)
     assert "last words" in "".join(caught.value.__notes__)
 
@@ -302,9 +302,9 @@ def test_a_loader_beside_a_step_that_brings_its_own_batch_is_refused(file: Path)
 
 
 def test_sizes_and_margins_that_make_no_sense_are_refused(file: Path) -> None:
-    with pytest.raises(ArgumentError, match="batch sizes from 0 to 65536 cannot be tried"):
+    with pytest.raises(ArgumentError, match="start and most must be positive, got 0 and 65536"):
         tuned(file, "taking", start=0)
-    with pytest.raises(ArgumentError, match=r"margin=1.5 is no share"):
+    with pytest.raises(ArgumentError, match=r"margin must be from 0 to 0.9, got 1.5"):
         tuned(file, "taking", margin=1.5)
 
 

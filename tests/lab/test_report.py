@@ -17,7 +17,7 @@ from stoker.errors import ArgumentError
 from stoker.lab.diagnose.diagnosis import Diagnosis, Finding
 from stoker.lab.diagnose.verdict import diagnose
 from stoker.lab.page.document import document
-from stoker.lab.page.subject import MOST_OTHERS, Subject
+from stoker.lab.page.reported_run import MAX_OTHERS, ReportedRun
 from stoker.lab.watch.run import Copies, Moment, ProcessStats, Quantiles, Run, Sampled, Stage, Stats, join_runs
 from tests.lab import runs
 
@@ -51,7 +51,7 @@ class Parsed(HTMLParser):
 
 
 def text_of(run: Any, **more: Any) -> str:
-    return Parsed(str(stoker.view.report(run, **more))).text
+    return Parsed(str(stoker.report(run, **more))).text
 
 
 HAND_MADE = Diagnosis(
@@ -65,7 +65,7 @@ HAND_MADE = Diagnosis(
 
 
 def test_the_verdict_comes_first_with_all_that_is_said() -> None:
-    page = document([Subject(runs.starved(), HAND_MADE, "")])
+    page = document([ReportedRun(runs.starved(), HAND_MADE, "")])
     text = Parsed(page).text
     order = [
         "Decode-bound : workers are busy decoding",
@@ -90,7 +90,7 @@ def test_the_verdict_comes_first_with_all_that_is_said() -> None:
 
 def test_the_verdict_is_the_doctors() -> None:
     run = runs.starved()
-    report = stoker.view.report(run)
+    report = stoker.report(run)
     assert report.diagnoses == [diagnose(run)]
     said = diagnose(run).says
     assert (said[:1].upper() + said[1:]).replace("`", "") in Parsed(str(report)).text
@@ -117,7 +117,7 @@ def test_decisions_of_auto_are_listed() -> None:
 
 
 def test_a_page_asks_nobody_for_anything() -> None:
-    for page in (stoker.view.report(runs.ranks()), stoker.view.report(runs.healthy(), against=runs.starved())):
+    for page in (stoker.report(runs.ranks()), stoker.report(runs.healthy(), against=runs.starved())):
         parsed = Parsed(page.html)
         for tag, about in parsed.elements:
             assert tag not in {"img", "iframe", "object", "embed", "base", "form", "video", "audio", "image"}
@@ -178,11 +178,11 @@ def test_what_stands_in_a_record_never_becomes_markup(evil: Run) -> None:
         advice=[f"`{EVIL}`", EVIL],
         findings=[Finding(about=EVIL, what=EVIL, advice=EVIL)],
     )
-    clean = document([Subject(runs.starved(), HAND_MADE, "")])
+    clean = document([ReportedRun(runs.starved(), HAND_MADE, "")])
     for page in (
-        document([Subject(evil, said, "")], title=EVIL),
-        document([Subject(evil, said, "this run"), Subject(runs.healthy(), said, "baseline")]),
-        str(stoker.view.report(evil)),
+        document([ReportedRun(evil, said, "")], title=EVIL),
+        document([ReportedRun(evil, said, "this run"), ReportedRun(runs.healthy(), said, "baseline")]),
+        str(stoker.report(evil)),
     ):
         parsed = Parsed(page)
         assert {tag for tag, _ in parsed.elements} <= {tag for tag, _ in Parsed(clean).elements} | {"small"}
@@ -194,7 +194,7 @@ def test_what_stands_in_a_record_never_becomes_markup(evil: Run) -> None:
 
 
 def test_data_for_the_script_is_whole_json_and_cannot_end_its_element(evil: Run) -> None:
-    page = str(stoker.view.report(evil))
+    page = str(stoker.report(evil))
     blocks = re.findall(r'<script type="application/json" class="(\w+)">(.*?)</script>', page, re.DOTALL)
     assert {kind for kind, _ in blocks} == {"laps", "points"}
     for _, text in blocks:
@@ -283,10 +283,10 @@ def test_the_slowest_rank_is_named_and_led_with() -> None:
 def test_hundreds_of_ranks_make_a_page_of_bearable_size() -> None:
     run = runs.ranks()
     many = [replace(run.loaders[rank % 4], rank=rank, num_ranks=300) for rank in range(300)]
-    page = stoker.view.report(replace(run, loaders=many)).html
+    page = stoker.report(replace(run, loaders=many)).html
     assert len(page) < 8_000_000
     text = Parsed(page).text
-    assert f"{300 - 1 - MOST_OTHERS} more appear only in the tables of ranks" in text
+    assert f"{300 - 1 - MAX_OTHERS} more appear only in the tables of ranks" in text
     assert "rank 299" in text
 
 
@@ -299,7 +299,7 @@ def test_ranks_that_were_recorded_one_by_one_are_one_run() -> None:
     together = join_runs(parts)
     assert [one.rank for one in together.loaders] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert together.seconds == 43.0
-    text = Parsed(str(stoker.view.report(parts))).text
+    text = Parsed(str(stoker.report(parts))).text
     assert "Rank 2 is the slowest" in text
     assert "part 4" in text  # memory and cores of each
 
@@ -362,11 +362,11 @@ def test_a_loader_is_reported_about_as_it_is() -> None:
     with pytest.raises(
         ArgumentError, match="expected a run or a loader, got dict\n.*hint: pass a stoker.lab.watch.run.Run"
     ):
-        stoker.view.report({})
+        stoker.report({})
 
 
 def test_a_report_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
-    report = stoker.view.report(runs.one_batch(), title="A title of mine")
+    report = stoker.report(runs.one_batch(), title="A title of mine")
     path = report.save(tmp_path / "report.html")
     assert path.read_text("utf-8") == report.html == str(report)
     assert "<title>A title of mine - stoker report</title>" in report.html
@@ -380,14 +380,14 @@ def test_a_report_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_notebook_shows_it_in_a_frame_of_its_own() -> None:
-    shown = stoker.view.report(runs.one_batch())._repr_html_()
+    shown = stoker.report(runs.one_batch())._repr_html_()
     [(tag, about)] = Parsed(shown).elements
     assert tag == "iframe"
     assert (about["srcdoc"] or "").startswith("<!doctype html>")
 
 
 def test_every_chart_has_a_title_and_numbers_behind_it() -> None:
-    parsed = Parsed(str(stoker.view.report(runs.starved())))
+    parsed = Parsed(str(stoker.report(runs.starved())))
     drawings = [about for tag, about in parsed.elements if tag == "svg" and about.get("role") == "img"]
     assert len(drawings) > 8
     titles = [tag for tag, _ in parsed.elements if tag == "title"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.lab.page.comparison import format_setting
+from stoker.lab.page.run_tables import format_setting
 from stoker.lab.watch.run import Run
 from tests.lab import runs
 from tests.lab.test_report import text_of

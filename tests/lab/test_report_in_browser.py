@@ -14,21 +14,21 @@ import pytest
 from PIL import Image
 
 import stoker
-from stoker.lab.page import Report
-from stoker.lab.page.colors import DARK, LIGHT
-from stoker.lab.page.times import batches_of
+from stoker.lab.page import RunReport
+from stoker.lab.page.recorded_batches import batches_of
 from stoker.lab.watch.run import Run
 from tests.lab import chromium, runs
 from tests.lab.chromium import Browser, Page
+from tests.lab.test_report_colors import DARK, LIGHT
 
 PAGES = ("healthy", "starved", "ranks", "one batch", "nothing", "compared")
 
 
-def made(name: str) -> Report:
+def made(name: str) -> RunReport:
     if name == "compared":
-        return stoker.view.report(runs.healthy(), against=runs.starved())
+        return stoker.report(runs.healthy(), against=runs.starved())
     found = {"healthy": runs.healthy, "starved": runs.starved, "ranks": runs.ranks, "one batch": runs.one_batch}
-    return stoker.view.report(found[name]() if name in found else Run())
+    return stoker.report(found[name]() if name in found else Run())
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_on_a_phone_settings_and_links_are_wrapped_and_not_cut_off(
     [stats] = quick.loaders
     long = replace(stats, kind="torch", config=stats.config | {"dataset": "a.very.long.name.of.a.Dataset" * 3})
     short = replace(slow.loaders[0], config=slow.loaders[0].config | {"dataset": "Photos"})
-    report = stoker.view.report(replace(quick, loaders=[long]), against=replace(slow, loaders=[short]))
+    report = stoker.report(replace(quick, loaders=[long]), against=replace(slow, loaders=[short]))
     with browser.open(report.save(tmp_path / "page.html"), width=width) as page:
         page.js("document.querySelectorAll('details.settings').forEach((one) => { one.open = true; })")
         assert page.js("document.querySelectorAll('nav a').length") > 5
@@ -364,7 +364,7 @@ def test_what_stands_in_a_record_never_runs(browser: Browser, tmp_path: Path) ->
     [stats] = run.loaders
     bad: dict[str, Any] = {"name": EVIL, "decisions": [EVIL], "facts": {EVIL: EVIL}, "kind": EVIL}
     stats = replace(stats, **bad, config={**stats.config, "dataset": EVIL})
-    report = stoker.view.report(replace(run, title=EVIL, machine={**run.machine, "system": EVIL}, loaders=[stats]))
+    report = stoker.report(replace(run, title=EVIL, machine={**run.machine, "system": EVIL}, loaders=[stats]))
     with browser.open(report.save(tmp_path / "evil.html")) as page:
         page.js(OPENED)
         assert page.js("window.hacked") is None

@@ -9,8 +9,8 @@ import stoker
 from stoker.foundation.text import format_duration, format_number, format_percent
 from stoker.lab.diagnose.loader_profile import profile_loader
 from stoker.lab.page.durations import durations
-from stoker.lab.page.subject import Loader, Subject
-from stoker.lab.page.times import batches_of
+from stoker.lab.page.recorded_batches import batches_of
+from stoker.lab.page.reported_run import ReportedLoader, ReportedRun
 from stoker.lab.watch.run import Moment, ProcessStats, Quantiles, Run, Stats
 from tests.lab import runs
 from tests.lab.test_report import Parsed, text_of
@@ -110,7 +110,9 @@ def test_first_batches_are_not_among_the_waits_that_are_drawn() -> None:
     batches = batches_of(stats)
     assert batches is not None
     assert batches.later_waits.round(6).tolist() == [0.5, 0.1, 0.1]
-    drawn = durations([("", Loader(replace(stats, wait_seconds=Quantiles(num=3, most=0.5)), "loader", None, 4096))])
+    drawn = durations(
+        [("", ReportedLoader(replace(stats, wait_seconds=Quantiles(num=3, most=0.5)), "loader", None, 4096))]
+    )
     assert sum(int(count) for count in re.findall(r'"wait: [^"]*?: (\d+) \(', drawn)) == 3
 
 
@@ -120,13 +122,13 @@ def test_the_rank_that_is_led_with_is_named_where_its_figures_stand() -> None:
         assert f"{title}, rank 2" in text
     assert "trainer, rank 2: " in text
     assert "Figures of rank 2, which waits longest for data, unless noted otherwise. throughput" in text
-    assert "rank" not in Parsed(str(stoker.view.report(runs.starved()))).text.partition("Timeline")[2]
+    assert "rank" not in Parsed(str(stoker.report(runs.starved()))).text.partition("Timeline")[2]
 
 
 def test_a_run_that_somebody_looked_at_is_told_from_counters_alone() -> None:
     run = runs.starved()
-    diagnosis = stoker.view.report(run).diagnoses[0]
-    assert Subject(run, diagnosis, "").is_watched
-    assert Subject(replace(run, moments=[], began=1.0), diagnosis, "").is_watched
-    assert not Subject(replace(run, moments=[]), diagnosis, "").is_watched
+    diagnosis = stoker.report(run).diagnoses[0]
+    assert ReportedRun(run, diagnosis, "").is_watched
+    assert ReportedRun(replace(run, moments=[], began=1.0), diagnosis, "").is_watched
+    assert not ReportedRun(replace(run, moments=[]), diagnosis, "").is_watched
     assert "in the loop for" in text_of(replace(run, moments=[]))

@@ -16,8 +16,8 @@ import stoker
 from stoker import DataLoader
 from stoker.batch.encoded import Encoded
 from stoker.errors import ArgumentError, MissingExtra
+from stoker.view.batch_images import NAN_COLOR, find_images, format_labels
 from stoker.view.paper import ELLIPSIS, font, shorten, strip_undrawable, text_width
-from stoker.view.pictures import NAN_COLOR, find_images, format_labels
 from stoker.view.sheet import _columns, draw_sheet
 
 
@@ -64,7 +64,7 @@ def normalized() -> torch.Tensor:
 )
 def test_pictures_are_found_and_keep_their_pixels(batch: Any) -> None:
     seen = find_images(batch, limit=64)
-    assert np.array_equal(np.stack(seen.pictures), NHWC)
+    assert np.array_equal(np.stack(seen.images), NHWC)
     assert seen.num_all == 6
     assert seen.notes == []
 
@@ -74,28 +74,28 @@ def test_pictures_are_found_and_keep_their_pixels(batch: Any) -> None:
 def test_pictures_on_a_device_are_the_same_pictures() -> None:
     for batch in (NCHW, (NCHW / 255).half()):
         assert np.array_equal(
-            np.stack(find_images(batch.cuda(), limit=9).pictures), np.stack(find_images(batch, limit=9).pictures)
+            np.stack(find_images(batch.cuda(), limit=9).images), np.stack(find_images(batch, limit=9).images)
         )
 
 
 @pytest.mark.parametrize("normalize", [(MEAN, STD), stoker.Normalize(MEAN, STD)], ids=["pair", "Normalize"])
 def test_what_was_normalized_has_its_colors_back(normalize: Any) -> None:
-    assert np.array_equal(np.stack(find_images(normalized(), normalize=normalize, limit=9).pictures), NHWC)
+    assert np.array_equal(np.stack(find_images(normalized(), normalize=normalize, limit=9).images), NHWC)
     assert np.array_equal(
-        np.stack(find_images(NCHW, normalize=normalize, limit=9).pictures), NHWC
+        np.stack(find_images(NCHW, normalize=normalize, limit=9).images), NHWC
     )  # bytes are as they are
 
 
 def test_half_precision_and_slight_overshoot_are_shown_without_a_note() -> None:
     seen = find_images((NCHW / 255).to(torch.bfloat16), limit=9)
-    assert np.abs(np.stack(seen.pictures).astype(int) - NHWC).max() <= 1
+    assert np.abs(np.stack(seen.images).astype(int) - NHWC).max() <= 1
     assert seen.notes == []
 
 
 def test_values_nobody_explains_are_stretched_and_that_is_said() -> None:
     seen = find_images(normalized(), limit=9)
-    assert np.stack(seen.pictures).min() == 0
-    assert np.stack(seen.pictures).max() == 255
+    assert np.stack(seen.images).min() == 0
+    assert np.stack(seen.images).max() == 255
     assert "pass normalize=" in seen.notes[0]
     assert "from -1 to 1" in find_images(NCHW / 127.5 - 1, limit=9).notes[0]
 
@@ -106,22 +106,20 @@ def test_what_is_no_number_is_magenta_and_counted() -> None:
     batch[2, 0, 6, 7] = float("inf")
     seen = find_images(batch, limit=9)
     assert seen.notes == ["1 with NaN values, shown in magenta"]
-    assert tuple(seen.pictures[2][5, 7]) == tuple(seen.pictures[2][6, 7]) == NAN_COLOR
-    assert np.array_equal(seen.pictures[1], NHWC[1])
+    assert tuple(seen.images[2][5, 7]) == tuple(seen.images[2][6, 7]) == NAN_COLOR
+    assert np.array_equal(seen.images[1], NHWC[1])
 
 
 def test_gray_transparent_and_single_pictures_are_drawn() -> None:
-    [gray] = find_images(NHWC[0, :, :, 0], limit=9).pictures
+    [gray] = find_images(NHWC[0, :, :, 0], limit=9).images
     assert np.array_equal(gray, np.repeat(NHWC[0, :, :, :1], 3, -1))
-    assert len(find_images(NCHW[:, :1], limit=9).pictures) == 6
-    assert len(find_images(NHWC[:5, :, :, 0], limit=9).pictures) == 5
-    assert (
-        len(find_images(NCHW[0], limit=9).pictures) == len(find_images(Image.fromarray(NHWC[0]), limit=9).pictures) == 1
-    )
+    assert len(find_images(NCHW[:, :1], limit=9).images) == 6
+    assert len(find_images(NHWC[:5, :, :, 0], limit=9).images) == 5
+    assert len(find_images(NCHW[0], limit=9).images) == len(find_images(Image.fromarray(NHWC[0]), limit=9).images) == 1
     clear = np.concatenate((NHWC, np.zeros_like(NHWC[..., :1])), -1)
-    assert np.stack(find_images(clear, limit=9).pictures).min() == 255
+    assert np.stack(find_images(clear, limit=9).images).min() == 255
     sixteen = (NHWC[..., :1].astype(np.uint16) * 257)[0]
-    assert np.array_equal(find_images(sixteen, limit=9).pictures[0][..., 0], NHWC[0, ..., 0])
+    assert np.array_equal(find_images(sixteen, limit=9).images[0][..., 0], NHWC[0, ..., 0])
 
 
 @pytest.mark.parametrize(

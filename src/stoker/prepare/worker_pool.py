@@ -158,7 +158,7 @@ class WorkerPool(Generic[J, R]):
     def _note_failed_start(self, end: str) -> None:
         self._failed_starts.append(end)
         if len(self._failed_starts) >= MAX_ENDS:
-            raise WorkerDied("the start", ends=self._failed_starts)
+            raise WorkerDied("start-up", ends=self._failed_starts)
 
     def close(self) -> None:
         """End all workers, first by asking, so that they clear up what they are at, then by force."""

@@ -618,12 +618,12 @@ class Team:
         process.close()
         if worker in self._extra:
             self._leaving.add(worker)
-            self._do_without(worker, WorkerDied("the start", ends=[end]))
+            self._do_without(worker, WorkerDied("start-up", ends=[end]))
         if worker not in self._ready and worker not in self._leaving:
             self._failed_starts.append(end)
             # One that says itself that it failed would do so again; if it has said why, that is what counts.
             if self.failure is None and (len(self._failed_starts) >= MAX_ENDS or end.startswith("exit code")):
-                self.failure = WorkerDied("the start", ends=self._failed_starts)
+                self.failure = WorkerDied("start-up", ends=self._failed_starts)
             if self.failure is not None:
                 return
         is_replaced = worker not in self._leaving and self._num_lacking > 0

@@ -23,12 +23,10 @@ from stoker.foundation.text import (
     format_number,
     format_percent,
 )
+from stoker.lab.key_figures import TERMINAL, Measured, figures_for, process_memory
 from stoker.lab.live.letters import Letters, bar, spark, warmth
 from stoker.lab.live.track import Track
-from stoker.lab.watch.run import STAGES, Quantiles, Stats
-
-ROWS = ("throughput", "waiting", "queue", "step", "stages", "auto", "memory", "CPU")
-"""Rows of a panel, the most important first."""
+from stoker.lab.watch.run import STAGES, Quantiles, Run, Stats
 
 BAR, STAGE_BAR, CURVE = 24, 12, 40
 """Maximum widths of a bar, of a stage's bar, and of a sparkline, in characters."""
@@ -43,9 +41,13 @@ NARROW = 36
 """Terminals narrower than this have no frame and no column of names."""
 
 
-def panel(
-    track: Track, *, age: float | None, letters: Letters, width: int, rows: Collection[str] = ROWS
-) -> RenderableType:
+def row_names() -> list[str]:
+    """Return the names of a panel's rows, the most important first."""
+    figures = [figure.label for figure in figures_for(TERMINAL)]
+    return ["throughput", "waiting", *figures, "step", "stages", "auto", "memory", "CPU"]
+
+
+def panel(track: Track, *, age: float | None, letters: Letters, width: int, rows: Collection[str]) -> RenderableType:
     """Return the panel of a loader, `width` characters wide, with the first rows only."""
     is_narrow = width < NARROW
     cells = [(name, cell) for name, cell in _cells(track, letters, width if is_narrow else width - 4 - LABEL)]
@@ -81,25 +83,16 @@ def format_on_one_line(track: Track, *, age: float | None, width: int) -> Text:
     return text.append(title, style="dim") if text.cell_len + cell_len(title) <= width else text
 
 
-def memory_of(stats: Stats) -> float | None:
-    """Return the memory of a loader's trainer and workers together; None if not measured."""
-    sizes = [one.pss_bytes for one in (stats.trainer, *stats.workers) if one is not None and one.pss_bytes]
-    return float(sum(sizes)) if sizes else None
-
-
 def _cells(track: Track, letters: Letters, room: int) -> Iterator[tuple[str, RenderableType]]:
     """Yield the rows with their names, each at most `room` characters wide."""
     stats = track.latest
     yield "throughput", _throughput(track, letters, room)
     yield "step", Text(f"{_quantiles(stats.step_seconds)}; from batch to batch {_quantiles(stats.batch_seconds)}")
     yield "waiting", _waiting(track, letters, room)
-    if stats.queue_depth is not None:
-        empty = (
-            ""
-            if stats.queue_empty_share is None
-            else f", empty at {format_percent(stats.queue_empty_share)} of requests"
-        )
-        yield "queue", Text(f"{format_number(stats.queue_depth, 2)} batches ready on average{empty}")
+    measured = Measured(stats=stats, ranks=[stats], parts=[Run(loaders=[stats])])
+    for figure in figures_for(TERMINAL):
+        if figure.value(measured) is not None:
+            yield figure.label, Text(figure.describe(measured))
     if stats.seconds and any(one.busy_seconds or one.waiting_seconds for one in stats.stages.values()):
         yield "stages", _stages(stats, letters, room)
     yield "CPU", _cores(track, letters, room)
@@ -203,10 +196,5 @@ def _cores(track: Track, letters: Letters, room: int) -> Text:
 
 
 def _format_memory(stats: Stats) -> str:
-    own = stats.trainer.pss_bytes if stats.trainer is not None else None
-    workers = [one.pss_bytes for one in stats.workers if one.pss_bytes]
-    if own is None and not workers:
-        return UNKNOWN
-    parts = [f"trainer {format_bytes(own)}"] if own is not None else []
-    parts += [f"workers {format_bytes(sum(workers))}"] if workers else []
-    return ", ".join(parts)
+    sizes = zip(("trainer", "workers"), process_memory(stats))
+    return ", ".join(f"{whose} {format_bytes(size)}" for whose, size in sizes if size is not None) or UNKNOWN

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from stoker.engine.stats import ProcessStats, Quantiles, Stage, Stats
+from stoker.engine.stats import ProcessStats, Stats
 from stoker.engine.timing import FOLDED_TOGETHER, WIDTH, BatchTimeline
 from stoker.foundation import trees
 from stoker.foundation.machine import Usage, pss_bytes, thread_delay_seconds, usage_of
@@ -127,54 +127,21 @@ class Counters:
 
     def stats(self, *, laps: bool = False) -> Stats:
         """Return what was counted; with `laps`, the latest batches one by one too."""
-        counted = self.laps
-        counted.fold()
-        config = self._config()
-        workers = self._workers()
-        seconds = counted.periods.total + sum(counted.first_seconds) + counted.forgotten_seconds
-        return Stats(
-            kind="stoker",
-            engine="processes" if config["num_workers"] else "threads" if config["num_threads"] else "inline",
-            config=config,
+        self.laps.fold()  # what each worker has loaded is known only then
+        return Stats.of_timeline(
+            self.laps,
+            config=self._config(),
             rank=self.rank,
             num_ranks=self.num_ranks,
-            seconds=seconds,
             num_iterations=self._num_iterations,
-            num_batches=len(counted),
             num_samples=self._num_samples,
-            num_bytes=self._sized_bytes * len(counted) // self._num_sized if self._num_sized else 0,
-            first_batch_seconds=list(counted.first_seconds),
-            batch_seconds=Quantiles.of(counted.periods),
-            wait_seconds=Quantiles.of(counted.waits),
-            step_seconds=Quantiles.of(counted.steps),
-            making_seconds=Quantiles.of(counted.makings),
-            stages=self._stages(seconds, config),
-            num_stalls=counted.num_stalls,
-            stall_seconds=counted.stall_seconds,
-            queue_depth=counted.mean_depth,
-            queue_empty_share=counted.num_empty / counted.num_asked if counted.num_asked else None,
+            num_bytes=self._sized_bytes * len(self.laps) // self._num_sized if self._num_sized else 0,
             trainer=self._trainer(),
-            workers=workers,
+            workers=self._workers(),
             copies=None if self._copies is None else self._copies.record(),
             decisions=list(self.decisions),
-            laps=counted.latest() if laps else None,
+            laps=self.laps.latest() if laps else None,
         )
-
-    def _stages(self, seconds: float, config: dict[str, Any]) -> dict[str, Stage]:
-        counted, sums = self.laps, self.laps.sums
-        busy = sum(sums[name] for name in ("read", "transform", "collate", "pack"))
-        num_workers, num_threads = config["num_workers"], config["num_threads"]
-        parallelism = max(1, num_workers) * max(1, num_threads) if num_workers or num_threads else 0
-        idle = max(0.0, parallelism * seconds - busy)
-        return {
-            # workers and threads wait for the next request there, and for nothing else
-            "read": Stage(busy_seconds=sums["read"], waiting_seconds=idle),
-            "transform": Stage(busy_seconds=sums["transform"]),
-            "collate": Stage(busy_seconds=sums["collate"]),
-            "hand-over": Stage(busy_seconds=sums["pack"] + sums["unpack"], waiting_seconds=sums["ready"]),
-            "copy": Stage(busy_seconds=sums["copy"]),
-            "wait": Stage(waiting_seconds=counted.waits.total + sum(counted.first_seconds)),
-        }
 
     def _trainer(self) -> ProcessStats | None:
         now = usage_of()
