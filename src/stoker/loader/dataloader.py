@@ -184,7 +184,12 @@ class DataLoader(TorchDataLoader[T_co]):
         self._is_stream, self._is_planned = is_stream, is_planned
         self._resolve_device(given)
         placement = find_placement(arguments)
-        arguments = replace(arguments, rank=placement.rank, num_ranks=placement.num_ranks)
+        arguments = replace(
+            arguments,
+            rank=placement.rank,
+            num_ranks=placement.num_ranks,
+            seed=None if seed is None else operator.index(seed),
+        )
         self.auto: Auto | None
         """What was chosen for the arguments that are "auto", and why; None if there was nothing to choose."""
         arguments, self.auto = resolve_parallelism(arguments, is_stream=is_stream, is_foreign=self._is_foreign)
@@ -195,8 +200,6 @@ class DataLoader(TorchDataLoader[T_co]):
             owns_order=owns_order(dataset) and taken_from is None,
             sampler=describe_class(sampler if batch_sampler is None else batch_sampler),
         )
-        if seed is not None:
-            arguments = replace(arguments, seed=operator.index(seed))
         self._schedule = Schedule(arguments, placement)
         if taken_from is not None:
             self._schedule.next_epoch = taken_from.next_epoch
