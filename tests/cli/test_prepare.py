@@ -26,7 +26,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "corpus"
 
 
-def test_text_becomes_tokens_and_the_result_is_told(corpus: Path, tmp_path: Path) -> None:
+def test_text_becomes_tokens_and_the_result_is_reported(corpus: Path, tmp_path: Path) -> None:
     result = run("tokens", corpus, "--tokenizer", "bytes", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.stderr
     assert re.search(r"documents +50", result.output)
@@ -57,7 +57,7 @@ def test_what_was_removed_is_told_and_not_that_nothing_was_done(corpus: Path, tm
     assert "MB/s" not in result.output
 
 
-def test_what_was_skipped_is_told(corpus: Path, tmp_path: Path) -> None:
+def test_what_was_skipped_is_reported(corpus: Path, tmp_path: Path) -> None:
     (corpus / "bad.jsonl").write_text('oops\n{"text": ""}\n')
     arguments = ("tokens", corpus, "--tokenizer", "bytes", "--out", tmp_path / "out")
     result = run(*arguments)
@@ -88,7 +88,7 @@ def test_options_that_contradict_each_other_are_refused(corpus: Path, tmp_path: 
     assert "do not go together" in result.stderr
 
 
-def test_a_tokenizer_is_trained_and_the_next_command_told(corpus: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_is_trained_and_the_next_command_shown(corpus: Path, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     out = tmp_path / "tokenizer.json"
     result = run("tokenizer", corpus, "--vocab-size", "300", "--out", out)
@@ -141,7 +141,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_nothing_into_a_file(corpus: Path, tmp_
         assert ("50%" in text and "1.0 M tokens 1/2 pieces" in text) == is_terminal
 
 
-def test_a_speed_is_told_once_there_is_one() -> None:
+def test_a_speed_is_shown_once_there_is_one() -> None:
     from stoker.cli.prepare import _told
     from stoker.prepare import Progress
 

@@ -102,7 +102,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_sound_pictures_are_said_to_be_sound(photos: Path) -> None:
+def test_sound_images_are_said_to_be_sound(photos: Path) -> None:
     result = run("images", photos)
     assert result.exit_code == 0, result.output
     assert result.output.startswith("intact 5 images, ")
@@ -110,7 +110,7 @@ def test_sound_pictures_are_said_to_be_sound(photos: Path) -> None:
     assert "decoding" not in result.output  # no bar where nobody looks
 
 
-def test_bad_pictures_are_named_with_reasons_and_summed_up(photos: Path) -> None:
+def test_bad_images_are_named_with_reasons_and_summed_up(photos: Path) -> None:
     whole = (photos / "cats" / "0.jpg").read_bytes()
     (photos / "cats" / "1.jpg").write_bytes(whole[: len(whole) // 2])
     (photos / "cats" / "3.jpg").write_bytes(b"")
@@ -127,19 +127,19 @@ def test_bad_pictures_are_named_with_reasons_and_summed_up(photos: Path) -> None
     assert lines[5].startswith("hint: ")
 
 
-def test_pictures_as_json(photos: Path) -> None:
+def test_images_as_json(photos: Path) -> None:
     (photos / "cats" / "2.jpg").write_bytes(b"no picture at all")
     result = run("images", photos, "--json")
     assert result.exit_code == 1
-    told = json.loads(result.stdout)
-    assert (told["num_pictures"], told["is_sound"], told["formats"]) == (5, False, {"JPEG": 4})
-    assert told["num_bad"] == {"no picture": 1}
-    assert told["bad"] == [
+    shown = json.loads(result.stdout)
+    assert (shown["num_pictures"], shown["is_sound"], shown["formats"]) == (5, False, {"JPEG": 4})
+    assert shown["num_bad"] == {"no picture": 1}
+    assert shown["bad"] == [
         {"path": f"{photos}/cats/2.jpg", "kind": "no picture", "reason": "it looks like text"},
     ]
 
 
-def test_a_column_of_pictures_is_chosen_by_name(photos: Path, tmp_path: Path) -> None:
+def test_a_column_of_images_is_chosen_by_name(photos: Path, tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     good = (photos / "cats" / "0.jpg").read_bytes()
     pq.write_table(pa.table({"first": [good], "second": [b"no picture"]}), tmp_path / "a.parquet")
@@ -167,7 +167,7 @@ def test_a_store_is_what_is_meant_whatever_its_name(store: Store, monkeypatch: p
     assert run("./images").output.startswith("intact ")
 
 
-def test_a_folder_of_pictures_is_no_store_and_says_where_to_go(photos: Path) -> None:
+def test_a_folder_of_images_is_no_store_and_says_where_to_go(photos: Path) -> None:
     result = run(photos)
     assert result.exit_code == 1
     assert f"`stoker verify images {photos}` checks them" in result.output

@@ -163,10 +163,10 @@ class Running:
 
     def __enter__(self) -> Running:
         assert self.process.stdout is not None
-        told = [self.process.stdout.readline() for _ in range(2)]
-        if told != ["working\n"] * 2:
+        shown = [self.process.stdout.readline() for _ in range(2)]
+        if shown != ["working\n"] * 2:
             os.killpg(self.process.pid, signal.SIGKILL)
-            pytest.fail(f"it said {told} {self.process.communicate()}")
+            pytest.fail(f"it said {shown} {self.process.communicate()}")
         return self
 
     def __exit__(self, *_: object) -> None:

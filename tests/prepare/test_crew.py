@@ -60,9 +60,9 @@ def test_a_job_whose_worker_is_killed_is_done_by_another(tmp_path: Path) -> None
 
 
 def test_a_job_that_kills_three_workers_is_named(tmp_path: Path) -> None:
-    told = "3 worker processes died in a row at job 2: SIGKILL, SIGKILL, SIGKILL"
+    shown = "3 worker processes died in a row at job 2: SIGKILL, SIGKILL, SIGKILL"
     crew = WorkerPool(Deadly(tmp_path, always=2), num_workers=2, described=described)
-    with crew, pytest.raises(WorkerDied, match=told):
+    with crew, pytest.raises(WorkerDied, match=shown):
         list(crew.results(range(5)))
 
 

@@ -98,13 +98,13 @@ def test_sub_folders_are_classes_in_natural_order(tmp_path: Path) -> None:
     assert bytes(pictures.read(1)) == b"content of c9/deep/er/y.webp"
 
 
-def test_pictures_in_the_folder_itself_have_no_labels(tmp_path: Path) -> None:
+def test_images_in_the_folder_itself_have_no_labels(tmp_path: Path) -> None:
     pictures = open_pictures(make(tmp_path, "img10.jpg", "img2.jpg", "notes.md"))
     assert within(pictures, tmp_path) == ["img2.jpg", "img10.jpg"]
     assert pictures.labels is None and pictures.classes is None
 
 
-def test_pictures_both_in_the_folder_and_below_it_are_labelled_on_request_only(tmp_path: Path) -> None:
+def test_images_both_in_the_folder_and_below_it_are_labeled_on_request_only(tmp_path: Path) -> None:
     make(tmp_path, "a.jpg", "cats/b.jpg")
     with pytest.raises(ArgumentError, match=r"holds pictures itself \(1, such as a\.jpg\) and in sub-folders \(1\)"):
         open_pictures(tmp_path)
@@ -122,7 +122,7 @@ def test_classes_can_be_given_so_that_two_folders_have_the_same_numbers(tmp_path
         open_pictures(tmp_path, classes=["cat", "cat", "owl"])
 
 
-def test_a_class_without_pictures_does_not_shift_the_others(tmp_path: Path) -> None:
+def test_a_class_without_images_does_not_shift_the_others(tmp_path: Path) -> None:
     make(tmp_path, "ant/1.jpg", "bee/notes.txt", "bee/.a.jpg", "cow/deep/1.jpg", "dog/deep/er/2.txt")
     for _ in range(2):  # the second time from the listing that was kept
         with pytest.raises(ArgumentError, match="sub-folders without pictures: bee, dog; .*\nhint: allow_empty=True "):
@@ -140,7 +140,7 @@ def test_a_class_without_pictures_does_not_shift_the_others(tmp_path: Path) -> N
         open_pictures(tmp_path)
 
 
-def test_sub_folders_without_pictures_matter_only_where_sub_folders_are_classes(tmp_path: Path) -> None:
+def test_sub_folders_without_images_matter_only_where_sub_folders_are_classes(tmp_path: Path) -> None:
     assert open_pictures(make(tmp_path / "a", "1.jpg", "annotations/1.json")).classes is None
     assert open_pictures(make(tmp_path / "b", "ant/1.jpg", "__MACOSX/ant/._1.jpg")).classes == ["ant"]
 
@@ -165,7 +165,7 @@ def readable(monkeypatch: pytest.MonkeyPatch, *, avif: bool, heif: bool) -> None
     monkeypatch.setattr(listing, "find_spec", lambda _: object() if heif else None)
 
 
-def test_pictures_that_cannot_be_read_here_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_cannot_be_read_here_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readable(monkeypatch, avif=False, heif=False)
     make(tmp_path, "a/1.jpg", "a/2.HEIC", "b/1.jpg", "b/3.avif", "b/4.avif")
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_pictures_that_cannot_be_read_here_are_named(tmp_path: Path, monkeypatch
         open_pictures(tmp_path)
 
 
-def test_pictures_are_taken_where_pillow_can_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_taken_where_pillow_can_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readable(monkeypatch, avif=True, heif=True)
     make(tmp_path, "a/1.jpg", "a/2.HEIC", "b/3.avif", "b/4.heif")
     assert within(open_pictures(tmp_path), tmp_path) == ["a/1.jpg", "a/2.HEIC", "b/3.avif", "b/4.heif"]
@@ -252,15 +252,15 @@ def test_a_source_travels_to_other_processes_as_a_few_arrays(tmp_path: Path) -> 
 
 def test_the_fingerprint_tells_of_names_sizes_labels_and_not_of_the_place(tmp_path: Path) -> None:
     first, second = (make(tmp_path / name, "a/1.jpg", "b/2.jpg") for name in ("one", "two"))
-    told = {open_pictures(first).fingerprint}
-    assert open_pictures(second).fingerprint in told
-    told.add(open_pictures(first, labels=False).fingerprint)
-    told.add(open_pictures(first, classes=["b", "a"]).fingerprint)
+    shown = {open_pictures(first).fingerprint}
+    assert open_pictures(second).fingerprint in shown
+    shown.add(open_pictures(first, labels=False).fingerprint)
+    shown.add(open_pictures(first, classes=["b", "a"]).fingerprint)
     (second / "a" / "1.jpg").write_bytes(b"longer than it was before")
-    told.add(open_pictures(second).fingerprint)
+    shown.add(open_pictures(second).fingerprint)
     make(second, "b/3.jpg")
-    told.add(open_pictures(second).fingerprint)
-    assert len(told) == 5
+    shown.add(open_pictures(second).fingerprint)
+    assert len(shown) == 5
 
 
 # ------------------------------------------------------------ the kept listing
@@ -292,7 +292,7 @@ def test_a_second_start_lists_nothing_and_looks_at_no_file(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("change", ["added", "removed", "renamed", "deep", "times set back"])
-def test_a_folder_that_changed_is_listed_anew(tmp_path: Path, change: str) -> None:
+def test_a_folder_that_changed_is_listed_again(tmp_path: Path, change: str) -> None:
     make(tmp_path, "a/1.jpg", "b/c/2.jpg", "b/c/3.jpg")
     assert len(open_pictures(tmp_path)) == 3
     if change == "added":
@@ -439,7 +439,7 @@ def test_labels_may_be_a_mapping_or_a_list(tmp_path: Path) -> None:
     ],
     ids=["missing", "surplus", "twice", "too many", "mixed", "objects", "shapes", "number", "other file"],
 )  # fmt: skip
-def test_labels_that_do_not_fit_are_told_by_name(tmp_path: Path, labels: object, message: str) -> None:
+def test_labels_that_do_not_fit_are_shown_by_name(tmp_path: Path, labels: object, message: str) -> None:
     make(tmp_path, "a.jpg", "b.jpg")
     with pytest.raises(ArgumentError, match=message):
         open_pictures(tmp_path, labels=labels)
@@ -503,7 +503,7 @@ def test_a_list_of_anything_else_is_refused(tmp_path: Path) -> None:
     assert len(str(refused.value)) < 500
 
 
-def test_a_pattern_of_pictures_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_pattern_of_images_is_told_what_to_do(tmp_path: Path) -> None:
     make(tmp_path, "x/a.jpg")
     with pytest.raises(ArgumentError, match=r"is a pattern, and only \.tar"):
         open_pictures(tmp_path / "x" / "*.jpg")
@@ -512,7 +512,7 @@ def test_a_pattern_of_pictures_is_told_what_to_do(tmp_path: Path) -> None:
 # ------------------------------------------------------------ reading
 
 
-def test_a_file_that_goes_or_changes_later_is_told_by_name_or_read_as_it_is(tmp_path: Path) -> None:
+def test_a_file_that_goes_or_changes_later_is_shown_by_name_or_read_as_it_is(tmp_path: Path) -> None:
     make(tmp_path, "a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg")
     pictures = open_pictures(tmp_path)
     (tmp_path / "a.jpg").unlink()
@@ -554,12 +554,12 @@ def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path, monkeypatc
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(PermissionError, match="Permission denied, while pictures were listed: .*/b7/'") as told:
+    with pytest.raises(PermissionError, match="Permission denied, while pictures were listed: .*/b7/'") as shown:
         open_pictures(tmp_path)
-    assert told.value.__notes__[0].startswith("hint: ")
+    assert shown.value.__notes__[0].startswith("hint: ")
 
 
-def test_opening_pictures_as_other_data_shows_the_way(tmp_path: Path) -> None:
+def test_opening_images_as_other_data_shows_the_way(tmp_path: Path) -> None:
     make(tmp_path, "cats/1.JPG")
     with pytest.raises(ArgumentError, match=r"holds pictures.*\nhint: stoker\.images\("):
         stoker.open(tmp_path)

@@ -73,7 +73,7 @@ def test_shared_rows_are_two_views_of_the_same_memory(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "shown"),
     [
         ({"length": 0}, "length=0 is not positive"),
         ({"stride": 0}, "stride=0 is not positive\nhint: leave it out for rows that do not overlap"),
@@ -89,8 +89,8 @@ def test_shared_rows_are_two_views_of_the_same_memory(store: Store) -> None:
         ({"across": False, "pad": 1 << 70}, "is no number of int64"),
     ],
 )
-def test_what_cannot_work_is_refused(store: Store, options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ArgumentError, match=told):
+def test_what_cannot_work_is_refused(store: Store, options: dict[str, Any], shown: str) -> None:
+    with pytest.raises(ArgumentError, match=shown):
         store.tokens(**{"length": 4} | options)
 
 
@@ -103,7 +103,7 @@ def test_what_are_no_tokens_is_refused(tmp_path: Path) -> None:
         open_store(tmp_path / "s").tokens(4)
 
 
-def test_a_row_outside_is_told(store: Store) -> None:
+def test_a_row_outside_is_reported(store: Store) -> None:
     crops = store.tokens(6)
     assert crops[-1]["tokens"].tolist() == list(range(12, 18))
     for position in (3, -4, 2**64 - 1):
@@ -142,7 +142,7 @@ class Wrong:
 
 
 @pytest.mark.parametrize("borders", [(0, 11, 10), (-1, 5, 10), (0, 5, 11), (5, 2, 10)])
-def test_borders_that_cannot_be_are_told(borders: tuple[int, ...]) -> None:
+def test_borders_that_cannot_be_are_reported(borders: tuple[int, ...]) -> None:
     with pytest.raises(DataError, match="the borders of the documents from 0 on cannot be"):
         Crops(Wrong(*borders), length=3, across=False)
 

@@ -37,7 +37,7 @@ def test_a_manifest_comes_back_as_it_was_packed() -> None:
     assert parsed(manifest.packed(), Path("manifest.json")) == manifest
 
 
-def test_a_manifest_that_was_changed_is_told() -> None:
+def test_a_manifest_that_was_changed_is_reported() -> None:
     text = Manifest(COLUMNS, (SHARD,), {"seed": 1}).packed()
     with pytest.raises(DamagedFile, match="its checksum is not that of its text"):
         parsed(text.replace(b'"seed": 1', b'"seed": 3'), Path("manifest.json"))
@@ -60,7 +60,7 @@ def test_the_fingerprint_tells_columns_and_shards_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         (b"", "Expecting value"),
         (b"\xff", "codec can't decode"),
@@ -111,13 +111,13 @@ def test_the_fingerprint_tells_columns_and_shards_and_nothing_else() -> None:
         (changed(shard_num_bytes=(1 << 62) - 1), "the body of the shard"),
     ],
 )
-def test_a_manifest_that_cannot_be_is_told(text: bytes, told: str) -> None:
-    with pytest.raises(DamagedFile, match=told) as caught:
+def test_a_manifest_that_cannot_be_is_reported(text: bytes, shown: str) -> None:
+    with pytest.raises(DamagedFile, match=shown) as caught:
         parsed(text, Path("s/manifest.json"))
     assert caught.value.path == "s/manifest.json"
 
 
-def test_shards_that_add_up_to_more_than_there_can_be_are_told(tmp_path: Path) -> None:
+def test_shards_that_add_up_to_more_than_there_can_be_are_reported(tmp_path: Path) -> None:
     def huge(entry: dict[str, Any]) -> None:
         entry["num_samples"] = (1 << 61) + 5
 
@@ -134,20 +134,20 @@ def test_one_file_cannot_be_two_shards(tmp_path: Path) -> None:
         open_store(tmp_path / "s")
 
 
-def test_a_path_without_a_store_is_told(tmp_path: Path) -> None:
+def test_a_path_without_a_store_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun" / ".build").mkdir(parents=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "manifest.json").write_text('{"name": "an app"}')
-    for name, told in [
+    for name, shown in [
         ("nothing", "nothing is not a store: there is nothing at this path\nhint: a store is a folder with a manifest"),
         ("file", "file is not a store: it has no manifest.json"),
         ("empty", "empty is not a store: it has no manifest.json"),
         ("begun", "begun is not a store: its preparation is unfinished"),
         ("other", "other is not a store: its manifest.json is another program's"),
     ]:
-        with pytest.raises(NotAStore, match=told):
+        with pytest.raises(NotAStore, match=shown):
             read_manifest(tmp_path / name)
 
 

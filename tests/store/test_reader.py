@@ -97,7 +97,7 @@ def test_a_column_is_read_into_what_is_given(store: Store) -> None:
 
 
 @pytest.mark.parametrize("position", [NUM, -NUM - 1, 1 << 40, 2**63 - 1, -(2**63), 2**63, 2**64 - 1])
-def test_a_position_outside_is_told(store: Store, position: int) -> None:
+def test_a_position_outside_is_reported(store: Store, position: int) -> None:
     for read in (
         lambda: store[position],
         lambda: store.read("x", [position, position]),
@@ -110,12 +110,12 @@ def test_a_position_outside_is_told(store: Store, position: int) -> None:
 
 
 @pytest.mark.parametrize("position", [1.0, "1", None, True, slice(0, 2), [1, 2], 2**70])
-def test_what_is_no_position_is_told(store: Store, position: Any) -> None:
+def test_what_is_no_position_is_reported(store: Store, position: Any) -> None:
     with pytest.raises(ArgumentError, match="whole numbers?(?: as its position)?, not"):
         store[position]
 
 
-def test_a_column_that_is_not_there_or_of_the_other_kind_is_told(store: Store) -> None:
+def test_a_column_that_is_not_there_or_of_the_other_kind_is_reported(store: Store) -> None:
     with pytest.raises(ArgumentError, match="has no column 'z'\nhint: it has x, t, text, y"):
         store.read("z", [0])
     with pytest.raises(ArgumentError, match="'t' is ragged\nhint: use read_ragged for ragged columns"):
@@ -167,7 +167,7 @@ def test_a_store_travels_as_its_path(store: Store) -> None:
     assert stretch.num_values == sum(range(NUM)) and stretch.borders(0, 3).tolist() == [0, 0, 1, 3]
 
 
-def test_a_store_that_was_made_anew_meanwhile_is_not_the_one_that_was_sent(store: Store) -> None:
+def test_a_store_that_was_made_again_meanwhile_is_not_the_one_that_was_sent(store: Store) -> None:
     sent = pickle.dumps(store)
     with Writer(store.path, {"x": Column("int32")}, overwrite=True) as writer:
         writer.append({"x": 1})
@@ -175,7 +175,7 @@ def test_a_store_that_was_made_anew_meanwhile_is_not_the_one_that_was_sent(store
         pickle.loads(sent)
 
 
-def test_a_store_that_is_gone_is_told(store: Store) -> None:
+def test_a_store_that_is_gone_is_reported(store: Store) -> None:
     shutil.rmtree(store.path)
     with pytest.raises(StaleSource, match="is no longer the file that was opened: it is gone"):
         store[0]

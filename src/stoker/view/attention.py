@@ -108,7 +108,9 @@ def draw_panels(panels: Sequence[MaskPanel], *, title: str | None = None) -> Ima
         below = y + image.height + 6
         draw.text((x, below), "keys", font=small, fill=FAINT)
         draw.text((x + image.width, below), f"{num_keys:,}", font=small, fill=FAINT, anchor="ra")
-        draw.text((x, below + line_height(small)), f"{format_percent(share)} of all pairs are visible", font=small, fill=FAINT)
+        draw.text(
+            (x, below + line_height(small)), f"{format_percent(share)} of all pairs are visible", font=small, fill=FAINT
+        )
         if not number % columns:
             _draw_upwards(sheet, "queries", (x - line_height(small) - 2, y))
     return sheet
