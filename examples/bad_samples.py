@@ -16,7 +16,7 @@ class Damaged:
         return position
 
     def describe(self, position: int) -> str:
-        """Tell where a sample comes from: it is named in the ledger and in errors."""
+        """Name the source of a sample, for the ledger and for errors."""
         return f"images/{position:04}.jpg"
 
 

@@ -132,17 +132,17 @@ def draw(path: Path, workers: list[int], found: dict[str, list[Timing]], *, batc
     ink, faint = "#22262b", "#6b737c"
     figure = Figure(figsize=(8, 4.8), dpi=150, facecolor="white", layout="constrained")
     axes = figure.add_subplot()
-    for number, ((name, timings), colour, mark) in enumerate(zip(found.items(), ("#e8833a", "#2a9d6f"), "os")):
+    for number, ((name, timings), color, mark) in enumerate(zip(found.items(), ("#e8833a", "#2a9d6f"), "os")):
         means, deviations = zip(*timings)
         x = np.array(workers) + (number - 0.5) * 0.06  # side by side, so that no bar hides another
         axes.errorbar(
-            x, means, deviations, color=colour, marker=mark, markersize=7, linewidth=2.2, capsize=5, capthick=1.6,
+            x, means, deviations, color=color, marker=mark, markersize=7, linewidth=2.2, capsize=5, capthick=1.6,
             elinewidth=1.6, label=name,
         )  # fmt: skip
         for at, mean, deviation in zip(x, means, deviations):
             side = (8, 8) if number == 0 else (8, -16)
             top = mean + deviation if number == 0 else mean - deviation
-            axes.annotate(f"{mean:.0f}", (at, top), xytext=side, textcoords="offset points", color=colour, fontsize=10)
+            axes.annotate(f"{mean:.0f}", (at, top), xytext=side, textcoords="offset points", color=color, fontsize=10)
     axes.set_title(f"Time to load a batch of {batch_size} faces", loc="left", fontsize=14, color=ink, pad=22)
     axes.text(
         0, 1.025, f"mean and standard deviation of {NUM_RUNS} runs of {num_batches} batches, start of workers included",
@@ -163,7 +163,7 @@ def draw(path: Path, workers: list[int], found: dict[str, list[Timing]], *, batc
     print(f"the plot: {path}")
 
 
-# ---------------------------------------------------------------- faces that nobody has
+# ---------------------------------------------------------------- generated faces
 
 SKINS = ("#f6d7bf", "#edb98a", "#d99f73", "#b5754b", "#8d5524", "#5c3a21")
 HAIRS = ("#2b1b12", "#4a2f1d", "#8a5a2b", "#c99a4b", "#6b6b6b", "#a33b20", "#111111")
@@ -173,7 +173,7 @@ LAST = ("Keel", "Boiler", "Anchor", "Lantern", "Rudder", "Mast", "Harbour", "Ten
 
 
 def write(folder: Path, num_people: int, *, most: int = 5, seed: int = 1) -> Path:
-    """Write pictures of people who do not exist, up to `most` of each, in the layout of LFW."""
+    """Write images of people who do not exist, up to `most` of each, in the layout of LFW."""
     rng = np.random.default_rng(seed)
     for number in range(num_people):
         name = f"{FIRST[number % len(FIRST)]}_{LAST[number // len(FIRST) % len(LAST)]}"
@@ -181,8 +181,8 @@ def write(folder: Path, num_people: int, *, most: int = 5, seed: int = 1) -> Pat
         person.mkdir(parents=True, exist_ok=True)
         looks = {kind: str(rng.choice(choice)) for kind, choice in (("skin", SKINS), ("hair", HAIRS), ("eyes", EYES))}
         shape = rng.uniform((0.86, 0.9, 0.0), (1.1, 1.12, 1.0))
-        for picture in range(1, int(rng.integers(1, most + 1)) + 1):
-            face(looks, shape, rng).save(person / f"{name}_{picture:04}.jpg", quality=90)
+        for count in range(1, int(rng.integers(1, most + 1)) + 1):
+            face(looks, shape, rng).save(person / f"{name}_{count:04}.jpg", quality=90)
     return folder
 
 
@@ -230,9 +230,9 @@ def face(looks: dict[str, str], shape: NDArray[np.float64], rng: np.random.Gener
     return Image.fromarray((pixels * light + rng.normal(0, 4, pixels.shape)).clip(0, 255).astype(np.uint8))
 
 
-def shade(colour: str, by: float) -> str:
-    """Return a darker colour."""
-    return "#" + "".join(f"{int(int(colour[at : at + 2], 16) * by):02x}" for at in (1, 3, 5))
+def shade(color: str, by: float) -> str:
+    """Return a darker color."""
+    return "#" + "".join(f"{int(int(color[at : at + 2], 16) * by):02x}" for at in (1, 3, 5))
 
 
 # ---------------------------------------------------------------- from the command line
@@ -258,7 +258,7 @@ def main(folder: Path, chosen: argparse.Namespace) -> None:
         pixels, labels = next(iter(ours))
         print(f"a batch of stoker.images: {tuple(pixels.shape)} {pixels.dtype}, labels {labels[:6].tolist()}...")
         assert pixels.shape == next(iter(theirs))[0].shape
-        print("now try -visualize_batch, or -get_timing with or without -num_workers K; -h tells more")
+        print("now try -visualize_batch, or -get_timing with or without -num_workers K; -h lists all options")
     if chosen.visualize_batch:
         visualize_batch(by_stoker(folder, chosen.batch_size, 0), chosen.out / "faces_batch.png")
     if chosen.get_timing and chosen.num_workers is not None:
@@ -280,7 +280,7 @@ if __name__ == "__main__":
     parser.add_argument("-batches_to_check", type=at_least(1), default=10, metavar="N", help="batches in each run (10)")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="LFW, or any folder with a folder for each person")
     parser.add_argument("--batch_size", type=at_least(1), default=32)
-    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="where pictures go (here)")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help="folder for plots (default: here)")
     chosen = parser.parse_args()
     if chosen.data is not None and not any(chosen.data.glob("*/*.jpg")):
         parser.error(f"there are no faces in {chosen.data}: it should hold a folder of .jpg files for each person")

@@ -1,4 +1,4 @@
-"""Loss spike: see what was in the step that spoiled a run, find when a sample comes again, and go on without it."""
+"""Loss spike: see what was in the step that spoiled a run, find when a sample comes again, and continue without it."""
 
 import json
 from itertools import islice

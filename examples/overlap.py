@@ -1,7 +1,7 @@
 """Overlap: loading, copying and computing at the same time, so that a step takes as long as the longest of them.
 
 python overlap.py                      # three cases, printed
-python overlap.py --out overlap.png    # load and compute varied, drawn beside their sum and the longer of the two
+python overlap.py --out overlap.png    # vary load and compute; plot them with their sum and maximum
 """
 
 import argparse
@@ -24,18 +24,18 @@ FIXED, VARIED = 0.015, (0.005, 0.010, 0.015, 0.020, 0.025, 0.030)
 """For the plot: one of load and compute stays, the other is varied."""
 
 
-class Pictures:
-    """Pictures that take `seconds` a batch to load, whatever the machine: it sleeps, as if waiting for a disk."""
+class Photos:
+    """Images that take `seconds` a batch to load on any machine: it sleeps, as if waiting for a disk."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.picture = seconds, torch.ones(3, SIDE, SIDE, dtype=torch.uint8)
+        self.seconds, self.image = seconds, torch.ones(3, SIDE, SIDE, dtype=torch.uint8)
 
     def __len__(self) -> int:
         return BATCH_SIZE * (NUM_WARM + NUM_STEPS)
 
     def __getitems__(self, positions: list[int]) -> list[torch.Tensor]:
         time.sleep(self.seconds)
-        return [self.picture] * len(positions)
+        return [self.image] * len(positions)
 
     def __getitem__(self, position: int) -> torch.Tensor:
         return self.__getitems__([position])[0]
@@ -75,12 +75,12 @@ def loaders(load: float) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Return a loader that gives a batch every `load` seconds in the trainer itself, and one that does so ahead."""
     options: dict[str, Any] = {"device": DEVICE, "to": torch.bfloat16, "normalize": (MEAN, STD)}
     # each of the workers takes its time, and together they give a batch every `load` seconds
-    slow = Pictures(load * NUM_WORKERS)
+    slow = Photos(load * NUM_WORKERS)
     ahead = DataLoader(slow, BATCH_SIZE, num_workers=NUM_WORKERS, persistent_workers=True, **options)
-    return DataLoader(Pictures(load), BATCH_SIZE, **options), ahead
+    return DataLoader(Photos(load), BATCH_SIZE, **options), ahead
 
 
-def tell() -> None:
+def print_table() -> None:
     """Print three cases, each part measured alone and both together."""
     print(f"milliseconds per step on {DEVICE}, {NUM_WORKERS} workers")
     print("  load  compute  one after the other  overlapped  max(load, compute)  ratio")
@@ -118,10 +118,10 @@ def draw(path: Path, *, num_rounds: int = 5) -> None:
     for axes, panel, (varied, fixed) in zip(figure.subplots(1, 2, sharey=True), cases, names):
         axes.plot(xs, [1e3 * sum(case) for case in panel], color="#d0c3da", linewidth=5, label="load + compute")
         axes.plot(xs, [1e3 * max(case) for case in panel], color="#b5d8c8", linewidth=5, label="max(load, compute)")
-        for name, colour in (("off", "#7a4fa3"), ("on", "#1f7a55")):
+        for name, color in (("off", "#7a4fa3"), ("on", "#1f7a55")):
             times = [found[(*case, name)] for case in panel]
             means, errors = [1e3 * fmean(one) for one in times], [1e3 * stdev(one) for one in times]
-            axes.errorbar(xs, means, yerr=errors, fmt="o", color=colour, capsize=4, label=f"overlap {name}")
+            axes.errorbar(xs, means, yerr=errors, fmt="o", color=color, capsize=4, label=f"overlap {name}")
         axes.set_xlabel(f"ms to {varied} a batch; {fixed} takes {1e3 * FIXED:.0f} ms")
         axes.set_ylim(0, 52)
         axes.spines[["top", "right"]].set_visible(False)
@@ -138,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="the plot to write; measures for about three minutes")
     out = parser.parse_args().out
-    tell() if out is None else draw(out)
+    print_table() if out is None else draw(out)
 
 
 if __name__ == "__main__":

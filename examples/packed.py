@@ -38,7 +38,7 @@ class Attention(nn.Module):
         parts = self.inward(x).view(num_rows, length, 3, self.num_heads, -1)
         query, key, value = parts.unbind(2)
         query, key = turned(query, turns), turned(key, turns)
-        if isinstance(apart, dict) and "cu_seq_q" in apart:  # [B * T, H, D]: all rows as one, cut at their borders
+        if isinstance(apart, dict) and "cu_seq_q" in apart:  # [B * T, H, D]: all rows as one, cut at the boundaries
             from torch.nn.attention.varlen import varlen_attn
 
             query, key, value = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then a perceptron, each on what is normalised and added to what was there."""
+    """Attention, then a perceptron, each on what is normalized and added to what was there."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()

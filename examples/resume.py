@@ -1,11 +1,11 @@
-"""Resume: stop one rank in mid-epoch, go on with two ranks and another batch size. Nothing is lost or repeated."""
+"""Resume: stop one rank in mid-epoch, continue with two ranks and another batch size. Nothing is lost or repeated."""
 
 import json
 from itertools import islice
 
 from stoker import DataLoader
 
-positions = range(1000)  # a dataset that tells which sample it served
+positions = range(1000)  # a dataset whose samples are their positions
 Loader = DataLoader[int]
 
 

@@ -81,11 +81,11 @@ def draw(found: dict[str, list[list[float]]], path: Path) -> None:
     )
     axes.axhline(1e3 * STEP, color="#22262b", linewidth=1, linestyle=":")
     axes.text(0, 1e3 * STEP - 1, "the step alone: 15 ms", va="top", fontsize=9, color="#22262b")
-    for name, colour, shift in (("torch", "#767676", -0.04), ("stoker", "#c8391b", 0.04)):
+    for name, color, shift in (("torch", "#767676", -0.04), ("stoker", "#c8391b", 0.04)):
         means = [1e3 * fmean(times) for times in found[name]]
         errors = [1e3 * stdev(times) if len(times) > 1 else 0.0 for times in found[name]]
         places = [num_workers + shift for num_workers in WORKERS]
-        axes.errorbar(places, means, yerr=errors, fmt="o", color=colour, capsize=5, markersize=6, label=name)
+        axes.errorbar(places, means, yerr=errors, fmt="o", color=color, capsize=5, markersize=6, label=name)
         for num_workers, mean in enumerate(means) if name == "stoker" else ():
             axes.annotate(f"{mean:.1f}", (num_workers, mean), xytext=(8, 6), textcoords="offset points", fontsize=9)
     axes.set_xticks(list(WORKERS))
@@ -109,8 +109,10 @@ def main() -> None:
     print("ms per step  theory " + "".join(f"{name:>{9 if out is None else 16}}" for name in LOADERS))
     for num_workers in WORKERS:
         times = [found[name][num_workers] for name in LOADERS]
-        told = [f"{1e3 * fmean(one):9.1f}" + (f" ± {1e3 * stdev(one):4.1f}" if len(one) > 1 else "") for one in times]
-        print(f"{num_workers} workers {1e3 * expected(num_workers):10.1f} " + "".join(told))
+        columns = [
+            f"{1e3 * fmean(one):9.1f}" + (f" ± {1e3 * stdev(one):4.1f}" if len(one) > 1 else "") for one in times
+        ]
+        print(f"{num_workers} workers {1e3 * expected(num_workers):10.1f} " + "".join(columns))
     if out is not None:
         draw(found, out)
         print(f"wrote {out}")

@@ -84,7 +84,7 @@ def _stoker_listed(lengths: Lengths, length: int) -> Plan:
 
 
 def _rows_of(lengths: Lengths, length: int) -> Callable[[Any], Any]:
-    from stoker.compose.packs.packed_rows import BestFitRows
+    from stoker.compose.packs.pack_rows import BestFitRows
     from stoker.compose.packs.token_documents import DocumentsInMemory
 
     starts = np.zeros(len(lengths) + 1, np.int64)

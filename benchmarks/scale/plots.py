@@ -18,7 +18,7 @@ from benchmarks.scale.record import (
     Curve,
     Scale,
 )
-from stoker.lab.plots.plotting import FAINT, INK, LOADERS, heading, new_figure, plain, plain_numbers
+from stoker.lab.plots.plotting import FAINT, INK, LOADERS, add_label, add_title, finish, new_figure, plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ def scale_figure(scale: Scale) -> Figure:
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), fontsize=9, frameon=False)
     how_often = f"up to {scale.repetitions}" if scale.is_interrupted else f"{scale.repetitions}"
-    heading(
+    finish(
         figure,
         "How costs grow",
         f"Samples that cost nothing to load, batches of 8; medians and standard deviations of {how_often} interleaved "
@@ -105,9 +105,8 @@ def _draw(axes: Axes, axis: str, measure: str, curves: list[Curve]) -> None:
     plain_numbers(axes.yaxis, room=100)
     _ticks(axes, axis, curves)
     _label(axes, ends)
-    axes.set_title(name, loc="left", fontsize=10, color=INK)
+    add_title(axes, name)
     axes.set_xlabel(TITLES[axis], fontsize=9, color=FAINT)
-    plain(axes)
 
 
 def _label(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
@@ -118,16 +117,7 @@ def _label(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
     for x, y, text, color in sorted(ends):
         at = y if last is None or last[0] != x else max(y, last[1] * apart)
         last = x, at
-        axes.annotate(
-            text,
-            (x, at),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=color,
-            annotation_clip=False,
-        )
+        add_label(axes, text, (x, at), dx=6, fontsize=8, color=color, annotation_clip=False)
 
 
 def _ticks(axes: Axes, axis: str, curves: list[Curve]) -> None:

@@ -22,7 +22,7 @@ from benchmarks.scale.record import (
     Scale,
 )
 from stoker.foundation.text import format_bytes, format_duration
-from stoker.lab.plots.columns import fit_to_width
+from stoker.lab.plots.tables import fit_to_width
 
 AXIS_TITLES = {SAMPLES: "samples", WORKERS: "workers", RANKS: "ranks", STEPS: "steps done"}
 COSTS = {FIRST: "first batch", STEP: "per batch", STATE: "state_dict", MEMORY: "memory"}

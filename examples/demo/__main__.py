@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Scale(NamedTuple):
     """Sizes of the demo."""
 
-    num_pictures: int
+    num_images: int
     num_lines: int
     num_steps: int
     num_documents: int
@@ -33,10 +33,8 @@ class Scale(NamedTuple):
     round_seconds: float
 
 
-FULL = Scale(
-    num_pictures=3_000, num_lines=100_000, num_steps=150, num_documents=12_000, num_rounds=5, round_seconds=0.3
-)
-QUICK = Scale(num_pictures=400, num_lines=5_000, num_steps=16, num_documents=2_000, num_rounds=1, round_seconds=0.05)
+FULL = Scale(num_images=3_000, num_lines=100_000, num_steps=150, num_documents=12_000, num_rounds=5, round_seconds=0.3)
+QUICK = Scale(num_images=400, num_lines=5_000, num_steps=16, num_documents=2_000, num_rounds=1, round_seconds=0.05)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -62,11 +60,11 @@ def demo(
 
 
 def _run_demo(out: Path, scale: Scale, console: Console) -> None:
-    pictures, corpus = _write_data(out, scale, console)
-    inline, overlapped = _train_twice(pictures, scale, console)
-    claims = _check_claims(inline, overlapped, pictures, corpus, out, console)
+    shapes, corpus = _write_data(out, scale, console)
+    inline, overlapped = _train_twice(shapes, scale, console)
+    claims = _check_claims(inline, overlapped, shapes, corpus, out, console)
     done, paces, token_claims = _tokens(out, scale, console)
-    plot = _draw_plot(out, inline, overlapped, pictures, done, paces)
+    plot = _draw_plot(out, inline, overlapped, shapes, done, paces)
     report = _write_report(out, inline, overlapped)
     console.print(_runs_table(inline, overlapped))
     console.print(_paces_table(paces))
@@ -100,8 +98,8 @@ def _write_data(out: Path, scale: Scale, console: Console) -> tuple[Shapes, Line
     from stoker.source import Lines
 
     with _progress(console) as progress:
-        task = progress.add_task("writing images (JPEG)", total=scale.num_pictures)
-        paths = write_images(out / "pictures", num_pictures=scale.num_pictures, advance=lambda: progress.advance(task))
+        task = progress.add_task("writing images (JPEG)", total=scale.num_images)
+        paths = write_images(out / "images", num_images=scale.num_images, advance=lambda: progress.advance(task))
         corpus_task = progress.add_task("writing a corpus (JSONL)", total=scale.num_lines)
         corpus = write_corpus(
             out / "corpus.jsonl", num_lines=scale.num_lines, advance=lambda: progress.advance(corpus_task)
@@ -109,7 +107,7 @@ def _write_data(out: Path, scale: Scale, console: Console) -> tuple[Shapes, Line
     return Shapes(paths), Lines(corpus, index_dir=out / "index")
 
 
-def _train_twice(pictures: Shapes, scale: Scale, console: Console) -> tuple[Run, Run]:
+def _train_twice(shapes: Shapes, scale: Scale, console: Console) -> tuple[Run, Run]:
     """Train twice from the same seed: with loading inline, and in a background thread."""
     from examples.demo.training import one_compute_thread, train, warm_up
 
@@ -120,7 +118,7 @@ def _train_twice(pictures: Shapes, scale: Scale, console: Console) -> tuple[Run,
             with _progress(console) as progress:
                 task = progress.add_task(f"training, loading {name}", total=scale.num_steps)
                 run = train(
-                    pictures,
+                    shapes,
                     name=name,
                     num_threads=num_threads,
                     num_steps=scale.num_steps,
@@ -132,19 +130,19 @@ def _train_twice(pictures: Shapes, scale: Scale, console: Console) -> tuple[Run,
 
 
 def _check_claims(
-    inline: Run, overlapped: Run, pictures: Shapes, corpus: Lines, out: Path, console: Console
+    inline: Run, overlapped: Run, shapes: Shapes, corpus: Lines, out: Path, console: Console
 ) -> list[Claim]:
     from examples.demo.checks import rank_claims, resume_claims, stream_claim, training_claims
     from examples.demo.images import image_claims
 
     claims = training_claims(inline, overlapped)
     with console.status("stopping in mid-epoch, resuming with another batch size"):
-        claims += resume_claims(pictures, state_path=out / "state.json")
+        claims += resume_claims(shapes, state_path=out / "state.json")
     with console.status("reading the corpus on one rank and on two"):
         claims += rank_claims(corpus)
     # no spinner here: its thread would be running while worker processes are forked
     claims.append(stream_claim(corpus))
-    return claims + image_claims(pictures.paths, out=out)
+    return claims + image_claims(shapes.paths, out=out)
 
 
 def _tokens(out: Path, scale: Scale, console: Console) -> tuple[Prepared, list[Pace], list[Claim]]:
@@ -180,12 +178,12 @@ def _tokens(out: Path, scale: Scale, console: Console) -> tuple[Prepared, list[P
     return done, paces, token_claims(done, paces, others_cores, is_quick=scale is QUICK)
 
 
-def _draw_plot(out: Path, inline: Run, overlapped: Run, pictures: Shapes, done: Prepared, paces: list[Pace]) -> Path:
+def _draw_plot(out: Path, inline: Run, overlapped: Run, shapes: Shapes, done: Prepared, paces: list[Pace]) -> Path:
     from examples.demo.data import CLASSES
     from examples.demo.drawing import draw
     from stoker.loader import DataLoader
 
-    images, labels = next(iter(DataLoader(pictures, batch_size=16, shuffle=True, seed=1)))
+    images, labels = next(iter(DataLoader(shapes, batch_size=16, shuffle=True, seed=1)))
     plot = out / "demo.png"
     names = [CLASSES[label] for label in labels.tolist()]
     ids = done.store.tokens(length=256)[0]["tokens"]
@@ -196,7 +194,7 @@ def _draw_plot(out: Path, inline: Run, overlapped: Run, pictures: Shapes, done: 
 
 def _write_report(out: Path, inline: Run, overlapped: Run) -> Path:
     """Write the page comparing the two training runs."""
-    from stoker.view import report
+    from stoker.lab.page import report
 
     return report(overlapped.record, against=inline.record).save(out / "report.html")
 

@@ -73,17 +73,17 @@ def _speed_claim(inline: Run, overlapped: Run) -> Claim:
 
 def resume_claims(dataset: Shapes, *, state_path: Path) -> list[Claim]:
     """Stop in mid-epoch, resume with another batch size and number of threads, and compare with a whole epoch."""
-    whole = _pictures(dataset, batch_size=64, num_threads=2)
+    whole = _image_loader(dataset, batch_size=64, num_threads=2)
     expected = _pixels(whole)
 
-    before = _pictures(dataset, batch_size=64, num_threads=2)
+    before = _image_loader(dataset, batch_size=64, num_threads=2)
     num_steps = len(before) * 2 // 5
     batches = iter(before)
     seen = _pixels(islice(batches, num_steps))
     batches.close()
     state_path.write_text(json.dumps(before.state_dict(), indent=2))
 
-    after = _pictures(dataset, batch_size=48, num_threads=1)
+    after = _image_loader(dataset, batch_size=48, num_threads=1)
     after.load_state_dict(json.loads(state_path.read_text()))
     seen = added(seen, _pixels(after))
     return [
@@ -148,7 +148,7 @@ def stream_claim(corpus: Lines) -> Claim:
     )
 
 
-def _pictures(dataset: Shapes, *, batch_size: int, num_threads: int) -> DataLoader[Any]:
+def _image_loader(dataset: Shapes, *, batch_size: int, num_threads: int) -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=batch_size, shuffle=True, seed=2, num_threads=num_threads)
 
 

@@ -23,7 +23,7 @@ STORED_SIDE = 256
 SERVED_SIDE = 48
 """Side of an image in pixels after cropping, as the model sees it."""
 
-_SUBJECTS = ("the stoker", "a sailor", "the engineer", "an old captain", "the cook", "a passenger", "the pilot")
+_SUBJECTS = ("the stoker", "a sailor", "the engineer", "an old captain", "the cook", "a passenger", "the fireman")
 _VERBS = ("feeds", "watches", "repairs", "forgets", "polishes", "paints", "listens to", "sings about")
 _OBJECTS = ("the boiler", "a lantern", "the compass", "the northern sea", "a rope", "the steam", "an empty deck")
 _TIMES = ("at dawn", "every evening", "before the storm", "while others sleep", "in silence", "once more", "for hours")
@@ -44,11 +44,11 @@ class Shapes:
     def __getitem__(self, position: int) -> tuple[NDArray[np.float32], int]:
         path = self.paths[position]
         random = rng()
-        with Image.open(path) as picture:
-            side = picture.width * random.uniform(0.75, 1.0)
-            left, top = random.uniform(0, picture.width - side, size=2)
+        with Image.open(path) as photo:
+            side = photo.width * random.uniform(0.75, 1.0)
+            left, top = random.uniform(0, photo.width - side, size=2)
             box = (left, top, left + side, top + side)
-            cropped = picture.resize((SERVED_SIDE, SERVED_SIDE), Image.Resampling.BILINEAR, box)
+            cropped = photo.resize((SERVED_SIDE, SERVED_SIDE), Image.Resampling.BILINEAR, box)
         pixels = np.asarray(cropped)
         if random.random() < 0.5:
             pixels = pixels[:, ::-1]
@@ -60,14 +60,14 @@ class Shapes:
         return str(self.paths[position])
 
 
-def write_images(folder: Path, *, num_pictures: int, advance: Advance) -> list[Path]:
+def write_images(folder: Path, *, num_images: int, advance: Advance) -> list[Path]:
     """Write JPEG files, cycling through the classes, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(7)
     # Each image takes a piece of one noise field: new noise each time would cost more than the JPEG.
     noise = random.normal(0, 18, size=(2 * STORED_SIDE, 2 * STORED_SIDE, 3)).astype(np.float32)
     paths = []
-    for number in range(num_pictures):
+    for number in range(num_images):
         name = CLASSES[number % len(CLASSES)]
         path = folder / f"{name}-{number:05}.jpg"
         _make_image(name, noise, random).save(path, quality=85)
@@ -113,12 +113,12 @@ def _make_image(name: str, noise: NDArray[np.float32], random: Generator) -> Ima
     ground, color = random.integers(20, 236, size=(2, 3))
     while np.abs(ground - color).sum() < 140:  # ensure contrast
         ground, color = random.integers(20, 236, size=(2, 3))
-    picture = Image.new("RGB", (STORED_SIDE, STORED_SIDE), _rgb(ground))
+    photo = Image.new("RGB", (STORED_SIDE, STORED_SIDE), _rgb(ground))
     radius = random.uniform(0.22, 0.34) * STORED_SIDE
     center = random.uniform(radius + 8, STORED_SIDE - radius - 8, size=2)
-    _draw(ImageDraw.Draw(picture), name, center, radius, random.uniform(0, math.tau), _rgb(color))
+    _draw(ImageDraw.Draw(photo), name, center, radius, random.uniform(0, math.tau), _rgb(color))
     x, y = random.integers(0, STORED_SIDE, size=2)
-    noisy = np.asarray(picture) + noise[y : y + STORED_SIDE, x : x + STORED_SIDE]
+    noisy = np.asarray(photo) + noise[y : y + STORED_SIDE, x : x + STORED_SIDE]
     return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
 
 

@@ -81,7 +81,7 @@ def draw(
 def _head(figure: Figure, inline: Run, overlapped: Run) -> None:
     ratio = overlapped.images_per_second / inline.images_per_second
     figure.text(0.07, 0.965, "Loading overlapped with computing", fontsize=19, fontweight="bold", color=INK)
-    told = (
+    subtitle = (
         f"{len(inline.losses)} steps of {BATCH_SIZE} images, the same batches in both runs, computing on one core: "
         f"{inline.images_per_second:,.0f} images/s inline, "
         f"{overlapped.images_per_second:,.0f} overlapped ({ratio:.2f}x)"
@@ -90,7 +90,7 @@ def _head(figure: Figure, inline: Run, overlapped: Run) -> None:
     if others > MAX_OTHERS:
         note = f"other programs used {others:.1f} cores during the runs"
         figure.text(0.95, 0.915, note, fontsize=11.5, color=FAINT, ha="right")
-    figure.text(0.07, 0.941, told, fontsize=11.5, color=FAINT)
+    figure.text(0.07, 0.941, subtitle, fontsize=11.5, color=FAINT)
     for x, color, word in ((0.07, COMPUTE, "computing"), (0.185, WAIT, "waiting for data")):
         figure.text(x, 0.915, f"\N{BLACK SQUARE} {word}", fontsize=11.5, fontweight="bold", color=color)
 

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from stoker import prepare as prepare
     from stoker import source as source
     from stoker import store as store
+    from stoker import testing as testing
     from stoker import transform as transform
     from stoker import view as view
     from stoker.batch.ledger import Ledger, Policy, Skipped
     from stoker.compose.images import Images, images
-    from stoker.compose.mixtures.mixture import Mixture, mix
+    from stoker.compose.mixtures.mix import mix
+    from stoker.compose.mixtures.mixture import Mixture
     from stoker.compose.packs.packed import Packed, pack
     from stoker.deliver import Normalize
     from stoker.engine.stats import Stats
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from stoker.foundation.stages import transforming
     from stoker.lab.diagnose.diagnosis import Diagnosis
     from stoker.lab.diagnose.doctor import doctor
+    from stoker.lab.page import report
     from stoker.lab.watch.watch import watch
     from stoker.loader import DataLoader
     from stoker.loader.sharing.context_parallel import SequenceSplit
@@ -68,9 +71,10 @@ _HOMES = {
     "doctor": "stoker.lab.diagnose.doctor",
     "epoch": "stoker.foundation.randomness",
     "images": "stoker.compose.images",
-    "mix": "stoker.compose.mixtures.mixture",
+    "mix": "stoker.compose.mixtures.mix",
     "open": "stoker.source.formats",
     "pack": "stoker.compose.packs.packed",
+    "report": "stoker.lab.page",
     "rng": "stoker.foundation.randomness",
     "sample_context": "stoker.foundation.randomness",
     "transforming": "stoker.foundation.stages",
@@ -89,6 +93,7 @@ _ROOMS = (
     "prepare",
     "source",
     "store",
+    "testing",
     "transform",
     "view",
 )
@@ -119,6 +124,7 @@ __all__ = [
     "mix",
     "open",
     "pack",
+    "report",
     "rng",
     "sample_context",
     "transforming",
@@ -126,7 +132,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # or type checkers would take any name for one of ours
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         from importlib import import_module

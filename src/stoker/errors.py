@@ -1,38 +1,39 @@
-"""Every error Stoker raises on purpose.
+"""Every error that Stoker raises on purpose.
 
 ::
 
     StokerError
-    ├── ArgumentError (ValueError)          an argument, or two together, cannot work
+    ├── ArgumentError (ValueError)          an argument, or two together, are invalid
     │   └── BadLength (TypeError)           len(dataset) is not a number of samples
     ├── MissingExtra (ImportError)          an optional library is not installed
-    ├── DataError                           the data is not what it said it was
-    │   ├── EmptyDataset (ValueError)       there is nothing to load
+    ├── DataError                           the data is unusable, or not what was expected
+    │   ├── EmptyDataset (ValueError)       the dataset has no samples
     │   ├── PositionError (IndexError)      a position outside the data
-    │   ├── EarlyStop (RuntimeError)        StopIteration where a sample should have come
+    │   ├── EarlyStop (RuntimeError)        user code raised StopIteration instead of returning a sample
     │   ├── BadLine (ValueError)            a line of a file cannot be parsed
-    │   ├── BadImage (ValueError)           a picture cannot be decoded
+    │   ├── BadImage (ValueError)           an image cannot be decoded
     │   ├── StaleSource                     a file changed after it was opened
-    │   ├── DamagedFile                     a file's bytes are not what its name says
-    │   │   └── DamagedBlock                a block of a store is not what was written
-    │   ├── NotAStore                       a folder without a manifest of ours
-    │   ├── StoreMismatch                   a store that is not the one expected
+    │   ├── DamagedFile                     a file is truncated, corrupt or of another format
+    │   │   └── DamagedBlock                a block of a store is corrupt
+    │   ├── NotAStore                       a folder without a store's manifest
+    │   ├── StoreMismatch                   a store prepared with other settings
     │   └── TooManySkipped                  more bad samples than the policy allows
-    ├── BatchError                          samples that do not make a batch
+    ├── BatchError                          the samples of a step cannot be collated
     │   └── NothingCollated                 the collate function returned None
     ├── StateError (ValueError)             a state that cannot be loaded
-    │   ├── StateUnreadable                 not a state of ours, or from a newer version
-    │   └── StateMismatch                   a state of another plan or dataset
-    └── WorkerError (RuntimeError)          something happened to whoever does the work
-        ├── NotPicklable                    an object cannot travel to a worker process
+    │   ├── StateUnreadable                 not a state of a loader, or from a newer version
+    │   └── StateMismatch                   a state of another order or dataset
+    ├── CheckFailed (AssertionError)        a dataset breaks a promise (stoker.testing)
+    └── WorkerError (RuntimeError)          something happened to a worker
+        ├── NotPicklable                    an object cannot be sent to a worker process
         ├── WorkerStuck                     no batch within `timeout`
-        ├── WorkerDied                      a batch, or the start, has ended several worker processes
+        ├── WorkerDied                      worker processes died, several in a row
         ├── OutOfSharedMemory (MemoryError) no memory for a batch
         ├── OutOfDescriptors                too many open files
         ├── ForeignProcess                  an iterator was used in a forked child
         └── NestedNext                      next(iterator) inside next(iterator)
 
-All of them survive pickling with their fields and notes.
+All of them can be pickled with their fields and notes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _rebuilt(kind: type[StokerError], args: tuple[Any, ...], fields: dict[str, A
 
 
 class StokerError(Exception):
-    """The base of all errors raised on purpose."""
+    """Base class of all errors raised on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The constructors take fields, not a message, so the default (calling the class with `args`) would fail.
@@ -58,19 +59,19 @@ class StokerError(Exception):
 
 
 class ArgumentError(StokerError, ValueError):
-    """An argument cannot work, alone or beside another one."""
+    """An argument is invalid, alone or together with another one."""
 
     def __init__(self, what: str, *, hint: str) -> None:
         super().__init__(f"{what}\nhint: {hint}")
 
 
 class BadLength(ArgumentError, TypeError):
-    """`len(dataset)` is not a number of samples. A `TypeError` too, as Python's own refusal of it is."""
+    """`len(dataset)` is not a number of samples. Also a `TypeError`, like Python's own error."""
 
     def __init__(self, dataset: str, *, returned: str) -> None:
         super().__init__(
             f"__len__ of the dataset ({dataset}) must return an int of at least 0, got {returned}",
-            hint="return the number of samples; of an estimate, int(...)",
+            hint="return the number of samples; round an estimate with int(...)",
         )
         self.dataset, self.returned = dataset, returned
 
@@ -84,11 +85,11 @@ class MissingExtra(StokerError, ImportError):
 
 
 class DataError(StokerError):
-    """The data is not what it said it was."""
+    """The data is unusable, or not what was expected."""
 
 
 class EmptyDataset(DataError, ValueError):
-    """There is nothing to load."""
+    """The dataset has no samples."""
 
     def __init__(self, dataset: str) -> None:
         super().__init__(
@@ -109,12 +110,12 @@ class PositionError(DataError, IndexError):
 
 
 class EarlyStop(DataError, RuntimeError):
-    """User code raised StopIteration, which would have ended the epoch as if all were well."""
+    """User code raised StopIteration, which would have ended the epoch silently."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
-            f"{where} raised StopIteration, which a loop would take for the end of the epoch\n"
-            "hint: an inner next() has run out; give it a default, or handle its end"
+            f"{where} raised StopIteration, which a loop would mistake for the end of the epoch\n"
+            "hint: an inner next() is exhausted; pass it a default, or catch StopIteration"
         )
 
 
@@ -125,26 +126,25 @@ class BadLine(DataError, ValueError):
         where = f"line {line} (byte {offset})" if line is not None else f"the line at byte {offset}"
         super().__init__(
             f"{where} of {path} cannot be parsed: {reason}\n"
-            "hint: mend the line, or pass on_error='skip' to leave such lines out and list them in the ledger"
+            "hint: fix the line, or pass on_error='skip' to skip such lines and list them in the ledger"
         )
         self.path, self.line, self.offset, self.reason = str(path), line, offset, reason
 
 
 class BadImage(DataError, ValueError):
-    """A picture cannot be decoded: cut short, damaged, empty, too large, or no picture at all."""
+    """An image cannot be decoded: truncated, corrupt, empty, too large, or not an image."""
 
     def __init__(self, path: str | Path, *, reason: str) -> None:
         super().__init__(
             f"{path} cannot be decoded: {reason}\n"
-            "hint: `stoker verify images` finds all such files beforehand; with on_error='skip' a loader puts another "
-            "picture in the place of each and lists them in its ledger, and `stoker prepare` (--on-error skip) leaves "
-            "them out"
+            "hint: `stoker verify images` finds all such files before a run; with on_error='skip' a loader replaces "
+            "each by another image and lists it in its ledger; `stoker prepare images --on-error skip` leaves them out"
         )
         self.path, self.reason = str(path), reason
 
 
 class StaleSource(DataError):
-    """A file changed, shrank or went away after it was opened."""
+    """A file changed, shrank or was deleted after it was opened."""
 
     def __init__(self, path: str | Path, *, what: str) -> None:
         super().__init__(
@@ -156,48 +156,48 @@ class StaleSource(DataError):
 
 
 class DamagedFile(DataError):
-    """A file is cut short, damaged, or not of the kind its name says."""
+    """A file is truncated, corrupt, or not of the format that its name says."""
 
-    def __init__(self, path: str | Path, *, what: str, hint: str = "copy or make the file again") -> None:
+    def __init__(self, path: str | Path, *, what: str, hint: str = "copy or create the file again") -> None:
         super().__init__(f"{path} {what}\nhint: {hint}")
         self.path = str(path)
 
 
 class DamagedBlock(DamagedFile):
-    """A block's bytes are not the bytes that were written."""
+    """A block of a store does not match its checksum."""
 
     def __init__(self, path: str | Path, *, block: int, columns: Sequence[str], expected: int, found: int) -> None:
         super().__init__(
             path,
             what=f"is damaged in block {block} (of {', '.join(columns) or 'no column'}): "
-            f"its checksum is {found:016x} and should be {expected:016x}",
-            hint=f"`stoker verify {Path(path).parent}` lists all damage; copy the file again, or prepare it anew",
+            f"expected checksum {expected:016x}, got {found:016x}",
+            hint=f"`stoker verify {Path(path).parent}` lists all damage; copy the file again, or prepare it again",
         )
         self.block, self.columns = block, tuple(columns)
 
 
 class NotAStore(DataError):
-    """A path at which there is no store."""
+    """There is no store at this path."""
 
     def __init__(self, path: str | Path, *, what: str) -> None:
         super().__init__(
             f"{path} is not a store: {what}\n"
             "hint: a store is a folder with a manifest.json, made by stoker.store.Writer or `stoker prepare`; "
-            "one whose preparation was cut short is completed by the same command again"
+            "if its preparation was interrupted, run the same command again to complete it"
         )
         self.path = str(path)
 
 
 class StoreMismatch(DataError):
-    """A store does not match what was expected of it."""
+    """A store was prepared with other settings than expected."""
 
     def __init__(self, path: str | Path, differences: Mapping[str, tuple[Any, Any]]) -> None:
         lines = "".join(
             f"\n  {name}: expected {ours!r}, the store has {theirs!r}" for name, (ours, theirs) in differences.items()
         )
         super().__init__(
-            f"{path} is not the store that was expected; what differs:{lines}\n"
-            "hint: prepare it anew with the settings that are expected, or expect what `stoker inspect` shows"
+            f"{path} was prepared with other settings than expected:{lines}\n"
+            "hint: prepare it again with the expected settings, or pass the settings that `stoker inspect` shows"
         )
         self.path, self.differences = str(path), dict(differences)
 
@@ -209,13 +209,13 @@ class TooManySkipped(DataError):
         listed = "".join(f"\n  {line}" for line in recent)
         super().__init__(
             f"{skipped} of {served} samples were skipped, more than {limit}; the latest:{listed}\n"
-            "hint: mend the data, or allow more with on_error=stoker.Policy(max_skipped=..., max_rate=...)"
+            "hint: fix the data, or allow more with on_error=stoker.Policy(max_skipped=..., max_rate=...)"
         )
         self.skipped, self.served = skipped, served
 
 
 class BatchError(StokerError):
-    """The samples of a step do not make a batch."""
+    """The samples of a step cannot be collated."""
 
 
 class NothingCollated(BatchError):
@@ -224,10 +224,18 @@ class NothingCollated(BatchError):
     def __init__(self, function: str, *, step: int) -> None:
         super().__init__(
             f"the collate function {function} returned None at step {step}\n"
-            "hint: return the batch; a `return` is often forgotten at the end of the function. "
-            "To leave bad samples out, raise in `__getitem__` and pass on_error='skip'"
+            "hint: did the function forget to `return` the batch? "
+            "To skip bad samples, raise an error in `__getitem__` and pass on_error='skip'"
         )
         self.function, self.step = function, step
+
+
+class CheckFailed(StokerError, AssertionError):
+    """A dataset breaks a promise of a protocol in `stoker.source.protocols`."""
+
+    def __init__(self, check: str, problem: str) -> None:
+        super().__init__(f"{check}: {problem}\nhint: stoker.source.protocols says what a dataset has to do for it")
+        self.check, self.problem = check, problem
 
 
 class StateError(StokerError, ValueError):
@@ -235,17 +243,16 @@ class StateError(StokerError, ValueError):
 
 
 class StateUnreadable(StateError):
-    """The object is not a state of ours, or comes from a newer version."""
+    """The object is not a state of a loader, or comes from a newer version."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"this is not a state that can be loaded: {reason}\n"
-            "hint: pass what `DataLoader.state_dict()` returned, unchanged"
+            f"this state cannot be loaded: {reason}\nhint: pass what `DataLoader.state_dict()` returned, unchanged"
         )
 
 
 class StateMismatch(StateError):
-    """The state was made by another plan or on another dataset."""
+    """The state is of another order or dataset."""
 
     def __init__(self, differences: Mapping[str, tuple[Any, Any]]) -> None:
         lines = "".join(
@@ -253,19 +260,19 @@ class StateMismatch(StateError):
             for name, (theirs, ours) in differences.items()
         )
         super().__init__(
-            f"the state belongs to another stream of samples; what differs:{lines}\n"
-            "hint: the number of ranks, workers, threads and the batch size may change between runs, these may not; "
-            "make the loader as it was, or start without the state"
+            f"this state does not match this loader:{lines}\n"
+            "hint: the number of ranks, workers and threads and the batch size may change between runs, these may not; "
+            "create the loader with the same settings, or start without the state"
         )
         self.differences = dict(differences)
 
 
 class WorkerError(StokerError, RuntimeError):
-    """Something happened to whoever does the work."""
+    """Something happened to a worker."""
 
 
 class NotPicklable(WorkerError):
-    """An object cannot travel to a worker process."""
+    """An object cannot be sent to a worker process."""
 
     def __init__(self, what: str, *, reason: str, start_method: str) -> None:
         super().__init__(
@@ -282,19 +289,19 @@ class WorkerStuck(WorkerError):
     def __init__(self, *, seconds: float, stacks: str, what: str = "") -> None:
         super().__init__(
             f"no batch came within timeout={seconds} s{f': waiting for {what}' if what else ''}\n"
-            "hint: the stacks below show where the work is stuck; raise the timeout if it is only slow\n"
+            "hint: the stacks below show where the worker is stuck; raise the timeout if it is only slow\n"
             f"{stacks}"
         )
         self.seconds, self.stacks = seconds, stacks
 
 
 class WorkerDied(WorkerError):
-    """A batch, or the start, has ended several worker processes, one after the other."""
+    """Several worker processes died in a row, at one batch or at start-up."""
 
     def __init__(self, what: str, *, ends: Sequence[str]) -> None:
         hint = (
-            "SIGKILL is often the system's answer to a lack of memory (see `dmesg`, or the container's limit); "
-            "SIGSEGV and SIGABRT are crashes in native code; num_workers=0 runs into the same sample in this process"
+            "SIGKILL usually means out of memory (see `dmesg`, or the container's limit); SIGSEGV and SIGABRT mean "
+            "a crash in native code; num_workers=0 loads the same sample in this process"
         )
         if any(end.startswith("SIGBUS") for end in ends):
             hint = (
@@ -304,19 +311,21 @@ class WorkerDied(WorkerError):
             )
         elif all(end.startswith("exit code") for end in ends):
             hint = (
-                "what the process printed before it ended tells why; a script that starts workers by spawn or "
-                'forkserver needs `if __name__ == "__main__":` around what it runs'
+                "see what the process printed before it died; a script that starts workers by spawn or forkserver "
+                'needs `if __name__ == "__main__":` around its main code'
             )
-        in_a_row = f"{len(ends)} worker processes in a row" if len(ends) > 1 else "a worker process"
-        super().__init__(f"{what} ended {in_a_row}: {', '.join(ends)}\nhint: {hint}")
+        died = f"{len(ends)} worker processes died in a row" if len(ends) > 1 else "a worker process died"
+        super().__init__(f"{died} at {what}: {', '.join(ends)}\nhint: {hint}")
         self.what, self.ends = what, tuple(ends)
 
 
 class OutOfSharedMemory(WorkerError, MemoryError):
-    """There is no memory for a batch."""
+    """No shared memory is left for a batch."""
 
     def __init__(self, num_bytes: int, *, reason: str, what: str = "a batch") -> None:
-        size = f"{num_bytes / 1e6:,.1f} MB of " if num_bytes else ""
+        from stoker.foundation.text import format_bytes  # late: `foundation` imports this module
+
+        size = f"{format_bytes(num_bytes)} of " if num_bytes else ""
         super().__init__(
             f"no shared memory for {size}{what}: {reason}\n"
             "hint: use fewer workers or a smaller prefetch_factor or batch_size, keep fewer batches, or raise the "
@@ -330,7 +339,7 @@ class OutOfDescriptors(WorkerError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"too many open files: no descriptor left for {what}\n"
+            f"too many open files: no file descriptor left for {what}\n"
             "hint: raise the limit (`ulimit -n 65536`), or close what is no longer needed; a loader itself takes about "
             "three descriptors per worker, and none per batch"
         )
@@ -338,21 +347,21 @@ class OutOfDescriptors(WorkerError):
 
 
 class ForeignProcess(WorkerError):
-    """An iterator was used in a process other than the one that made it."""
+    """An iterator was used in a forked process."""
 
     def __init__(self) -> None:
         super().__init__(
-            "this iterator was made before a fork, and its threads stayed behind in the parent process\n"
+            "this iterator was created before os.fork(); its threads exist only in the parent process\n"
             "hint: call iter(loader) in the process that uses it"
         )
 
 
 class NestedNext(WorkerError):
-    """`next(iterator)` was called by what interrupted a call of it in the same thread."""
+    """`next(iterator)` was called while the same thread was already inside it."""
 
     def __init__(self) -> None:
         super().__init__(
-            "next(iterator) was called while this thread is inside next(iterator) already: by a signal handler, a "
+            "next(iterator) was called while this thread was already inside next(iterator): from a signal handler, a "
             "__del__ method, or a dataset that reads from its own loader\n"
-            "hint: let the handler set a flag, and look at it between two batches; the interrupted call continues"
+            "hint: let the handler set a flag and check it between batches; the interrupted call continues"
         )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.batch.pool import MAX_BLOCKS, POOLED_BYTES, Pool
+from stoker.batch.memory import MAX_BLOCKS, POOLED_BYTES, Pool
 
 SHAPE = (POOLED_BYTES,)
 

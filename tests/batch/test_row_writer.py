@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.batch.row_writer import Empty
+from stoker.source.protocols import Empty
 
 
 class Squares:

@@ -1,4 +1,4 @@
-"""What presses Ctrl-C on whoever measures it, in the middle of things: when so many times something was done."""
+"""Press Ctrl-C on the process that measures this code, after a given number of calls."""
 
 from __future__ import annotations
 

@@ -372,7 +372,7 @@ def test_an_environment_without_stoker_can_be_watched(tmp_path: Path) -> None:
     done = doctor("--", tmp_path / "venv/bin/python", tmp_path / "train.py")
     assert done.returncode == 0
     assert done.stdout == "[] True\n"
-    assert "watching failed in a process, which went on without it (AttributeError" in " ".join(done.stderr.split())
+    assert "watching failed in a process, which continued without it (AttributeError" in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ WATCHED = ("torch", "numpy", "matplotlib", "PIL")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a separate process, which tells on its last line what of `WATCHED` it imported."""
+    """Run the command line in a separate process, which prints on its last line what of `WATCHED` it imported."""
     code = (
         "import sys\nfrom stoker.cli import main\n"
         "try:\n    main()\nfinally:\n"
@@ -60,7 +60,7 @@ def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "imported: []"
 
 
-def test_the_version_is_told_in_well_under_a_second() -> None:
+def test_the_version_is_printed_in_well_under_a_second() -> None:
     def seconds() -> float:
         begin = time.perf_counter()
         assert f"stoker {stoker.__version__}" in run("--version").stdout
@@ -111,7 +111,7 @@ def test_the_help_of_every_verb_flows_whatever_the_width(verb: list[str], width:
     assert "<bool>" not in shown
 
 
-def test_output_that_nobody_reads_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     command = [sys.executable, "-m", "stoker", "plan", "show", "--samples", "100", "--batch-size", "8"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -127,7 +127,7 @@ def test_no_verb_shows_the_verbs() -> None:
         assert verb in result.output
 
 
-def test_an_error_of_ours_is_a_message_with_a_hint_and_no_traceback() -> None:
+def test_a_stoker_error_is_a_message_with_a_hint_and_no_traceback() -> None:
     done = run("plan", "find", "100", "--samples", "100", "--batch-size", "8")
     assert done.returncode == 1
     assert done.stderr == (
@@ -148,7 +148,7 @@ def test_a_missing_option_is_named() -> None:
     assert "--batch-size" in result.output
 
 
-def test_notes_are_told_and_markup_in_a_message_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_are_printed_and_markup_in_a_message_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         error = ArgumentError("parse=[bold] is odd", hint="use [json]")
         error.add_note("while reading shard 3")

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a measurement: what was measured by then is told and written, and nothing is left behind."""
+"""Ctrl-C in the middle of a measurement: results so far are printed and written, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH = ("tune", "batch", f"{HERE}:make_batch_step", "--device", "cpu", "--max",
 class Ended(NamedTuple):
     """What a program that was interrupted has left."""
 
-    told: str
+    printed: str
     files: set[str]
 
 
@@ -45,11 +45,11 @@ def interrupted(*arguments: str | Path, num_done: int, out: Path | None = None, 
         start_new_session=True,
         env={**os.environ, "COLUMNS": "100", "NUM_DONE": str(num_done), **env},
     )
-    told, errors = child.communicate(timeout=100)
-    assert child.returncode == INTERRUPTED, (told, errors)
-    assert "Traceback" not in told + errors
+    printed, errors = child.communicate(timeout=100)
+    assert child.returncode == INTERRUPTED, (printed, errors)
+    assert "Traceback" not in printed + errors
     assert not of_session(child.pid), "its processes are still there"
-    return Ended(told, set() if out is None else {path.name for path in out.iterdir()})
+    return Ended(printed, set() if out is None else {path.name for path in out.iterdir()})
 
 
 def of_session(session: int) -> list[int]:
@@ -66,8 +66,8 @@ def of_session(session: int) -> list[int]:
 
 def test_benchmarks_scale_leaves_the_places_that_it_has_measured(tmp_path: Path) -> None:
     ended = interrupted(*SCALE, num_done=4, out=tmp_path)
-    assert SENTENCE in ended.told
-    assert "first batch" in ended.told and "slope" in ended.told
+    assert SENTENCE in ended.printed
+    assert "first batch" in ended.printed and "slope" in ended.printed
     assert ended.files == {"scale.json", "scale.csv", "scale.png"}
     found = Scale.from_dict(json.loads((tmp_path / "scale.json").read_text()))
     assert found.is_interrupted
@@ -80,8 +80,8 @@ def test_benchmarks_scale_leaves_the_places_that_it_has_measured(tmp_path: Path)
 def test_bench_train_leaves_the_rounds_that_it_has_measured(loader: str, tmp_path: Path) -> None:
     # in each round of the real loader some batches pass that may have been made ahead, and 8 are timed
     ended = interrupted(*TRAIN, "--loader", f"{HERE}:{loader}", num_done=60, out=tmp_path)
-    assert SENTENCE in ended.told
-    assert "real loader" in ended.told and "where a step's time goes" in ended.told
+    assert SENTENCE in ended.printed
+    assert "real loader" in ended.printed and "where a step's time goes" in ended.printed
     assert ended.files == {"train.json", "train.png"}, "without a run.json, for which it would go on"
     found = TrainBench.load(tmp_path / "train.json")
     assert found.is_interrupted
@@ -91,8 +91,8 @@ def test_bench_train_leaves_the_rounds_that_it_has_measured(loader: str, tmp_pat
 
 def test_bench_train_leaves_the_ways_that_had_their_turn(tmp_path: Path) -> None:
     ended = interrupted(*TRAIN, "--loader", f"{HERE}:our_loader", num_done=20, out=tmp_path)
-    assert SENTENCE in ended.told
-    assert "batches on the device" in ended.told and "real loader" not in ended.told
+    assert SENTENCE in ended.printed
+    assert "batches on the device" in ended.printed and "real loader" not in ended.printed
     assert ended.files == {"train.json"}, "what makes up a step is not known"
     found = TrainBench.load(tmp_path / "train.json")
     assert [way.name for way in found.ways] == [RESIDENT, CACHED]
@@ -100,10 +100,10 @@ def test_bench_train_leaves_the_ways_that_had_their_turn(tmp_path: Path) -> None
 
 def test_tune_batch_leaves_the_sizes_that_it_has_tried(tmp_path: Path) -> None:
     ended = interrupted(*BATCH, num_done=32, out=tmp_path)
-    assert SENTENCE in ended.told
-    assert "batch_size=32 is the largest found to fit" in ended.told
-    assert "verified" not in ended.told
-    assert "larger sizes may fit: the search was interrupted" in ended.told
+    assert SENTENCE in ended.printed
+    assert "batch_size=32 is the largest found to fit" in ended.printed
+    assert "verified" not in ended.printed
+    assert "larger sizes may fit: the search was interrupted" in ended.printed
     assert ended.files == {"batch.json", "batch.png"}
     found = BatchTune.load(tmp_path / "batch.json")
     assert (found.largest, found.num_verified, found.is_interrupted) == (32, 0, True)
@@ -117,7 +117,7 @@ def test_tune_batch_leaves_a_result_that_was_verified(tmp_path: Path) -> None:
         "tune", "batch", target, "--device", "cpu", "--max", "16",
         num_done=2, out=out, COUNTED=str(tmp_path / "counted"),
     )  # fmt: skip
-    assert SENTENCE in ended.told
+    assert SENTENCE in ended.printed
     found = BatchTune.load(out / "batch.json")
     assert (found.largest, found.num_verified, found.is_interrupted) == (16, 8, True)
     assert found.stopped == "sizes above 16 were not tried"
@@ -135,9 +135,9 @@ def test_while_files_are_written_those_that_are_there_stay(tmp_path: Path, capsy
     assert capsys.readouterr().out.splitlines()[-1] == "- interrupted: only the files above were written"
 
 
-def test_what_was_interrupted_is_told_as_json_too() -> None:
+def test_interrupted_results_are_printed_as_json_too() -> None:
     ended = interrupted(*BATCH, "--json", num_done=8)
-    found = BatchTune.from_dict(json.loads(ended.told))
+    found = BatchTune.from_dict(json.loads(ended.printed))
     assert (found.largest, found.is_interrupted) == (8, True)
 
 

@@ -230,7 +230,7 @@ def test_a_failure_of_ours_does_not_end_the_command(tmp_path: Path) -> None:
     )
     try:
         with pytest.raises(RuntimeError, match="cannot be drawn"):
-            watch_command([sys.executable, str(script), str(go_on)], teller=fail)
+            watch_command([sys.executable, str(script), str(go_on)], on_run=fail)
         assert (tmp_path / "go_on.done").exists()
     finally:
         opener.close()

@@ -32,7 +32,7 @@ def test_signals_that_come_together_interrupt_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         strike()
     strike()
-    strike()  # what is told meanwhile is told to its end
+    strike()  # what is being printed is printed completely
 
 
 def test_another_one_later_interrupts_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_another_one_later_interrupts_again(monkeypatch: pytest.MonkeyPatch) -> 
             strike()
 
 
-def test_whoever_handles_interrupts_goes_on_doing_so() -> None:
+def test_an_interrupt_handler_that_is_already_installed_stays() -> None:
     struck = []
     signal.signal(signal.SIGINT, lambda *_: struck.append(1))
     steady_interrupts()

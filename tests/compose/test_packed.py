@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import stoker
-from stoker.compose.batch_fields import taken
+from stoker.compose.batch_fields import FieldLayout
 from stoker.compose.packs import packed as packed_module
 from stoker.compose.packs.packed import Packed
 from stoker.errors import ArgumentError, DamagedFile, DataError, PositionError, StateMismatch, StoreMismatch
@@ -354,7 +354,7 @@ def test_a_batch_is_one_piece_of_memory() -> None:
     assert all((start - starts[0]) % 64 == 0 for start in starts)
     ends = [start + array.nbytes for start, array in zip(starts, batch.values())]
     assert all(end <= start for end, start in zip(ends, starts[1:]))
-    again = taken(packed.fields(), 3, np.empty)
+    again = FieldLayout(packed.fields(), 3).allocate(np.empty)
     packed.fill([0, 1, 2], again, np.arange(3))
     assert all(np.array_equal(batch[name], again[name]) for name in batch)
 

@@ -128,7 +128,7 @@ def test_tokens_must_load_faster_with_workers_as_well(
     assert _speed_claim(paces, others_cores, is_quick=True).holds is None
 
 
-def test_what_others_use_is_told_as_a_number_of_cores() -> None:
+def test_the_use_by_others_is_a_number_of_cores() -> None:
     others = Others()
     sum(range(2_000_000))
     used = others.num_cores()

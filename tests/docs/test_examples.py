@@ -47,18 +47,18 @@ def test_the_exercise_shows_a_batch(tmp_path: Path) -> None:
 
 
 def test_the_exercise_times_a_number_of_workers(tmp_path: Path) -> None:
-    told = faces(
+    printed = faces(
         "-get_timing", "-num_workers", "1", "-batches_to_check", "2", "--batch_size", "4", folder=tmp_path
     ).splitlines()
-    assert [line.split(",")[0] for line in told] == ["1 workers", "1 workers"]
-    assert all("ms per batch, standard deviation" in line for line in told)
+    assert [line.split(",")[0] for line in printed] == ["1 workers", "1 workers"]
+    assert all("ms per batch, standard deviation" in line for line in printed)
 
 
 @pytest.mark.slow
 def test_the_exercise_draws_the_plot_over_workers(tmp_path: Path) -> None:
-    told = faces("-get_timing", "-batches_to_check", "2", "--batch_size", "4", "--out", ".", folder=tmp_path)
-    assert "0 workers" in told
-    assert "1 workers" in told
+    printed = faces("-get_timing", "-batches_to_check", "2", "--batch_size", "4", "--out", ".", folder=tmp_path)
+    assert "0 workers" in printed
+    assert "1 workers" in printed
     assert (tmp_path / "faces_timing.png").stat().st_size > 10_000
 
 

@@ -70,7 +70,7 @@ def test_a_piece_that_kills_every_worker_is_named_and_the_others_are_kept(
 
     with monkeypatch.context() as patch:
         patch.setattr("stoker.prepare.token_work.read_documents", deadly)
-        with pytest.raises(WorkerDied, match=r"the piece .*b\.jsonl, bytes 0 to \d+ ended 3 worker processes"):
+        with pytest.raises(WorkerDied, match=r"3 worker .* died in a row at the piece .*b\.jsonl, bytes 0 to \d+"):
             made(corpus, tmp_path / "out", workers=1)
     report = made(corpus, tmp_path / "out")
     assert report.num_reused > 0

@@ -334,7 +334,7 @@ def test_a_batch_that_kills_three_workers_is_named_and_passed_over(how: str) -> 
     seen = [plain(next(iterator)) for _ in range(3)]
     with pytest.raises(WorkerDied) as caught:
         next(iterator)
-    assert "positions 12, 13, 14, 15, step 3, epoch 0 ended 3 worker processes in a row" in str(caught.value)
+    assert "3 worker processes died in a row at positions 12, 13, 14, 15, step 3, epoch 0" in str(caught.value)
     assert caught.value.ends == (how,) * 3
     del caught
     state = json.loads(json.dumps(loader.state_dict()))
@@ -440,7 +440,7 @@ def leaving_init(worker: int) -> None:
     ("init", "kind", "shown"),
     [
         (failing_init, ValueError, "no luck with"),
-        (deadly_init, WorkerDied, "the start ended . worker processes in a row: SIGKILL, SIGKILL, SIGKILL"),
+        (deadly_init, WorkerDied, ". worker processes died in a row at start-up: SIGKILL, SIGKILL, SIGKILL"),
         (leaving_init, WorkerError, "SystemExit.*leaving"),
     ],
 )

@@ -167,7 +167,7 @@ def _summed_up(laps: BatchTimeline, num_workers: int, batch_size: int, rank: int
 def moments(
     seconds: float, *, num: int = 240, cores: int = 8, workers: float = 2.5, growth: float = 0.0, seed: int = 0
 ) -> list[Moment]:
-    """Return what a machine could have told: evenly spaced, a little noisy, memory growing by a share of itself."""
+    """Return samples of a machine: evenly spaced, a little noisy, memory growing by a share of itself."""
     rng = np.random.default_rng(seed)
     found = []
     for number in range(num):
@@ -304,3 +304,51 @@ def one_batch() -> Run:
     """A run of a single batch, made in the trainer."""
     stats = simulated(making=_steady(0.05), step=_steady(0.01), num_batches=1, num_workers=0)
     return Run(title="smoke test", machine=MACHINE, seconds=0.2, loaders=[stats], moments=moments(0.2, num=1))
+
+
+def guide_records() -> list[Stats]:
+    """Return two records of a loader whose worker waits for the disk, for the sample of `stoker top` in the guide."""
+    return [_guide_record(num_batches) for num_batches in (400, 800)]
+
+
+def _guide_record(num_batches: int) -> Stats:
+    late = max(0, num_batches - 400)  # less waiting in the second half
+    seconds = 0.0080 * (num_batches - late) + 0.0062 * late
+    wait = seconds - 0.0040 * num_batches
+    return Stats(
+        name="train",
+        engine="processes",
+        config={"batch_size": 16, "num_workers": 1, "num_threads": 0, "prefetch_factor": 2},
+        seconds=seconds,
+        num_iterations=1,
+        num_batches=num_batches,
+        num_samples=16 * num_batches,
+        first_batch_seconds=[0.12],
+        batch_seconds=Quantiles(num=num_batches, mean=seconds / num_batches, p50=0.0069, p90=0.0085, p99=0.0121),
+        wait_seconds=Quantiles(num=num_batches, mean=wait / num_batches, p50=0.0028, p90=0.0042, p99=0.0078),
+        step_seconds=Quantiles(num=num_batches, mean=0.0040, p50=0.0039, p90=0.0044, p99=0.0051),
+        making_seconds=Quantiles(num=num_batches, mean=0.0066, p50=0.0064, p90=0.0078, p99=0.0105),
+        stages={
+            "read": Stage(busy_seconds=0.86 * seconds, waiting_seconds=0.08 * seconds),
+            "collate": Stage(busy_seconds=0.021 * seconds),
+            "hand-over": Stage(busy_seconds=0.03 * seconds, waiting_seconds=0.11 * seconds),
+            "wait": Stage(waiting_seconds=wait),
+        },
+        num_stalls=num_batches // 8,
+        stall_seconds=0.4 * wait,
+        queue_depth=0.22,
+        queue_empty_share=0.84,
+        trainer=ProcessStats(pid=1, role="trainer", cpu_seconds=0.31 * seconds, pss_bytes=812_000_000),
+        workers=[
+            ProcessStats(
+                pid=2,
+                role="worker 0",
+                cpu_seconds=0.24 * seconds,
+                read_bytes=16 * 110_000 * num_batches,
+                pss_bytes=204_000_000,
+                num_batches=num_batches,
+                busy_seconds=0.91 * seconds,
+                delay_seconds=0.004 * seconds,
+            )
+        ],
+    )

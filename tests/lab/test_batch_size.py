@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import ArgumentError, WorkerDied
 from stoker.foundation import machine
-from stoker.lab.plots.batch_tables import batch_remarks
+from stoker.lab.plots.batch_size_results import batch_remarks
 from stoker.lab.trial.batch_size import OK, OUT_OF_MEMORY, SLOW, BatchTrial, BatchTune, round_size, tune_batch
 
 pytestmark = pytest.mark.timed
@@ -201,7 +201,7 @@ def test_a_process_that_the_system_ends_for_its_memory_counts_as_too_large(file:
 
 
 def test_a_crash_is_no_lack_of_memory(file: Path) -> None:
-    with pytest.raises(WorkerDied, match="a step with a batch of 64 ended a worker process: SIGSEGV") as caught:
+    with pytest.raises(WorkerDied, match="a worker process died at a step with a batch of 64: SIGSEGV") as caught:
         tuned(file, "crashing", most=128)
     assert "last words" in "".join(caught.value.__notes__)
 
@@ -261,14 +261,14 @@ def test_no_size_above_the_most_is_tried_and_rounds_take_turns(file: Path) -> No
 def test_a_limit_below_one_sample_leaves_nothing(file: Path) -> None:
     found = tuned(file, "taking", memory_bytes=(machine.anonymous_bytes() or 0) // 100 + (20 << 20), start=4)
     assert found.largest is None or found.largest < 16
-    with pytest.raises(ArgumentError, match="MiB are in use before the first step"):
+    with pytest.raises(ArgumentError, match="in use before the first step"):
         tuned(file, "taking", memory_bytes=1 << 20)
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("no_step", r"no_step\(8\) returned int, which is no step\nhint: write `def make_sized_step\(batch_size\)"),
+        ("no_step", r"no_step\(8\) returned int, expected a step\nhint: write `def make_sized_step\(batch_size\)"),
         (
             "no_argument",
             r"no_argument\(\) returned a step that cannot be called with a batch\nhint: write `def make_step",
@@ -277,7 +277,7 @@ def test_a_limit_below_one_sample_leaves_nothing(file: Path) -> None:
         ("needs_more", "needs_more cannot be called with a batch size alone"),
         (
             "with_its_loader",
-            r"batch of 5 samples cannot be .*: it has something of shape \(6,\).*\nhint: .*make_sized_step",
+            r"batch of 5 samples cannot be .*: it contains an array of shape \(6,\).*\nhint: .*make_sized_step",
         ),
         ("nothing", "has no 'nothing'"),
     ],
@@ -302,9 +302,9 @@ def test_a_loader_beside_a_step_that_brings_its_own_batch_is_refused(file: Path)
 
 
 def test_sizes_and_margins_that_make_no_sense_are_refused(file: Path) -> None:
-    with pytest.raises(ArgumentError, match="batch sizes from 0 to 65536 cannot be tried"):
+    with pytest.raises(ArgumentError, match="start and most must be positive, got 0 and 65536"):
         tuned(file, "taking", start=0)
-    with pytest.raises(ArgumentError, match=r"margin=1.5 is no share"):
+    with pytest.raises(ArgumentError, match=r"margin must be from 0 to 0.9, got 1.5"):
         tuned(file, "taking", margin=1.5)
 
 

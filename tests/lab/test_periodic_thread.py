@@ -11,37 +11,37 @@ from collections.abc import Callable
 import pytest
 
 from stoker.foundation.machine import Clock
-from stoker.lab.watch.hook.periodic_thread import Alarm, Rest
+from stoker.lab.watch.hook.periodic_thread import Wakeup, WakeupTimer
 
 pytestmark = pytest.mark.timed
 
 
-def rests(work: Callable[[], object], *, num: int = 40, seconds: float = 0.01) -> list[Rest]:
+def wakeups(work: Callable[[], object], *, num: int = 40, seconds: float = 0.01) -> list[Wakeup]:
     """Return what a thread is told that sleeps while this one works."""
-    found: list[Rest] = []
-    alarm, chance = Alarm(), random.Random(1).uniform  # not in step with the work
+    found: list[Wakeup] = []
+    timer, chance = WakeupTimer(), random.Random(1).uniform  # not in step with the work
 
     def sleep() -> None:
         clock = Clock()
-        while len(found) < num and (rest := alarm.rest(seconds * chance(0.5, 1.5), clock)) is not None:
-            found.append(rest)
+        while len(found) < num and (wakeup := timer.sleep(seconds * chance(0.5, 1.5), clock)) is not None:
+            found.append(wakeup)
         clock.close()
-        alarm.close()
+        timer.close()
 
     thread = threading.Thread(target=sleep)
     thread.start()
     over = time.monotonic() + 8  # whoever lets go of the lock for a moment only may keep the sleeper out for a second
     while thread.is_alive() and time.monotonic() < over:
         work()
-    alarm.end()
+    timer.end()
     thread.join()
     return found
 
 
 def held_share(work: Callable[[], object]) -> float:
-    found = rests(work)
+    found = wakeups(work)
     assert len(found) >= 3
-    return sum(rest.is_held for rest in found) / len(found)
+    return sum(wakeup.is_gil_held for wakeup in found) / len(found)
 
 
 def python() -> int:
@@ -71,22 +71,22 @@ def test_native_work_and_sleep_do_not() -> None:
 
 
 def test_a_thread_is_woken_at_once_when_it_is_over() -> None:
-    alarm, found = Alarm(), []
+    timer, found = WakeupTimer(), []
 
     def sleep() -> None:
         clock = Clock()
-        found.append(alarm.rest(3600.0, clock))
-        found.append(alarm.rest(3600.0, clock))  # and does not sleep any more
+        found.append(timer.sleep(3600.0, clock))
+        found.append(timer.sleep(3600.0, clock))  # and does not sleep any more
         clock.close()
-        alarm.close()
+        timer.close()
 
     thread = threading.Thread(target=sleep)
     thread.start()
-    alarm.end()
+    timer.end()
     thread.join(30)
     assert not thread.is_alive()
     assert found == [None, None]
-    alarm.end()  # nobody is there, which does no harm
+    timer.end()  # nobody is there, which does no harm
 
 
 def test_without_a_timer_of_the_kernels_it_sleeps_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +96,6 @@ def test_without_a_timer_of_the_kernels_it_sleeps_all_the_same(monkeypatch: pyte
             return -1
 
     monkeypatch.setattr("stoker.lab.watch.hook.periodic_thread.ctypes.PyDLL", lambda _: Without())
-    found = rests(lambda: time.sleep(0.001), num=3)
+    found = wakeups(lambda: time.sleep(0.001), num=3)
     assert len(found) == 3
     test_a_thread_is_woken_at_once_when_it_is_over()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.lab.page import Report
+from stoker.lab.page import RunReport
 from stoker.lab.trial.sweep import Sweep
 from stoker.lab.watch.record_file import write_atomically
 from stoker.lab.watch.run import Run
@@ -31,7 +31,7 @@ def test_a_link_goes_on_pointing_where_it_did(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "save", [Run().save, Sweep().save, Report("<html>", []).save], ids=["record", "measurements", "page"]
+    "save", [Run().save, Sweep().save, RunReport("<html>", []).save], ids=["record", "measurements", "page"]
 )
 def test_what_is_no_file_is_written_to_and_not_replaced(save: object, tmp_path: Path) -> None:
     assert callable(save)

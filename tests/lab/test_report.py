@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -17,7 +22,7 @@ from stoker.errors import ArgumentError
 from stoker.lab.diagnose.diagnosis import Diagnosis, Finding
 from stoker.lab.diagnose.verdict import diagnose
 from stoker.lab.page.document import document
-from stoker.lab.page.subject import MOST_OTHERS, Subject
+from stoker.lab.page.reported_run import MAX_OTHERS, ReportedRun
 from stoker.lab.watch.run import Copies, Moment, ProcessStats, Quantiles, Run, Sampled, Stage, Stats, join_runs
 from tests.lab import runs
 
@@ -51,7 +56,7 @@ class Parsed(HTMLParser):
 
 
 def text_of(run: Any, **more: Any) -> str:
-    return Parsed(str(stoker.view.report(run, **more))).text
+    return Parsed(str(stoker.report(run, **more))).text
 
 
 HAND_MADE = Diagnosis(
@@ -65,7 +70,7 @@ HAND_MADE = Diagnosis(
 
 
 def test_the_verdict_comes_first_with_all_that_is_said() -> None:
-    page = document([Subject(runs.starved(), HAND_MADE, "")])
+    page = document([ReportedRun(runs.starved(), HAND_MADE, "")])
     text = Parsed(page).text
     order = [
         "Decode-bound : workers are busy decoding",
@@ -90,7 +95,7 @@ def test_the_verdict_comes_first_with_all_that_is_said() -> None:
 
 def test_the_verdict_is_the_doctors() -> None:
     run = runs.starved()
-    report = stoker.view.report(run)
+    report = stoker.report(run)
     assert report.diagnoses == [diagnose(run)]
     said = diagnose(run).says
     assert (said[:1].upper() + said[1:]).replace("`", "") in Parsed(str(report)).text
@@ -117,7 +122,7 @@ def test_decisions_of_auto_are_listed() -> None:
 
 
 def test_a_page_asks_nobody_for_anything() -> None:
-    for page in (stoker.view.report(runs.ranks()), stoker.view.report(runs.healthy(), against=runs.starved())):
+    for page in (stoker.report(runs.ranks()), stoker.report(runs.healthy(), against=runs.starved())):
         parsed = Parsed(page.html)
         for tag, about in parsed.elements:
             assert tag not in {"img", "iframe", "object", "embed", "base", "form", "video", "audio", "image"}
@@ -178,23 +183,23 @@ def test_what_stands_in_a_record_never_becomes_markup(evil: Run) -> None:
         advice=[f"`{EVIL}`", EVIL],
         findings=[Finding(about=EVIL, what=EVIL, advice=EVIL)],
     )
-    clean = document([Subject(runs.starved(), HAND_MADE, "")])
+    clean = document([ReportedRun(runs.starved(), HAND_MADE, "")])
     for page in (
-        document([Subject(evil, said, "")], title=EVIL),
-        document([Subject(evil, said, "this run"), Subject(runs.healthy(), said, "baseline")]),
-        str(stoker.view.report(evil)),
+        document([ReportedRun(evil, said, "")], title=EVIL),
+        document([ReportedRun(evil, said, "this run"), ReportedRun(runs.healthy(), said, "baseline")]),
+        str(stoker.report(evil)),
     ):
         parsed = Parsed(page)
         assert {tag for tag, _ in parsed.elements} <= {tag for tag, _ in Parsed(clean).elements} | {"small"}
         assert not [name for _, about in parsed.elements for name in about if name.startswith("on")]
         running = [about for tag, about in parsed.elements if tag == "script" and "type" not in about]
         assert len(running) == 1, "the page's own"
-        assert "window.hacked = 1" in parsed.text  # it is told as what it is
+        assert "window.hacked = 1" in parsed.text  # shown as the text that it is
         page.encode()  # and half a character does not end it
 
 
 def test_data_for_the_script_is_whole_json_and_cannot_end_its_element(evil: Run) -> None:
-    page = str(stoker.view.report(evil))
+    page = str(stoker.report(evil))
     blocks = re.findall(r'<script type="application/json" class="(\w+)">(.*?)</script>', page, re.DOTALL)
     assert {kind for kind, _ in blocks} == {"laps", "points"}
     for _, text in blocks:
@@ -208,10 +213,10 @@ LESS: dict[str, Callable[[Run], Run]] = {
     "a loader that counted nothing": lambda run: replace(run, loaders=[Stats()]),
     "no moments": lambda run: replace(run, moments=[]),
     "one moment": lambda run: replace(run, moments=run.moments[:1]),
-    "moments that tell nothing": lambda run: replace(run, moments=[Moment(at=float(at)) for at in range(5)]),
+    "moments without values": lambda run: replace(run, moments=[Moment(at=float(at)) for at in range(5)]),
     "moments at one time": lambda run: replace(run, moments=[Moment(at=0.0, cores=[0.5])] * 3, seconds=0.0),
     "no machine": lambda run: replace(run, machine={}),
-    "a machine that does not tell": lambda run: replace(run, machine=dict.fromkeys(runs.MACHINE)),
+    "a machine without values": lambda run: replace(run, machine=dict.fromkeys(runs.MACHINE)),
     "no laps": lambda run: changed(run, laps=None),
     "empty laps": lambda run: changed(run, laps={}),
     "laps of one column": lambda run: changed(run, laps={"asked": [1.0, 2.0]}),
@@ -233,7 +238,7 @@ LESS: dict[str, Callable[[Run], Run]] = {
         laps=None,
     ),
     "waits of nothing": lambda run: changed(run, wait_seconds=Quantiles(num=5), laps=None),
-    "processes that tell nothing": lambda run: changed(
+    "processes without values": lambda run: changed(
         run, trainer=ProcessStats(pid=1, role="trainer"), workers=[ProcessStats(pid=2, role="worker 0")]
     ),
     "odd extras": lambda run: changed(
@@ -250,7 +255,7 @@ def changed(run: Run, **values: Any) -> Run:
 SAID = {
     "nothing at all": ["No loader was found", "Memory was sampled less than twice"],
     "no moments": ["The machine was sampled less than twice", "Core usage was sampled less than twice"],
-    "moments that tell nothing": ["Memory was sampled less than twice", "Core usage was sampled less than twice"],
+    "moments without values": ["Memory was sampled less than twice", "Core usage was sampled less than twice"],
     "no laps": ["No individual batches were recorded"],
     "empty laps": ["No individual batches were recorded"],
     "laps of one column": ["No individual batches were recorded"],
@@ -283,10 +288,10 @@ def test_the_slowest_rank_is_named_and_led_with() -> None:
 def test_hundreds_of_ranks_make_a_page_of_bearable_size() -> None:
     run = runs.ranks()
     many = [replace(run.loaders[rank % 4], rank=rank, num_ranks=300) for rank in range(300)]
-    page = stoker.view.report(replace(run, loaders=many)).html
+    page = stoker.report(replace(run, loaders=many)).html
     assert len(page) < 8_000_000
     text = Parsed(page).text
-    assert f"{300 - 1 - MOST_OTHERS} more appear only in the tables of ranks" in text
+    assert f"{300 - 1 - MAX_OTHERS} more appear only in the tables of ranks" in text
     assert "rank 299" in text
 
 
@@ -299,15 +304,15 @@ def test_ranks_that_were_recorded_one_by_one_are_one_run() -> None:
     together = join_runs(parts)
     assert [one.rank for one in together.loaders] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert together.seconds == 43.0
-    text = Parsed(str(stoker.view.report(parts))).text
+    text = Parsed(str(stoker.report(parts))).text
     assert "Rank 2 is the slowest" in text
     assert "part 4" in text  # memory and cores of each
 
 
 def test_two_runs_are_not_taken_for_ranks_of_one() -> None:
-    with pytest.raises(ArgumentError, match="a.json and b.json both tell of rank 0.*\n.*a.json --against b.json"):
+    with pytest.raises(ArgumentError, match="a.json and b.json both contain rank 0.*\n.*a.json --against b.json"):
         join_runs([runs.one_batch(), runs.one_batch()], names=["a.json", "b.json"])
-    with pytest.raises(ArgumentError, match="no run is given"):
+    with pytest.raises(ArgumentError, match="there are no runs to join"):
         join_runs([])
 
 
@@ -345,8 +350,8 @@ def test_runs_that_do_different_work_are_not_called_better_or_worse() -> None:
     assert not re.search(r"\bworse\b", text)
 
 
-def _slower(told: Quantiles, times: float) -> Quantiles:
-    return replace(told, mean=times * told.mean)
+def _slower(quantiles: Quantiles, times: float) -> Quantiles:
+    return replace(quantiles, mean=times * quantiles.mean)
 
 
 def test_a_loader_is_reported_about_as_it_is() -> None:
@@ -362,11 +367,11 @@ def test_a_loader_is_reported_about_as_it_is() -> None:
     with pytest.raises(
         ArgumentError, match="expected a run or a loader, got dict\n.*hint: pass a stoker.lab.watch.run.Run"
     ):
-        stoker.view.report({})
+        stoker.report({})
 
 
 def test_a_report_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
-    report = stoker.view.report(runs.one_batch(), title="A title of mine")
+    report = stoker.report(runs.one_batch(), title="A title of mine")
     path = report.save(tmp_path / "report.html")
     assert path.read_text("utf-8") == report.html == str(report)
     assert "<title>A title of mine - stoker report</title>" in report.html
@@ -380,17 +385,35 @@ def test_a_report_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_notebook_shows_it_in_a_frame_of_its_own() -> None:
-    shown = stoker.view.report(runs.one_batch())._repr_html_()
+    shown = stoker.report(runs.one_batch())._repr_html_()
     [(tag, about)] = Parsed(shown).elements
     assert tag == "iframe"
     assert (about["srcdoc"] or "").startswith("<!doctype html>")
 
 
 def test_every_chart_has_a_title_and_numbers_behind_it() -> None:
-    parsed = Parsed(str(stoker.view.report(runs.starved())))
+    parsed = Parsed(str(stoker.report(runs.starved())))
     drawings = [about for tag, about in parsed.elements if tag == "svg" and about.get("role") == "img"]
     assert len(drawings) > 8
     titles = [tag for tag, _ in parsed.elements if tag == "title"]
     assert len(titles) > len([about for about in drawings if "aria-label" not in about])
     summaries = parsed.text.count("The numbers as a table")
     assert summaries == 5  # timeline, durations, memory, cores' time, each core; the others are tables
+
+
+@pytest.mark.slow
+def test_templates_style_and_script_are_in_the_wheel(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", ".gitignore"):
+        shutil.copy(root / name, tmp_path)
+    shutil.copytree(root / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    code = "import hatchling.build as b; b.build_wheel('out')"
+    environment = os.environ | {"STOKER_NATIVE": "0"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    [wheel] = (tmp_path / "out").iterdir()
+    folder = root / "src/stoker/lab/page"
+    needed = {
+        path.relative_to(root / "src").as_posix() for path in folder.rglob("*") if path.suffix not in ("", ".pyc")
+    }
+    assert len(needed) > 20
+    assert needed <= set(ZipFile(wheel).namelist())

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from importlib.resources import files
 from itertools import combinations
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stoker.lab.page.colors import DARK, LIGHT, MARKS, NUM_HEATS, style
+from stoker.lab.page.machine_use import NUM_HEATS
+
+CSS = files("stoker.lab.page").joinpath("page.css").read_text("utf-8")
+LIGHT, DARK = (dict(re.findall(r"--(\w+):(#\w+)", block)) for block in re.findall(r":root\{[^}]*--[^}]*\}", CSS))
+MARKS = ("step", "wait", "load", "send", "turn", "other")
+"""Colors of bars, lines and areas."""
 
 SCHEMES = pytest.mark.parametrize("colors", [LIGHT, DARK], ids=["light", "dark"])
 
@@ -81,5 +88,5 @@ def test_strips_of_cores_get_steadily_further_from_the_paper(colors: dict[str, s
 
 def test_both_schemes_have_the_same_names_and_paper_is_light() -> None:
     assert LIGHT.keys() == DARK.keys()
-    printed = style().partition("@media print")[2]
-    assert f"--paper:{LIGHT['paper']}" in printed
+    assert contrast(LIGHT["paper"], "#ffffff") == 1
+    assert "@media screen and (prefers-color-scheme:dark){:root{" in CSS, "dark on screens, never on paper"

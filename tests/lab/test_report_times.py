@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup
 
 from stoker.foundation.text import (
     format_duration,
 )
+from stoker.lab.key_figures import KeyFigure
 from stoker.lab.page.comparison import judge
-from stoker.lab.page.figures import Measure
-from stoker.lab.page.markup import Markup, join, tag
-from stoker.lab.page.scales import Scale, byte_ticks, time_ticks
-from stoker.lab.page.subject import Loader
+from stoker.lab.page.recorded_batches import MOST_LANES, batches_of, busy_share, num_ready
+from stoker.lab.page.reported_run import ReportedLoader, ReportedRun
+from stoker.lab.page.scales import AxisScale, byte_ticks, time_ticks
+from stoker.lab.page.templating import escape, prose, short
 from stoker.lab.page.timeline import NUM_SHOWN, timeline
-from stoker.lab.page.times import MOST_LANES, batches_of, busy_share, num_ready
 from stoker.lab.watch.run import Copies, Moment, ProcessStats, Quantiles, Run, Sampled, Stage, Stats
 from tests.lab import runs
 
@@ -30,7 +31,7 @@ def laps(*rows: tuple[float, float, int, float, float, float]) -> Stats:
     return Stats(num_batches=len(rows), laps=columns, step_seconds=Quantiles(num=1, most=1.0))
 
 
-def test_batches_tell_waits_steps_and_makers() -> None:
+def test_batches_have_waits_steps_and_workers() -> None:
     found = batches_of(
         laps((11, 12, 0, 10, 11.5, 11.8), (12.5, 12.6, 1, 10.5, 12.2, 12.3), (13, 13.1, 0, 11.9, 12.8, 13))
     )
@@ -108,7 +109,7 @@ def test_the_timeline_opens_at_the_longest_wait() -> None:
     found = batches_of(stats)
     assert found is not None
     longest = int(np.argmax(found.waits[1:])) + 1
-    drawn = timeline(Loader(stats, "train", None, 4096), ident="here").replace("\N{NO-BREAK SPACE}", " ")
+    drawn = timeline(ReportedLoader(stats, "train", None, 4096), ident="here").replace("\N{NO-BREAK SPACE}", " ")
     assert f"around the longest wait ({format_duration(float(found.waits[longest]))})" in drawn
     assert f"batch {found.first + longest:,}: waited" in drawn
     assert drawn.count('class="step"><title>') <= NUM_SHOWN + 2
@@ -116,7 +117,7 @@ def test_the_timeline_opens_at_the_longest_wait() -> None:
 
 @given(low=st.floats(1e-6, 1e3), factor=st.floats(1.01, 1e6), is_log=st.booleans(), about=st.integers(2, 8))
 def test_ticks_are_inside_and_not_many(low: float, factor: float, is_log: bool, about: int) -> None:
-    scale = Scale(low, low * factor, is_log)
+    scale = AxisScale(low, low * factor, is_log)
     ticks = scale.ticks(about)
     assert len(ticks) <= 3 * about + 3
     assert all(low * (1 - 1e-6) <= tick <= scale.high * (1 + 1e-6) for tick in ticks)
@@ -151,19 +152,18 @@ def test_ticks_of_bytes_begin_at_nothing_and_are_few(high: float) -> None:
 def test_a_difference_has_a_ratio_and_a_word(
     mine: float | None, other: float | None, is_more_better: bool, ratio: float | None, word: str
 ) -> None:
-    measures = [
-        Measure(name="x", value=value, unit=format_duration, is_more_better=is_more_better) for value in (mine, other)
-    ]
-    found, told = judge(measures[0], measures[1])
-    assert told == word
+    figure = KeyFigure(label="x", value=lambda _: None, format=format_duration, is_more_better=is_more_better)
+    found, verdict = judge(figure, (mine, other))
+    assert verdict == word
     assert found == ratio or (found is not None and ratio is not None and isclose(found, ratio))
 
 
-def test_markup_escapes_what_is_not_markup() -> None:
-    assert tag("p", "a<b", Markup("<i>c</i>"), None, [1, "&"], class_="x", data_tip='"', hidden=True, id=None) == (
-        '<p class="x" data-tip="&quot;" hidden>a&lt;b<i>c</i>1&amp;</p>'
-    )
-    assert join("a\x00\ud800", tag("rect", x=1.23456)) == 'a��<rect x="1.235"/>'
+def test_text_is_escaped_and_stays_with_its_unit() -> None:
+    assert escape('a<b & "c" \x00\ud800') == "a&lt;b &amp; &#34;c&#34; ��"
+    assert escape("in 2 min 3 s") == "in 2\N{NO-BREAK SPACE}min\N{NO-BREAK SPACE}3\N{NO-BREAK SPACE}s"
+    assert escape(Markup("<i>c</i>")) == "<i>c</i>"
+    assert prose("say `a<b` now") == "Say <code>a&lt;b</code> now"
+    assert [short(number) for number in (1.23456, 2.0, -0.0001)] == ["1.235", "2", "0"]
 
 
 numbers = st.one_of(st.floats(-1e3, 1e12), st.sampled_from([0.0, -0.0, 1e-300, 1e-9]))  # JSON has no others
@@ -239,12 +239,12 @@ any_run = st.builds(
 
 @given(run=any_run)
 def test_whatever_numbers_a_record_holds_there_is_a_page(run: Run) -> None:
+
     from stoker.lab.diagnose.diagnosis import Diagnosis
     from stoker.lab.page.document import document
-    from stoker.lab.page.subject import Subject
 
     said = Diagnosis(verdict="nothing-seen", says="x")
-    page = document([Subject(run, said, "")])
-    document([Subject(run, said, "this run"), Subject(runs.one_batch(), said, "baseline")])
+    page = document([ReportedRun(run, said, "")])
+    document([ReportedRun(run, said, "this run"), ReportedRun(runs.one_batch(), said, "baseline")])
     assert page.endswith("</html>\n")
     page.encode()

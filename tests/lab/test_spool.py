@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.lab.watch.hook.recording import Recording
-from stoker.lab.watch.hook.spool import CAPACITY, NOTE_BYTES, Reader, Strip
+from stoker.lab.watch.hook.spool import CAPACITY, NOTE_BYTES, SpoolReader, SpoolWriter
 from stoker.lab.watch.shared_folder import PREFIX, new_folder, remove_stale
 
 
@@ -23,45 +23,45 @@ def path(tmp_path: Path) -> str:
 
 
 def test_rows_are_read_once_and_in_order(path: str) -> None:
-    strip = Strip(path, 3)
-    reader = Reader(path)
+    writer = SpoolWriter(path, 3)
+    reader = SpoolReader(path)
     assert reader.rows() == []
-    assert [strip.add(number * 1.0, number / 2) for number in range(3)] == [0, 1, 2]
+    assert [writer.add(number * 1.0, number / 2) for number in range(3)] == [0, 1, 2]
     assert reader.rows() == [(0, 0, 0), (1, 1, 0.5), (2, 2, 1)]
     assert reader.rows() == []
-    strip.add(7.0, 8.0)
+    writer.add(7.0, 8.0)
     assert reader.rows() == [(3, 7, 8)]
-    strip.close()
+    writer.close()
     reader.close()
 
 
 def test_what_was_written_over_is_left_out(path: str) -> None:
-    strip = Strip(path, 2)
-    reader = Reader(path)
+    writer = SpoolWriter(path, 2)
+    reader = SpoolReader(path)
     for number in range(CAPACITY + 10):
-        strip.add(float(number))
+        writer.add(float(number))
     rows = reader.rows()
     assert len(rows) == CAPACITY
     assert list(rows[0]) == [10, 10]
     assert reader.row(5) is None
-    strip.close()
+    writer.close()
     reader.close()
 
 
 def test_a_number_may_come_later(path: str) -> None:
-    strip = Strip(path, 3)
-    serial = strip.add(1.0, 0.0)
-    reader = Reader(path)
+    writer = SpoolWriter(path, 3)
+    serial = writer.add(1.0, 0.0)
+    reader = SpoolReader(path)
     assert reader.rows() == [(0, 1, 0)]
-    strip.put(serial, 2, 5.0)
+    writer.put(serial, 2, 5.0)
     assert reader.row(serial) == (0, 1, 5)
-    strip.close()
+    writer.close()
     reader.close()
 
 
 def test_notes_are_whole_while_they_are_written(path: str) -> None:
-    strip = Strip(path, 2)
-    reader = Reader(path)
+    writer = SpoolWriter(path, 2)
+    reader = SpoolReader(path)
     assert reader.note() == {}
     enough = threading.Event()
     written = 0
@@ -70,12 +70,12 @@ def test_notes_are_whole_while_they_are_written(path: str) -> None:
         nonlocal written
         while not enough.is_set():
             written += 1
-            strip.note({"number": written, "padding": "x" * (written % 700)})
+            writer.note({"number": written, "padding": "x" * (written % 700)})
 
-    writer = threading.Thread(target=write)
+    thread = threading.Thread(target=write)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # they get into each other's way as often as can be
-    writer.start()
+    thread.start()
     try:
         numbers: list[int] = []
         while len(set(numbers)) < 200:
@@ -85,30 +85,30 @@ def test_notes_are_whole_while_they_are_written(path: str) -> None:
                 numbers.append(note["number"])
     finally:
         enough.set()
-        writer.join()
+        thread.join()
         sys.setswitchinterval(before)
     assert numbers == sorted(numbers)
     assert reader.note()["number"] == written
-    strip.close()
+    writer.close()
     reader.close()
 
 
 def test_a_note_that_is_too_long_is_not_written(path: str) -> None:
-    strip = Strip(path, 2)
-    assert strip.note({"a": 1})
-    assert not strip.note({"a": "x" * NOTE_BYTES})
-    reader = Reader(path)
+    writer = SpoolWriter(path, 2)
+    assert writer.note({"a": 1})
+    assert not writer.note({"a": "x" * NOTE_BYTES})
+    reader = SpoolReader(path)
     assert reader.note() == {"a": 1}
-    strip.close()
+    writer.close()
     reader.close()
 
 
 def test_threads_write_rows_of_their_own(path: str) -> None:
-    strip = Strip(path, 2)
+    writer = SpoolWriter(path, 2)
     serials: list[list[int]] = [[], []]
 
     def write(number: int) -> None:
-        serials[number] += [strip.add(float(number)) for _ in range(CAPACITY // 2)]
+        serials[number] += [writer.add(float(number)) for _ in range(CAPACITY // 2)]
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -120,11 +120,11 @@ def test_threads_write_rows_of_their_own(path: str) -> None:
             thread.join()
     finally:
         sys.setswitchinterval(before)
-    reader = Reader(path)
+    reader = SpoolReader(path)
     rows = reader.rows()
     assert [row[0] for row in rows] == list(range(CAPACITY))
     assert all(row[1] == (row[0] in set(serials[1])) for row in rows)
-    strip.close()
+    writer.close()
     reader.close()
 
 
@@ -135,9 +135,9 @@ def test_what_is_told_of_many_loaders_gets_shorter_and_none_is_left_out(tmp_path
     for number in range(num_loaders):
         told = {"name": f"train.py:{number}", "config": config, "facts": {"dataset": "x" * 300}}
         now.trainer_note.setdefault("loaders", {})[str(number)] = told
-    now.note_laps()
+    now.write_trainer_note()
     now.close()
-    reader = Reader(str(next(tmp_path.glob("*.laps"))))
+    reader = SpoolReader(str(next(tmp_path.glob("*.laps"))))
     loaders = reader.note()["loaders"]
     reader.close()
     assert [told["name"] for told in loaders.values()] == [f"train.py:{number}" for number in range(num_loaders)]
@@ -149,15 +149,15 @@ def test_what_is_told_of_many_loaders_gets_shorter_and_none_is_left_out(tmp_path
 def test_what_a_killed_process_has_written_is_there(path: str) -> None:
     code = f"""
 import os, signal
-from stoker.lab.watch.hook.spool import Strip
-strip = Strip({path!r}, 2)
-strip.note({{"who": "me"}})
-for number in range(5): strip.add(number)
+from stoker.lab.watch.hook.spool import SpoolWriter
+writer = SpoolWriter({path!r}, 2)
+writer.note({{"who": "me"}})
+for number in range(5): writer.add(number)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == -signal.SIGKILL
-    reader = Reader(path)
+    reader = SpoolReader(path)
     assert [row[1] for row in reader.rows()] == [0, 1, 2, 3, 4]
     assert reader.note() == {"who": "me"}
     reader.close()
@@ -169,14 +169,14 @@ def test_a_full_disk_is_noticed_when_the_file_is_made(path: str, monkeypatch: py
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
-        Strip(path, 2)
+        SpoolWriter(path, 2)
     assert not os.path.exists(path)
 
 
 def test_other_files_are_refused(path: str) -> None:
     Path(path).write_bytes(bytes(1 << 20))
-    with pytest.raises(ValueError, match="not written by a version"):
-        Reader(path)
+    with pytest.raises(ValueError, match="was not written by a version"):
+        SpoolReader(path)
 
 
 def test_the_folder_of_a_doctor_that_was_killed_is_removed_by_the_next() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,19 @@ from torch.utils.data import DataLoader
 
 import stoker
 from stoker.errors import ArgumentError
-from stoker.lab.trial.override import make_loader, override_arguments
+from stoker.lab.trial.override import override_arguments
 from stoker.lab.trial.target import accepted_options, call_with, check_spec, resolve_function, spec_of_function
 from tests.lab import plain_loaders, torch_loaders
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more than there are cores
+
+
+def make_loader(function: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Any:
+    """Return the loader that a function makes with these arguments."""
+    with override_arguments(options or {}, function) as override:
+        loader = override.call(function)
+    override.check(function)
+    return loader
 
 
 @pytest.fixture
@@ -94,11 +102,11 @@ def test_a_file_is_imported_once(folder: Path) -> None:
     [
         ("train", "'train' does not name a function\nhint: name a function as `package.module:function`"),
         ("train.make_loader", "did you mean `train:make_loader`?"),
-        ("train.py", "say which one of the file: `train.py:make_loader`"),
+        ("train.py", "add the name of the function: `train.py:make_loader`"),
         (":make", "':make' does not name a function"),
         ("train:", "'train:' does not name a function"),
         ("train:make loader", "does not name a function"),
-        ("a b:make", "'a b' is no name of a module"),
+        ("a b:make", "'a b' is not a module name"),
         ("nowhere.py:make", "there is no file nowhere.py"),
         ("some/where.py:make", "there is no file some/where.py"),
     ],
@@ -119,7 +127,7 @@ def test_a_name_that_is_nearly_right_is_suggested(folder: Path) -> None:
         resolve_function("my_train:make_laoder")
     with pytest.raises(ArgumentError, match="my_train has no 'nothing_like_it'\nhint: name a function"):
         resolve_function("my_train:nothing_like_it")
-    with pytest.raises(ArgumentError, match="my_train:number is an int, and not a function\nhint: wrap it"):
+    with pytest.raises(ArgumentError, match="my_train:number must be a function, got an int\nhint: wrap it"):
         resolve_function("my_train:number")
 
 
@@ -217,18 +225,18 @@ def test_what_nobody_takes_is_an_error() -> None:
     assert make_loader(torch_loaders.unmodified, {"num_threads": 0}).num_workers == 3
     with pytest.raises(ArgumentError, match="the loader has a batch_sampler, which decides"):
         make_loader(torch_loaders.own_sampler, {"batch_size": 2})
-    with pytest.raises(ArgumentError, match="no DataLoader was made whose arguments could be changed\nhint: let the"):
+    with pytest.raises(ArgumentError, match="the function makes no DataLoader to set it on\nhint: add a"):
         make_loader(plain_loaders.short, {"num_workers": 2})
     with pytest.raises(ArgumentError, match="pin_memory cannot be changed from outside"):
         make_loader(torch_loaders.unmodified, {"pin_memory": True})
 
 
 def test_what_is_no_loader_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match=r"nothing\(\) returned None, which gives no batches\nhint: return the"):
+    with pytest.raises(ArgumentError, match=r"nothing\(\) returned None, which yields no batches\nhint: return the"):
         make_loader(plain_loaders.nothing)
-    with pytest.raises(ArgumentError, match=r"number\(\) returned int, which gives no batches"):
+    with pytest.raises(ArgumentError, match=r"number\(\) returned int, which yields no batches"):
         make_loader(plain_loaders.number)
-    with pytest.raises(ArgumentError, match=r"pair\(\) returned a tuple of 2, and not one loader"):
+    with pytest.raises(ArgumentError, match=r"pair\(\) returned a tuple of 2, not one loader"):
         make_loader(torch_loaders.pair)
     assert isinstance(make_loader(lambda: [torch.zeros(2)]), list)
 
@@ -245,9 +253,9 @@ def test_a_dataset_or_a_text_is_not_taken_for_a_loader() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter([1, 2])
 
-    with pytest.raises(ArgumentError, match="returned a dataset .Photos., which gives samples.*\n.*DataLoader.dataset"):
+    with pytest.raises(ArgumentError, match="returned a dataset .Photos., which yields samples.*\n.*DataLoader.data"):
         make_loader(Photos)
-    with pytest.raises(ArgumentError, match="getcwd.. returned str, which gives no batches"):
+    with pytest.raises(ArgumentError, match="getcwd.. returned str, which yields no batches"):
         make_loader(os.getcwd)
     assert list(make_loader(Stream)) == [1, 2], "which may well give batches"
 
@@ -257,7 +265,7 @@ def test_a_dataset_of_any_kind_is_not_taken_for_a_loader() -> None:
         def __iter__(self) -> Iterator[Any]:
             return (self[position] for position in range(len(self)))
 
-    told = "returned a dataset .Sleepy., which gives samples and not batches\nhint: return a loader of it: `DataLoader"
+    told = "returned a dataset .Sleepy., which yields samples, not batches\nhint: return a loader of it: `DataLoader"
     with pytest.raises(ArgumentError, match=told):
         make_loader(torch_loaders.Sleepy)
     with pytest.raises(ArgumentError, match="returned a dataset .Iterated."):

@@ -149,7 +149,7 @@ def test_a_failure_is_told_with_its_traceback() -> None:
     later = tried(f"{PLAIN}:failing_later")
     assert (later.outcome, later.error) == (FAILED, "OSError: [Errno 5] the disk is gone: 'data.bin'")
     assert tried(f"{PLAIN}:exiting").error == "SystemExit: that is all"
-    assert "the loader gave no batch" in (tried(f"{PLAIN}:empty").error or "")
+    assert "the loader returned no batch" in (tried(f"{PLAIN}:empty").error or "")
 
 
 @pytest.mark.parametrize("module", ["torch.utils.data", "stoker"])
@@ -174,7 +174,7 @@ def test_arguments_that_cannot_be_set_are_a_failure_of_this_trial_alone() -> Non
     trial = tried(f"{PLAIN}:short", num_workers=2)
     assert trial.outcome == FAILED
     assert trial.error is not None
-    assert trial.error.startswith("num_workers=2 could not be set: no DataLoader was made")
+    assert trial.error.startswith("num_workers=2 could not be set: the function makes no DataLoader")
     assert trial.trace is None, "the message says it all"
 
 
@@ -182,7 +182,7 @@ def test_a_trial_that_hangs_is_given_up_and_tells_where_it_was() -> None:
     begin = time.monotonic()
     trial = tried(f"{PLAIN}:hanging", num_workers=2, limit_seconds=3.0)
     assert trial.outcome == HUNG
-    assert trial.error == "hung while the loader was made: given up after 3 s"
+    assert trial.error == "hung while making the loader: aborted after 3 s"
     assert trial.trace is not None
     assert "in hanging" in trial.trace
     assert time.monotonic() - begin < 30
@@ -192,13 +192,13 @@ def test_a_trial_that_is_killed_says_so() -> None:
     trial = tried(f"{PLAIN}:killed", num_workers=2)
     assert trial.outcome == KILLED
     assert trial.error is not None
-    assert trial.error.startswith("ended by SIGKILL while the loader was made")
+    assert trial.error.startswith("ended by SIGKILL while making the loader")
 
 
 def test_what_cannot_be_imported_is_an_error_at_once() -> None:
     for spec, message in (
         (f"{PLAIN}:lnog", f"{PLAIN} has no 'lnog'\nhint: did you mean `long`"),
-        (f"{PLAIN}:not_a_function", "is an int, and not a function"),
+        (f"{PLAIN}:not_a_function", "must be a function, got an int"),
         ("no_module_of_this_name:make", "there is no module no_module_of_this_name"),
     ):
         with pytest.raises(ArgumentError) as caught:

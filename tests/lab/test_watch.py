@@ -27,9 +27,9 @@ import stoker
 from stoker import DataLoader
 from stoker.errors import ArgumentError
 from stoker.lab.diagnose.doctor import doctor
-from stoker.lab.watch.hook import recording
+from stoker.lab.watch.hook import probe, recording
 from stoker.lab.watch.hook.install import attach, detach
-from stoker.lab.watch.watch import Session, watch
+from stoker.lab.watch.watch import WatchSession, watch
 from tests.lab.pathologies import Counting, Meeting, Quick, SharedStream, Sleeping, Stream, slow_start
 
 pytestmark = pytest.mark.timed
@@ -432,6 +432,28 @@ def test_moments_are_seen_in_between() -> None:
     assert run.machine["cores"] >= 1
 
 
+def test_a_stoker_loader_is_recognized_where_it_loads_samples() -> None:
+    """By the files that the probe knows, which may be renamed."""
+    seen: set[bool] = set()
+
+    class Looking(Quick):
+        def __getitem__(self, position: int) -> torch.Tensor:
+            seen.add(probe.is_loading(sys._getframe()))
+            return super().__getitem__(position)
+
+    class LookingStream(torch.utils.data.IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            seen.add(probe.is_loading(sys._getframe()))
+            yield torch.zeros(1)
+
+    for dataset, num_threads in ((Looking(8), 0), (Looking(8), 2), (LookingStream(), 0)):
+        loader: Any = DataLoader(dataset, batch_size=4, num_threads=num_threads)
+        assert list(loader)
+        assert seen == {True}
+        seen.clear()
+    assert not probe.is_loading(sys._getframe())
+
+
 # -------------------------------------------------------------------- where our own things fail
 
 
@@ -453,8 +475,8 @@ def test_a_bug_of_ours_does_not_reach_the_training(kind: Any, monkeypatch: pytes
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("stoker.lab.watch.hook.recording.Recording.add_lap", fail)
-    session = Session()
+    monkeypatch.setattr("stoker.lab.watch.hook.recording.Recording.add_trainer_row", fail)
+    session = WatchSession()
     try:
         loader = kind(Quick(64), batch_size=8, num_workers=1)
         assert sum(len(batch) for batch in loader) == 64
@@ -551,7 +573,7 @@ def test_a_loader_that_is_watched_already_is_asked() -> None:
         for _ in watched:
             pass
         assert doctor(watched).verdict == "storage-bound"
-    with pytest.raises(ArgumentError, match="seconds=0"):
+    with pytest.raises(ArgumentError, match="seconds must be above 0, got 0"):
         doctor([1], seconds=0)
 
 
@@ -562,7 +584,7 @@ def test_diagnoses_can_be_printed() -> None:
 
 
 def test_a_step_that_is_no_function_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="step=5 cannot be called"):
+    with pytest.raises(ArgumentError, match="step must be callable, got 5"):
         stoker.doctor([1, 2, 3], step=5)  # type: ignore[arg-type]
 
 
@@ -586,5 +608,5 @@ def test_an_empty_loader_is_told_so() -> None:
     loader: Any = TorchLoader(nothing, batch_size=8)
     diagnosis = doctor(loader, seconds=0.2)
     assert diagnosis.verdict == "nothing-seen"
-    assert diagnosis.says == "the loader gave no batch"
+    assert diagnosis.says == "the loader delivered no batch"
     assert "not empty" in diagnosis.advice[0]

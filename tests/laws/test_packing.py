@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import stoker
-from stoker.compose.packs import packed_rows as rows_module
+from stoker.compose.packs import pack_rows as rows_module
 from stoker.compose.packs.pack_planning import concat_facts, plan_best_fit
 from stoker.compose.packs.packed import Packed
 from stoker.store import Writer

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
 import stoker
+from stoker.batch.collation import Collation
 from stoker.batch.ledger import Policy
+from stoker.batch.result import BatchResult, EndOfStream
 from stoker.errors import StateError
 from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.loader.state.stream_progress import StreamProgress
-from stoker.loader.stream import Sharing, StreamMaker, StreamSetting, Turn, turn_worker
-from stoker.loader.work import BatchResult, EndOfStream, Finisher
+from stoker.loader.stream import Sharing, StreamBuilders, StreamSetting, Turn, turn_worker
 from stoker.plan import Tail
 
 
@@ -147,10 +148,12 @@ class Workers:
         self.iteration = 0
         self.turns: Iterator[Turn] = iter(())
 
-    def new_maker(self) -> StreamMaker:
-        finish = Finisher(collated, is_batched=True, pin=None)
-        loan = BorrowedGenerators(is_repeatable=False)
-        return StreamMaker(copy.deepcopy(self.dataset), finish, self.setting, seed=7, policy=Policy(), loan=loan)
+    def new_maker(self) -> StreamBuilders:
+        collation = Collation(collated, is_batched=True)
+        borrowed = BorrowedGenerators(is_repeatable=False)
+        return StreamBuilders(
+            copy.deepcopy(self.dataset), collation, self.setting, seed=7, policy=Policy(), borrowed=borrowed
+        )
 
     def new_progress(self, epoch: int) -> StreamProgress:
         return StreamProgress(self.dataset, epoch, self.setting, is_here=False)
@@ -181,7 +184,7 @@ class Workers:
             id=worker, num_workers=self.num_workers, seed=0, dataset=self.dataset
         )
         try:
-            self.results[turns[0].turn] = copy.deepcopy(self.makers[worker].make(turns[0]))
+            self.results[turns[0].turn] = copy.deepcopy(self.makers[worker].build(turns[0]))
         finally:
             torch_worker._worker_info = None
 

@@ -61,7 +61,7 @@ def test_a_length_that_lies(engine: dict[str, Any]) -> None:
     notes = "\n".join(caught.value.__notes__)
     assert "raised while reading position 7 of Short, step 1, epoch 0" in notes
     assert "len(dataset) says 10, so position 7 should exist" in notes
-    assert "mend its __len__" in notes
+    assert "fix its __len__" in notes
     iterator.close()
     del caught
 
@@ -351,7 +351,8 @@ def test_a_state_that_was_tampered_with(change: dict[str, Any]) -> None:
 def test_a_collate_function_that_returns_nothing(engine: dict[str, Any]) -> None:
     iterator = iter(stoker.DataLoader(Numbers(8), batch_size=4, collate_fn=forgets_to_return, **engine))
     with pytest.raises(
-        NothingCollated, match="the collate function forgets_to_return returned None at step 0\nhint: return"
+        NothingCollated,
+        match="the collate function forgets_to_return returned None at step 0\nhint: did the",
     ):
         next(iterator)
     iterator.close()
@@ -555,7 +556,7 @@ def test_a_stop_iteration_inside_does_not_end_the_epoch_in_silence(arguments: An
     iterator = iter(stoker.DataLoader(dataset, batch_size=4, **arguments, **engine))
     next(iterator)
     with pytest.raises(
-        stoker.errors.EarlyStop, match="raised StopIteration, which a loop would take for the end"
+        stoker.errors.EarlyStop, match="raised StopIteration, which a loop would mistake for the end"
     ) as caught:
         next(iterator)
     assert caught.value.__notes__

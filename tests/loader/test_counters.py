@@ -462,7 +462,7 @@ def test_the_slowest_rank_is_named() -> None:
 
 
 def test_ranks_are_asked_only_where_there_are_some() -> None:
-    with pytest.raises(ArgumentError, match="torch.distributed is not initialised"):
+    with pytest.raises(ArgumentError, match="torch.distributed is not initialized"):
         DataLoader(Sleeping(), batch_size=4).report(all_ranks=True)
 
 

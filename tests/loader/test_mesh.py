@@ -25,6 +25,7 @@ import stoker
 from stoker.errors import ArgumentError, BatchError, StateMismatch
 from stoker.loader.sharing.context_parallel import PADDING, SequenceOrder, SequencePart, SequenceSplit
 from stoker.loader.sharing.mesh import Mesh, ResolvedMesh, check_mesh_state, mesh_state, resolved_mesh
+from stoker.loader.sharing.placement import RankPlacement
 from tests.loader.datasets import Numbers
 
 DataLoader: Any = stoker.DataLoader
@@ -41,9 +42,7 @@ orders: Any = st.sampled_from(["head_tail", "contiguous"])
 
 
 def found(mesh: Any, **arguments: Any) -> ResolvedMesh:
-    resolved = resolved_mesh(mesh, **arguments)
-    assert resolved is not None
-    return resolved
+    return resolved_mesh(mesh, **arguments)
 
 
 def every_rank(sizes: dict[str, int], **options: Any) -> list[ResolvedMesh]:
@@ -121,9 +120,9 @@ def test_a_dimension_of_one_rank_may_have_any_name() -> None:
     assert (mesh.rank, mesh.num_ranks, mesh.num_peers) == (1, 2, 2)
 
 
-def test_no_mesh_is_none() -> None:
-    assert resolved_mesh(None) is None
-    assert mesh_state(None) == {"mesh": None, "split_sequence": None}
+def test_without_a_mesh_the_state_says_so() -> None:
+    assert RankPlacement().mesh is None
+    assert RankPlacement().state() == {"mesh": None, "split_sequence": None}
 
 
 def test_a_resolved_mesh_can_be_pickled() -> None:
@@ -346,7 +345,7 @@ def test_the_state_of_a_mesh_is_the_same_on_all_ranks_and_fits_json(sizes: dict[
 def test_any_mesh_goes_on_with_the_state_of_any_other(before: dict[str, int], after: dict[str, int]) -> None:
     state = mesh_state(found(Mesh(before, rank=0)))
     check_mesh_state(state, found(Mesh(after, rank=0)))
-    check_mesh_state(state, None)
+    RankPlacement().check_state(state)
     check_mesh_state({}, found(Mesh(after, rank=0)))
 
 
@@ -357,8 +356,8 @@ def test_only_another_order_of_the_same_split_is_another_stream() -> None:
     of_one = found(Mesh({"dp": 2, "cp": 1}, rank=0, split_sequence="contiguous"))
     whole = found(Mesh({"dp": 2, "cp": 2}, rank=0))
     for mesh in (head_tail, wider, of_one, whole, None):
-        check_mesh_state(mesh_state(head_tail), mesh)
-        check_mesh_state(mesh_state(mesh), head_tail)
+        RankPlacement(mesh=mesh).check_state(mesh_state(head_tail))
+        check_mesh_state(RankPlacement(mesh=mesh).state(), head_tail)
     with pytest.raises(StateMismatch, match="split_sequence: the state has 'head_tail', this loader 'contiguous'"):
         check_mesh_state(mesh_state(head_tail), contiguous)
 

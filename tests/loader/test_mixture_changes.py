@@ -144,8 +144,8 @@ def test_sources_and_their_epochs_draw_different_numbers(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        ([{"name": 1}], "tables of 'name', 'position', those of source 'b' tables of 'name'"),
-        ([{"name": 1, "position": 2, "more": 3}], "tables of 'more', 'name', 'position'"),
+        ([{"name": 1}], "dicts of 'name', 'position', those of source 'b' dicts of 'name'"),
+        ([{"name": 1, "position": 2, "more": 3}], "dicts of 'more', 'name', 'position'"),
         ([(1, 2)], "source 'b' tuples of 2"),
         ([1], "source 'b' of type int"),
     ],

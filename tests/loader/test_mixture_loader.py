@@ -277,10 +277,10 @@ def test_a_sampler_of_ones_own_is_refused_for_a_mixture() -> None:
 @pytest.mark.parametrize(
     ("sources", "told"),
     [
-        ({"web": ("data/web", 0.7)}, "source 'web' is a path, and not a dataset\nhint: pass stoker.pack.'data/web'"),
+        ({"web": ("data/web", 0.7)}, "source 'web' is a path, expected a dataset\nhint: pass stoker.pack.'data/web'"),
         ({"web": (Path("data/web"), 0.7)}, "source 'web' is a path"),
         ({"web": (0.7, [1, 2])}, "source 'web' is the number 0.7\nhint: write \\(dataset, weight\\)"),
-        ([([1], 0.7)], "sources is a list, and not a table with names"),
+        ([([1], 0.7)], "sources is a list, expected a dict by name"),
         ({}, "there is nothing to mix"),
     ],
 )

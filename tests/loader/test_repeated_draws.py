@@ -27,8 +27,10 @@ from torch.utils.data import (
 import stoker
 from stoker.batch.encoded import Encoded
 from stoker.compose.images import Images
-from stoker.loader.build import HostDecodeFallback, build_batch_maker
+from stoker.loader.build import batch_builders
+from stoker.loader.build_delivery import HostDecodeFallback
 from stoker.loader.order.repeated_draws import Draws, may_repeat
+from stoker.loader.state.loader_state import new_progress
 from stoker.transform import RandomHorizontalFlip, RandomResizedCrop
 from tests.compose.picture_sets import InMemory
 from tests.loader.datasets import KeyedMany, KeyedOnly, KeyedWhole, Numbers, listed, plain
@@ -292,15 +294,15 @@ def test_a_draw_that_killed_its_worker_has_the_same_numbers_when_it_is_made_agai
 def test_files_left_to_the_device_are_cut_anew_in_each_draw() -> None:
     images = Images(InMemory(1, labels=None), transform=CROP, decode="device")
     loader: Any = stoker.DataLoader(Images(InMemory(1, labels=None), transform=CROP), 6, sampler=[0] * 6, seed=7)
-    maker = build_batch_maker(loader)
-    maker.dataset = images
-    recipe = next(iter(loader._new_progress(0).recipes()))
-    made = maker.make(recipe)
+    builders = batch_builders(loader)
+    builders.dataset = images
+    recipe = next(iter(new_progress(loader, 0).recipes()))
+    made = builders.build(recipe)
     assert isinstance(made.batch, Encoded)
     assert len(set(map(tuple, made.batch.boxes.tolist()))) == 6
     wanted = next(iter(loader))
     for row in range(6):  # as if the device had refused each
-        one, _ = HostDecodeFallback(build_batch_maker(loader)).read(made, 0, row)
+        one, _ = HostDecodeFallback(batch_builders(loader)).read(made, 0, row)
         assert torch.equal(one[0], wanted[row])
 
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stoker import native
+from stoker.compose.packs.pack_rows import BestFitRows
 from stoker.compose.packs.packed import Packed
-from stoker.compose.packs.packed_rows import BestFitRows
 from stoker.errors import ArgumentError, DataError
 from stoker.native import ArrayParts, FoundSpans, RowMemory, SpanFinder
 from tests.laws.test_packing import packed_in, places, sizes

@@ -80,6 +80,6 @@ def test_a_field_that_is_lacking_or_unknown_is_refused() -> None:
 
 
 def test_the_table_of_slots_has_the_columns_of_the_structure() -> None:
-    from stoker.compose.packs.packed_rows import SLOT_COLUMNS
+    from stoker.compose.packs.pack_rows import SLOT_COLUMNS
 
     assert declarations().structure("slot").names == SLOT_COLUMNS

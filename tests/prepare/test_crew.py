@@ -60,7 +60,7 @@ def test_a_job_whose_worker_is_killed_is_done_by_another(tmp_path: Path) -> None
 
 
 def test_a_job_that_kills_three_workers_is_named(tmp_path: Path) -> None:
-    told = "job 2 ended 3 worker processes in a row: SIGKILL, SIGKILL, SIGKILL"
+    told = "3 worker processes died in a row at job 2: SIGKILL, SIGKILL, SIGKILL"
     crew = WorkerPool(Deadly(tmp_path, always=2), num_workers=2, describe=described)
     with crew, pytest.raises(WorkerDied, match=told):
         list(crew.results(range(5)))
@@ -72,7 +72,7 @@ def begin_badly() -> None:
 
 def test_workers_that_cannot_start_are_an_error() -> None:
     crew = WorkerPool(doubled, num_workers=2, describe=described, begin=begin_badly)
-    with crew, pytest.raises(WorkerDied, match="the start ended 3 worker processes in a row: exit code 3"):
+    with crew, pytest.raises(WorkerDied, match="3 worker processes died in a row at start-up: exit code 3"):
         list(crew.results(range(5)))
 
 

@@ -227,13 +227,13 @@ def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
         ArrayFile(path, dtype="uint8", shape=(-1,), offset_bytes=13)
     with pytest.raises(errors.ArgumentError, match="is invalid"):
         ArrayFile(path, dtype="uint8", shape=(-1, -1))
-    with pytest.raises(errors.ArgumentError, match="no values of a fixed size"):
+    with pytest.raises(errors.ArgumentError, match="no fixed size"):
         ArrayFile(path, dtype=object, shape=(-1,))
     with pytest.raises(errors.ArgumentError, match="single value"):
         ArrayFile(tmp_path / "single.npy")
     with pytest.raises(errors.ArgumentError, match="is a folder"):
         ArrayFile(tmp_path)
-    with pytest.raises(errors.DamagedFile, match="not a multiple of uint8"):
+    with pytest.raises(errors.DamagedFile, match="not a multiple of .*uint8"):
         ArrayFile(path, dtype="uint8", shape=(-1, 5))
     with pytest.raises(errors.DamagedFile, match="truncated"):
         ArrayFile(path, dtype="uint8", shape=(4, 5))

@@ -51,7 +51,7 @@ def test_what_holds_is_accepted(store: Store, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("expected", "told"),
     [
-        ({"shuffle": 5}, "\n  shuffle: expected 5, the store has None\nhint: prepare it anew"),
+        ({"shuffle": 5}, "\n  shuffle: expected 5, the store has None\nhint: prepare it again"),
         ({"settings": {"shuffle": 5, "new": 1}}, "settings.new: expected 1, the store has 'missing'"),
         ({"color": "red"}, "color: expected 'red', the store has 'missing'"),
         ({"tokenizer": {"vocab_size": 50257}}, "tokenizer.vocab_size: expected 50257, the store has 100"),
@@ -65,7 +65,7 @@ def test_what_holds_is_accepted(store: Store, expected: dict[str, Any]) -> None:
 def test_what_does_not_hold_is_told(store: Store, expected: dict[str, Any], told: str) -> None:
     with pytest.raises(StoreMismatch, match=told) as caught:
         store.expect(expected)
-    assert str(caught.value).startswith(f"{store.path} is not the store that was expected; what differs:")
+    assert str(caught.value).startswith(f"{store.path} was prepared with other settings than expected:")
     assert pickle.loads(pickle.dumps(caught.value)).differences == caught.value.differences
 
 

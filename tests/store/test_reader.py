@@ -235,7 +235,7 @@ def test_unchecked_stores_are_read_alike(store: Store) -> None:
 
 def test_expectations_are_told_when_a_store_is_opened(store: Store) -> None:
     assert len(open_store(store.path, expect={"name": "x", "num_samples": NUM})) == NUM
-    with pytest.raises(StoreMismatch, match="what differs:\n  name: expected 'y', the store has 'x'\nhint"):
+    with pytest.raises(StoreMismatch, match="than expected:\n  name: expected 'y', the store has 'x'\nhint"):
         stoker.open(store.path, expect={"name": "y"})
     with pytest.raises(StoreMismatch, match="name: expected 'y', the store has 'x'"):
         stoker.DataLoader(store.tokens(4, column="t"), expect={"name": "y"})

@@ -1,4 +1,4 @@
-"""Contact sheets: pictures are found in whatever a batch is, and shown as they are, with what is known about them."""
+"""Contact sheets: images are found in any kind of batch and shown with their labels and positions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import stoker
 from stoker import DataLoader
 from stoker.batch.encoded import Encoded
 from stoker.errors import ArgumentError, MissingExtra
+from stoker.view.batch_images import NAN_COLOR, find_images, format_labels
 from stoker.view.paper import ELLIPSIS, font, shorten, strip_undrawable, text_width
-from stoker.view.pictures import NAN_COLOR, find_images, format_labels
 from stoker.view.sheet import _columns, draw_sheet
 
 
 def pixels(number: int = 6, height: int = 24, width: int = 20) -> NDArray[np.uint8]:
-    """Return pictures [B, H, W, 3], each with a color of its own and a gradient."""
+    """Return images [B, H, W, 3], each with a color of its own and a gradient."""
     colors = np.random.default_rng(1).integers(0, 200, (number, 1, 1, 3))
     gradient = np.linspace(0, 55, width).round()[None, None, :, None]
     return np.broadcast_to(colors + gradient, (number, height, width, 3)).astype(np.uint8)
@@ -62,40 +62,40 @@ def normalized() -> torch.Tensor:
         pytest.param([(one, number) for number, one in enumerate(NHWC)], id="list of samples"),
     ],
 )
-def test_pictures_are_found_and_keep_their_pixels(batch: Any) -> None:
+def test_images_are_found_and_keep_their_pixels(batch: Any) -> None:
     seen = find_images(batch, limit=64)
-    assert np.array_equal(np.stack(seen.pictures), NHWC)
+    assert np.array_equal(np.stack(seen.images), NHWC)
     assert seen.num_all == 6
     assert seen.notes == []
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_pictures_on_a_device_are_the_same_pictures() -> None:
+def test_images_on_a_device_are_the_same_images() -> None:
     for batch in (NCHW, (NCHW / 255).half()):
         assert np.array_equal(
-            np.stack(find_images(batch.cuda(), limit=9).pictures), np.stack(find_images(batch, limit=9).pictures)
+            np.stack(find_images(batch.cuda(), limit=9).images), np.stack(find_images(batch, limit=9).images)
         )
 
 
 @pytest.mark.parametrize("normalize", [(MEAN, STD), stoker.Normalize(MEAN, STD)], ids=["pair", "Normalize"])
 def test_what_was_normalized_has_its_colors_back(normalize: Any) -> None:
-    assert np.array_equal(np.stack(find_images(normalized(), normalize=normalize, limit=9).pictures), NHWC)
+    assert np.array_equal(np.stack(find_images(normalized(), normalize=normalize, limit=9).images), NHWC)
     assert np.array_equal(
-        np.stack(find_images(NCHW, normalize=normalize, limit=9).pictures), NHWC
+        np.stack(find_images(NCHW, normalize=normalize, limit=9).images), NHWC
     )  # bytes are as they are
 
 
 def test_half_precision_and_slight_overshoot_are_shown_without_a_note() -> None:
     seen = find_images((NCHW / 255).to(torch.bfloat16), limit=9)
-    assert np.abs(np.stack(seen.pictures).astype(int) - NHWC).max() <= 1
+    assert np.abs(np.stack(seen.images).astype(int) - NHWC).max() <= 1
     assert seen.notes == []
 
 
 def test_values_nobody_explains_are_stretched_and_that_is_said() -> None:
     seen = find_images(normalized(), limit=9)
-    assert np.stack(seen.pictures).min() == 0
-    assert np.stack(seen.pictures).max() == 255
+    assert np.stack(seen.images).min() == 0
+    assert np.stack(seen.images).max() == 255
     assert "pass normalize=" in seen.notes[0]
     assert "from -1 to 1" in find_images(NCHW / 127.5 - 1, limit=9).notes[0]
 
@@ -106,37 +106,35 @@ def test_what_is_no_number_is_magenta_and_counted() -> None:
     batch[2, 0, 6, 7] = float("inf")
     seen = find_images(batch, limit=9)
     assert seen.notes == ["1 with NaN values, shown in magenta"]
-    assert tuple(seen.pictures[2][5, 7]) == tuple(seen.pictures[2][6, 7]) == NAN_COLOR
-    assert np.array_equal(seen.pictures[1], NHWC[1])
+    assert tuple(seen.images[2][5, 7]) == tuple(seen.images[2][6, 7]) == NAN_COLOR
+    assert np.array_equal(seen.images[1], NHWC[1])
 
 
-def test_gray_transparent_and_single_pictures_are_drawn() -> None:
-    [gray] = find_images(NHWC[0, :, :, 0], limit=9).pictures
+def test_gray_transparent_and_single_images_are_drawn() -> None:
+    [gray] = find_images(NHWC[0, :, :, 0], limit=9).images
     assert np.array_equal(gray, np.repeat(NHWC[0, :, :, :1], 3, -1))
-    assert len(find_images(NCHW[:, :1], limit=9).pictures) == 6
-    assert len(find_images(NHWC[:5, :, :, 0], limit=9).pictures) == 5
-    assert (
-        len(find_images(NCHW[0], limit=9).pictures) == len(find_images(Image.fromarray(NHWC[0]), limit=9).pictures) == 1
-    )
+    assert len(find_images(NCHW[:, :1], limit=9).images) == 6
+    assert len(find_images(NHWC[:5, :, :, 0], limit=9).images) == 5
+    assert len(find_images(NCHW[0], limit=9).images) == len(find_images(Image.fromarray(NHWC[0]), limit=9).images) == 1
     clear = np.concatenate((NHWC, np.zeros_like(NHWC[..., :1])), -1)
-    assert np.stack(find_images(clear, limit=9).pictures).min() == 255
+    assert np.stack(find_images(clear, limit=9).images).min() == 255
     sixteen = (NHWC[..., :1].astype(np.uint16) * 257)[0]
-    assert np.array_equal(find_images(sixteen, limit=9).pictures[0][..., 0], NHWC[0, ..., 0])
+    assert np.array_equal(find_images(sixteen, limit=9).images[0][..., 0], NHWC[0, ..., 0])
 
 
 @pytest.mark.parametrize(
-    ("batch", "told"),
+    ("batch", "expected"),
     [
         (torch.zeros(4), r"a tensor of shape \(4,\)"),
         ({"tokens": torch.zeros(2, 8)}, r"\{tokens: \(2, 8\)\}"),
-        ("a picture", "a str"),
+        ("an image", "a str"),
         ((torch.zeros(2, 5, 8, 8), 3), r"a tuple of a tensor of shape \(2, 5, 8, 8\), an int"),
         ([], "nothing"),
     ],
     ids=["vector", "tokens", "text", "five channels", "empty"],
 )
-def test_what_has_no_pictures_is_refused_and_described(batch: Any, told: str) -> None:
-    with pytest.raises(ArgumentError, match=told):
+def test_what_has_no_images_is_refused_and_described(batch: Any, expected: str) -> None:
+    with pytest.raises(ArgumentError, match=expected):
         stoker.view.batch(batch)
 
 
@@ -186,7 +184,7 @@ def test_the_sheet_holds_every_picture_where_it_belongs() -> None:
     assert (sheet[:8] == 255).all()  # paper
 
 
-def test_pictures_of_different_sizes_share_a_sheet() -> None:
+def test_images_of_different_sizes_share_a_sheet() -> None:
     sheet = stoker.view.batch([NHWC[0], pixels(1, 10, 40)[0], pixels(1, 300, 200)[0]], labels=["a", "b", "c"])
     assert sheet.height > 300
 
@@ -278,7 +276,7 @@ def test_a_loader_shows_its_next_batch_and_goes_on_as_if_nobody_had_looked(num_w
         positions=plan.recipe(0).positions.tolist(),
     )
     sheet = np.asarray(stoker.view.batch(loader))
-    # all but the last line, which tells that these were floats
+    # all but the last line, which says that these were floats
     assert np.array_equal(sheet[:-40], np.asarray(by_hand)[:-40])
     assert loader.recipe is None
     served = [((batch[0] * 0.5 + 0.5) * 255).round().byte() for batch in loader]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate as torch_collate
 
-from stoker.batch.placing import empty_array, offered
+from stoker.batch.memory import is_placed, placed_array
 from stoker.foundation.torch_private import default_collate_fn_map
 
 Batch = Any
@@ -81,13 +81,13 @@ def _tensors(samples: Sequence[torch.Tensor]) -> Batch:
     # with an `out`, torch would convert: to the first one's dtype, and not to one that holds them all
     is_plain = first.dim() < 4 or first.is_contiguous()  # torch keeps the layout of what is, say, channels-last
     if (
-        offered()
+        is_placed()
         and is_plain
         and carrier is not None
         and first.device.type == "cpu"
         and len(set(map(_dtype_of, samples))) == 1
     ):
-        out = torch.from_numpy(empty_array((len(samples), *first.shape), carrier, len(samples) * first.nbytes))
+        out = torch.from_numpy(placed_array((len(samples), *first.shape), carrier, len(samples) * first.nbytes))
         try:
             return torch.stack(samples, out=out if out.dtype is first.dtype else out.view(first.dtype))  # type: ignore[arg-type]
         except RuntimeError:
@@ -100,8 +100,8 @@ def _arrays(samples: Sequence[np.ndarray[Any, Any]]) -> Batch:
     if first.dtype.kind in "biufc" and first.size:
         shape = (len(samples), *first.shape)
         # of equal length: `concatenate` itself sees to it that all else is equal, too
-        if offered() and first.ndim and first.dtype in _NATIVE and len(set(map(len, samples))) == 1:
-            joined = empty_array(shape, first.dtype, len(samples) * first.nbytes)
+        if is_placed() and first.ndim and first.dtype in _NATIVE and len(set(map(len, samples))) == 1:
+            joined = placed_array(shape, first.dtype, len(samples) * first.nbytes)
             try:
                 np.concatenate(samples, out=joined.reshape(-1, *first.shape[1:]), casting="no")
                 return torch.from_numpy(joined)

@@ -44,7 +44,7 @@ def compare(
     Example: [bold cyan]stoker bench compare train:make_dataset --batch-size 64 --workers 2,4 --out compared[/]
     """
     from stoker.cli.trials import check_out, conclude_sweep, parse_numbers, progress
-    from stoker.lab.plots.bench_tables import compare_table
+    from stoker.lab.plots.sweep_tables import compare_table
     from stoker.lab.trial.compare import compare as compared
 
     check_out(out)
@@ -66,7 +66,7 @@ def compare(
         )
 
     def figures() -> dict[str, Figure]:
-        from stoker.lab.plots.compare_plots import compare_figures
+        from stoker.lab.plots.sweep_plots import compare_figures
 
         return compare_figures(sweep)
 

@@ -35,7 +35,7 @@ def loader(
     Example: [bold cyan]stoker bench loader train:make_loader --workers 0,1,2,4 --out measured[/]
     """
     from stoker.cli.trials import check_out, conclude_sweep, parse_numbers, progress
-    from stoker.lab.plots.bench_tables import loader_table
+    from stoker.lab.plots.sweep_tables import loader_table
     from stoker.lab.trial.sweep import bench_loader
 
     check_out(out)
@@ -59,7 +59,7 @@ def loader(
         )
 
     def figures() -> dict[str, Figure]:
-        from stoker.lab.plots.bench_plots import loader_figures
+        from stoker.lab.plots.sweep_plots import loader_figures
 
         return loader_figures(sweep)
 

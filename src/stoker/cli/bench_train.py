@@ -46,7 +46,7 @@ def train(
     Example: [bold cyan]stoker bench train train.py:make_step --gpus 8 --out measured[/]
     """
     from stoker.cli.trials import check_out, conclude, format_notes, progress
-    from stoker.lab.plots.train_tables import parts_table, train_remarks, ways_table
+    from stoker.lab.plots.train_results import parts_table, train_remarks, ways_table
     from stoker.lab.trial.step_target import step_and_loader
     from stoker.lab.trial.train_bench import bench_train, record_run
 
@@ -71,7 +71,7 @@ def train(
         yield from format_notes(train_remarks(found))
 
     def files() -> Iterator[File]:
-        from stoker.lab.plots.train_plots import train_figure
+        from stoker.lab.plots.train_results import train_figure
 
         yield "train.json", found.save
         if found.has_parts:

@@ -40,9 +40,9 @@ def report(
     _check_output(out, [*runs, *(against or ())])
     from stoker.cli.records import load_records
     from stoker.foundation.text import format_bytes
-    from stoker.view import report as reported
+    from stoker.lab.page import report as make_report
 
-    page = reported(load_records(runs), against=load_records(against) if against else None, title=title)
+    page = make_report(load_records(runs), against=load_records(against) if against else None, title=title)
     page.save(out)
     for diagnosis, whose in zip(page.diagnoses, ("", "baseline: ")):
         print(f"{whose}{diagnosis.verdict}: {diagnosis.says}")

@@ -144,7 +144,7 @@ def conclude(
     from rich.text import Text
 
     from stoker.cli.app import INTERRUPTED
-    from stoker.lab.plots.columns import MANY
+    from stoker.lab.plots.tables import MANY
 
     console = Console(highlight=False, quiet=is_json)
     if is_json:
@@ -215,7 +215,7 @@ def conclude_sweep(
     def shown(width: int) -> Iterator[Table | Text]:
         from rich.text import Text
 
-        from stoker.lab.plots.bench_tables import failures, format_title, remarks
+        from stoker.lab.plots.sweep_tables import failures, format_title, remarks
 
         yield Text(format_title(sweep))
         if is_ok:

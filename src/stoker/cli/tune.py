@@ -68,7 +68,7 @@ def loader(
     Example: [bold cyan]stoker tune train:make_loader --step train:make_step --out tuned[/]
     """
     from stoker.cli.trials import check_out, conclude_sweep, parse_numbers, progress
-    from stoker.lab.plots.bench_tables import tune_table
+    from stoker.lab.plots.sweep_tables import tune_table
     from stoker.lab.trial.tuning import tune, without_run
 
     check_out(out)
@@ -87,7 +87,7 @@ def loader(
         )
 
     def figures() -> dict[str, Figure]:
-        from stoker.lab.plots.tune_plots import tune_figures
+        from stoker.lab.plots.sweep_plots import tune_figures
 
         return tune_figures(tuning)
 
@@ -98,11 +98,11 @@ def loader(
         out=out,
         is_json=json,
         record=without_run(tuning),
-        verdict=_verdict(tuning),
+        verdict=format_verdict(tuning),
     )
 
 
-def _verdict(tuning: Tuning) -> Text:
+def format_verdict(tuning: Tuning) -> Text:
     """Return the code to use, and the expected time."""
     from rich.text import Text
 

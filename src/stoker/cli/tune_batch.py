@@ -54,7 +54,7 @@ def batch(
     """
     from stoker.cli.trials import check_out, conclude, format_notes, parse_bytes, progress
     from stoker.errors import StokerError
-    from stoker.lab.plots.batch_tables import batch_remarks, batch_table
+    from stoker.lab.plots.batch_size_results import batch_remarks, batch_table
     from stoker.lab.trial.batch_size import tune_batch
 
     check_out(out)
@@ -80,7 +80,7 @@ def batch(
         raise typer.Exit(1) from None
 
     def files() -> Iterator[File]:
-        from stoker.lab.plots.batch_plots import batch_figure
+        from stoker.lab.plots.batch_size_results import batch_figure
 
         yield "batch.json", found.save
         yield "batch.png", batch_figure(found).savefig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from stoker.compose.mixtures.mixture import Mixture
 from stoker.plan import Plan
+from stoker.source.protocols import mixes_sources
 
 
 class Content(NamedTuple):
@@ -38,7 +38,7 @@ def contents(dataset: Any, plan: Plan, step: int, ranks: Iterable[int], num_rank
         positions, is_padding = recipe.positions, [False] * len(recipe.positions)
         if recipe.padding is not None:
             is_padding = recipe.padding.tolist()
-            if isinstance(dataset, Mixture):
+            if mixes_sources(dataset):
                 positions = dataset.in_epoch(recipe.epoch).filling(positions)
         for row, (number, pads) in enumerate(zip(positions.tolist(), is_padding)):
             for source, epoch, position, rows in _resolved(dataset, recipe.epoch, number):
@@ -51,7 +51,7 @@ def contents(dataset: Any, plan: Plan, step: int, ranks: Iterable[int], num_rank
 
 def _resolved(dataset: Any, epoch: int, number: int) -> Iterator[tuple[str | None, int, int, Any]]:
     """Yield the source of a sample, its epoch, the position in it, and the dataset that has it."""
-    if not isinstance(dataset, Mixture):
+    if not mixes_sources(dataset):
         yield None, epoch, number, dataset
         return
     name, of_source, position = dataset.at(dataset.number(epoch, number))

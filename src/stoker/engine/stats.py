@@ -1,19 +1,22 @@
-"""What a loader has counted, as a plain record: for people, for files, for whoever draws conclusions.
+"""A loader's counters as a plain record, of Stoker's loaders and of others that are watched. What is unknown is None.
 
-The same record tells of loaders that are not ours, as far as they could be watched; what is not known is None.
+To add a counter, add a field to `Stats` and fill it: `counter` declares next to it how it is added up over loaders, its
+row in `loader.report()` and its Prometheus metric.
 """
 
 from __future__ import annotations
 
 import json
 import reprlib
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
+from math import sqrt
 from types import UnionType
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from stoker.engine.timing import Histogram
+from stoker.engine.timing import BatchTimeline, Histogram
 
 VERSION = 1
 
@@ -31,7 +34,7 @@ class Plain:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return what `as_dict` told; fields that a newer version has added are passed over.
+        """Return the record of an `as_dict`; fields that a newer version has added are ignored.
 
         A value of another type than its field's is a `TypeError` that names the field.
         """
@@ -49,7 +52,7 @@ class Plain:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number of NumPy's, which somebody gave as an argument, as Python has it; anything else as text."""
+    """Return a NumPy number as Python's; anything else as text."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
@@ -91,6 +94,51 @@ MOST = 1e100
 """No number in a record is larger: what is reckoned with it stays a number."""
 
 
+MAX_MERGED = 1024
+"""Batches, and first batches, kept one by one when counters are added up."""
+
+Merge = Callable[[Any, Any, int, int], Any]
+"""Add up a counter of two loaders: both values, and how many batches each loader delivered."""
+
+
+def counter(default: Any, merge: Merge | None = None, *, label: str = "", metric: str = "") -> Any:
+    """Declare a counter of `Stats`.
+
+    Args:
+        default: its value, or a function that returns it.
+        merge: how to add it up over loaders of the same kind; the later loader's value without it.
+        label: its row in the table of `loader.report()`.
+        metric: its description in Prometheus, where it is called `stoker_` and its name.
+    """
+    metadata = {"merge": merge, "label": label, "metric": metric}
+    return field(default_factory=default if callable(default) else lambda: default, metadata=metadata)
+
+
+def _add(before: Any, after: Any, *_: int) -> Any:
+    return after if before is None else before if after is None else before + after
+
+
+def _mean(before: float | None, after: float | None, num_before: int, num_after: int) -> float | None:
+    if before is None or after is None:
+        return after if before is None else before
+    return (before * num_before + after * num_after) / max(1, num_before + num_after)
+
+
+def _extend(before: list[Any], after: list[Any], *_: int) -> list[Any]:
+    return [*before, *after][-MAX_MERGED:]
+
+
+def _by_key(merge: Merge) -> Merge:
+    """Return how to add up dictionaries whose values are added up by `merge`."""
+
+    def merge_values(before: Any, after: Any, *nums: int) -> Any:
+        if not before or not after:
+            return after or before
+        return before | {key: merge(before[key], one, *nums) if key in before else one for key, one in after.items()}
+
+    return merge_values
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles(Plain):
     """Durations, in seconds."""
@@ -116,60 +164,96 @@ class Quantiles(Plain):
             most=histogram.most,
         )
 
+    def __add__(self, other: Quantiles) -> Quantiles:
+        """Return those of both sets of durations together. The quantiles are means, so both should be alike."""
+        if not self.num or not other.num:
+            return self if self.num else other
+        num = self.num + other.num
+
+        def mean(first: float, second: float) -> float:
+            return (first * self.num + second * other.num) / num
+
+        middle = mean(self.mean, other.mean)
+        squares = mean(self.deviation**2 + self.mean**2, other.deviation**2 + other.mean**2)
+        return Quantiles(
+            num=num,
+            mean=middle,
+            deviation=sqrt(max(0.0, squares - middle**2)),
+            p50=mean(self.p50, other.p50),
+            p90=mean(self.p90, other.p90),
+            p99=mean(self.p99, other.p99),
+            most=max(self.most, other.most),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage(Plain):
-    """One stage: how long it was at work, and how long somebody waited there. Of all threads and workers together."""
+    """How long a stage was busy, and how long a thread waited there, in all threads and workers together."""
 
     busy_seconds: float = 0.0
     waiting_seconds: float = 0.0
     cpu_seconds: float | None = None
-    """How much of the busy time was spent on a core, where that was looked at."""
+    """The part of the busy time spent on a core, if measured."""
+
+    def __add__(self, other: Stage) -> Stage:
+        return Stage(**{one.name: _add(getattr(self, one.name), getattr(other, one.name)) for one in fields(Stage)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStats(Plain):
-    """A process, from when it was first looked at to when it was last."""
+    """What a process used, from the first measurement to the last."""
 
     pid: int
     role: str
-    """"trainer", "worker 3", or what else is known of it."""
+    """"trainer", "worker 3", or another description."""
     cpu_seconds: float = 0.0
     delay_seconds: float | None = None
-    """How long it was ready to run and had no core."""
+    """How long it was ready to run without a core."""
     read_bytes: int | None = None
-    """Read from disks, not from memory."""
+    """Read from disk, not from memory."""
     pss_bytes: int | None = None
-    """Its memory, pages that it shares with others counted by its share; once it has ended, what was seen last."""
+    """Its memory, shared pages counted proportionally; the last value seen if it has exited."""
     num_batches: int | None = None
     busy_seconds: float | None = None
-    """How long it was making batches, its threads added up."""
+    """How long it loaded batches, its threads added up."""
+
+    def __add__(self, other: ProcessStats) -> ProcessStats:
+        """Return what two processes in the same role used; the id and the memory are the second one's."""
+        names = ("cpu_seconds", "delay_seconds", "read_bytes", "num_batches", "busy_seconds")
+        return replace(other, **{name: _add(getattr(self, name), getattr(other, name)) for name in names})
+
+
+def _merge_workers(before: list[ProcessStats], after: list[ProcessStats], *_: int) -> list[ProcessStats]:
+    roles = {worker.role: worker for worker in before}
+    for worker in after:
+        roles[worker.role] = _add(roles.get(worker.role), worker)
+    return list(roles.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies(Plain):
-    """How batches came to the device, as far as that was seen."""
+    """Copies of batches to the device, as far as they were seen."""
 
     num: int = 0
     num_pageable: int = 0
     """From ordinary memory, which goes through a buffer of the driver's."""
     num_blocking: int = 0
-    """For which the trainer had to wait."""
+    """For which the training loop had to wait."""
     seconds: float = 0.0
-    """Of the trainer's time."""
+    """Of the training loop's time."""
     device_seconds: float | None = None
-    """Of one copy, on the device, as measured on some of them; None where there is no device, or it does not tell."""
+    """Of one copy, measured on the device for some of them; None where it cannot be measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled(Plain):
-    """Where workers were, when they were looked at now and then."""
+    """Where threads were when they were sampled."""
 
     num: int = 0
     places: dict[str, float] = field(default_factory=dict)
     """The share of samples in which a thread was there: ``file.py:12 function `source line` ``."""
     gil_share: float | None = None
-    """The share of looks at which the interpreter's lock was held by whoever worked: pure Python, not native code."""
+    """The share of samples in which the worker held the GIL: pure Python, not native code."""
 
 
 STAGES = ("read", "transform", "collate", "hand-over", "copy", "wait")
@@ -186,55 +270,55 @@ class Stats(Plain):
     engine: str = "inline"
     """"inline", "threads" or "processes"."""
     config: dict[str, Any] = field(default_factory=dict)
-    """The loader's arguments, as far as they matter: num_workers, num_threads, prefetch_factor, batch_size, ..."""
+    """The loader's arguments that matter: num_workers, num_threads, prefetch_factor, batch_size, ..."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What was found out about the dataset and where it lies."""
+    """What is known of the dataset and its files."""
     rank: int = 0
     num_ranks: int = 1
-    seconds: float = 0.0
-    """From asking for the first batch to having the last one, iterations added up, with the trainer's own time."""
-    num_iterations: int = 0
-    num_batches: int = 0
-    num_samples: int = 0
-    num_bytes: int = 0
-    """Of all batches, judged from some of them."""
-    first_batch_seconds: list[float] = field(default_factory=list)
+    seconds: float = counter(0.0, _add, metric="Time in iterations, training steps included.")
+    """From requesting the first batch to receiving the last one, iterations added up, training steps included."""
+    num_iterations: int = counter(0, _add)
+    num_batches: int = counter(0, _add, metric="Batches delivered to the training loop.")
+    num_samples: int = counter(0, _add, metric="Samples delivered to the training loop.")
+    num_bytes: int = counter(0, _add, metric="Bytes delivered to the training loop, estimated from some batches.")
+    """Of all batches, estimated from some of them."""
+    first_batch_seconds: list[float] = counter(list, _extend)
     """How long the first batch of each iteration was waited for."""
     construction_seconds: float | None = None
     import_seconds: float | None = None
-    batch_seconds: Quantiles = field(default_factory=Quantiles)
-    """From batch to batch, waiting and the trainer's own time together; first batches not counted."""
-    wait_seconds: Quantiles = field(default_factory=Quantiles)
-    """How long the trainer waited for a batch; first batches not counted."""
-    step_seconds: Quantiles = field(default_factory=Quantiles)
-    """The trainer's own time from having a batch to asking for the next."""
-    making_seconds: Quantiles = field(default_factory=Quantiles)
-    """From the beginning of a batch in its worker to its end."""
-    stages: dict[str, Stage] = field(default_factory=dict)
+    batch_seconds: Quantiles = counter(Quantiles, _add, label="batch", metric="Time from batch to batch.")
+    """From batch to batch, waiting and training step together; without first batches."""
+    wait_seconds: Quantiles = counter(Quantiles, _add, label="wait", metric="Time spent waiting for a batch.")
+    """How long the training loop waited for a batch; without first batches."""
+    step_seconds: Quantiles = counter(Quantiles, _add, label="step", metric="Time of a training step.")
+    """The training loop's own time, from receiving a batch to requesting the next."""
+    making_seconds: Quantiles = counter(Quantiles, _add, label="loading", metric="Time to load a batch.")
+    """How long a worker took for a batch."""
+    stages: dict[str, Stage] = counter(dict, _by_key(_add))
     """By the names in `STAGES`."""
-    wait_cpu_seconds: float | None = None
-    """How long the trainer's own thread was on a core while it waited for batches: it makes them itself, then."""
-    wait_delay_seconds: float | None = None
-    """How long that thread, ready to run, had no core while it waited for batches."""
-    num_stalls: int = 0
-    """Waits of more than a millisecond and a twentieth of the batch's time."""
-    stall_seconds: float = 0.0
-    queue_depth: float | None = None
-    """Batches that were ready when one was asked for, on average."""
-    queue_empty_share: float | None = None
-    """The share of asks at which none was ready."""
-    trainer: ProcessStats | None = None
-    workers: list[ProcessStats] = field(default_factory=list)
+    wait_cpu_seconds: float | None = counter(None, _add)
+    """How long the training thread was on a core while it waited for batches: it loads them itself, then."""
+    wait_delay_seconds: float | None = counter(None, _add)
+    """How long that thread was ready to run without a core while it waited for batches."""
+    num_stalls: int = counter(0, _add, metric="Long waits for a batch.")
+    """Waits longer than a millisecond and than a twentieth of the time from batch to batch."""
+    stall_seconds: float = counter(0.0, _add, metric="Time of the long waits.")
+    queue_depth: float | None = counter(None, _mean)
+    """Batches that were ready when one was requested, on average."""
+    queue_empty_share: float | None = counter(None, _mean)
+    """The share of requests that found the queue empty."""
+    trainer: ProcessStats | None = counter(None, _add)
+    workers: list[ProcessStats] = counter(list, _merge_workers)
     copies: Copies | None = None
     sampled: Sampled | None = None
     steps_sampled: Sampled | None = None
     """Where the training loop was between batches."""
     duplicate_share: float | None = None
-    """The share of batches of a stream that had come before, as far as that was looked at."""
-    decisions: list[str] = field(default_factory=list)
+    """The share of samples of a stream that had come from another worker before, as far as they were compared."""
+    decisions: list[str] = counter(list, _add)
     """What "auto" has decided, in order."""
-    laps: dict[str, list[float]] | None = None
-    """The latest batches one by one, column by column: see `stoker.engine.timing.Lap`."""
+    laps: dict[str, list[float]] | None = counter(None, _by_key(_extend))
+    """The latest batches one by one, column by column: see `stoker.engine.timing.BatchTimes`."""
 
     @property
     def samples_per_second(self) -> float:
@@ -243,6 +327,67 @@ class Stats(Plain):
 
     @property
     def wait_share(self) -> float:
-        """The part of the time, first batches not counted, for which the trainer waited for data."""
+        """The share of the time, first batches not counted, in which the training loop waited for data."""
         whole = self.batch_seconds.mean * self.batch_seconds.num
         return self.wait_seconds.mean * self.wait_seconds.num / whole if whole else 0.0
+
+    def __add__(self, other: Stats) -> Stats:
+        """Return the counters of two loaders made in the same way, one after the other, as those of one."""
+        nums = self.num_batches, other.num_batches
+        merged = {
+            one.name: merge(getattr(self, one.name), getattr(other, one.name), *nums)
+            for one in fields(Stats)
+            if (merge := one.metadata.get("merge")) is not None
+        }
+        return replace(other, **merged)
+
+    @staticmethod
+    def of_timeline(timeline: BatchTimeline, *, config: dict[str, Any], **more: Any) -> Stats:
+        """Return the counters that follow from a loader's batches one by one; `more` has the others."""
+        timeline.fold()
+        seconds = timeline.periods.total + sum(timeline.first_seconds) + timeline.forgotten_seconds
+        num_workers, num_threads = (config.get(name) or 0 for name in ("num_workers", "num_threads"))
+        counters: dict[str, Any] = {
+            "engine": "processes" if num_workers else "threads" if num_threads else "inline",
+            "config": config,
+            "seconds": seconds,
+            "num_batches": len(timeline),
+            "first_batch_seconds": list(timeline.first_seconds),
+            "batch_seconds": Quantiles.of(timeline.periods),
+            "wait_seconds": Quantiles.of(timeline.waits),
+            "step_seconds": Quantiles.of(timeline.steps),
+            "making_seconds": Quantiles.of(timeline.makings),
+            "stages": _stages(timeline, num_workers, num_threads, seconds),
+            "num_stalls": timeline.num_stalls,
+            "stall_seconds": timeline.stall_seconds,
+            "queue_depth": timeline.mean_depth,
+            "queue_empty_share": timeline.num_empty / timeline.num_asked if timeline.num_asked else None,
+        }
+        return Stats(**(counters | more))
+
+
+def _stages(timeline: BatchTimeline, num_workers: int, num_threads: int, seconds: float) -> dict[str, Stage]:
+    sums = timeline.sums
+    busy = sum(sums[name] for name in ("read", "transform", "collate", "pack"))
+    concurrency = max(1, num_workers) * max(1, num_threads) if num_workers or num_threads else 0
+    waited = timeline.waits.total + sum(timeline.first_seconds) + timeline.forgotten_seconds
+    return {
+        # workers wait for the next request there, and nowhere else
+        "read": Stage(busy_seconds=sums["read"], waiting_seconds=max(0.0, concurrency * seconds - busy)),
+        "transform": Stage(busy_seconds=sums["transform"]),
+        "collate": Stage(busy_seconds=sums["collate"]),
+        "hand-over": Stage(busy_seconds=sums["pack"] + sums["unpack"], waiting_seconds=sums["ready"]),
+        "copy": Stage(busy_seconds=sums["copy"]),
+        "wait": Stage(waiting_seconds=waited),
+    }
+
+
+def labeled_counters() -> list[tuple[str, str]]:
+    """Return name and label of the counters that `loader.report()` shows as rows of its table."""
+    return [(one.name, one.metadata["label"]) for one in fields(Stats) if one.metadata.get("label")]
+
+
+def metric_counters() -> list[tuple[str, str, str]]:
+    """Return name, metric name and description of the counters that Prometheus shows."""
+    shown = [(one.name, one.metadata["metric"]) for one in fields(Stats) if one.metadata.get("metric")]
+    return [(name, f"stoker_{name.removeprefix('num_')}", description) for name, description in shown]

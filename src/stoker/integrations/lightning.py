@@ -23,6 +23,7 @@ from torch.utils.data import SequentialSampler
 from stoker.errors import ArgumentError, StateError
 from stoker.integrations.loaders import check_share, has_share, is_ours
 from stoker.loader import DataLoader
+from stoker.loader.state.loader_state import new_progress
 from stoker.loader.state.plan_progress import PlanProgress
 from stoker.loader.state.progress import Progress, differing
 from stoker.loader.state.sampler_progress import SamplerProgress
@@ -307,7 +308,7 @@ class LightningLoader(DataLoader[Any]):
 
     def _first_place(self) -> Progress:
         """Return the beginning of the epoch that comes next."""
-        first = self._new_progress(self._schedule.next_epoch)
+        first = new_progress(self, self._schedule.next_epoch)
         if self._progress is not None:
             first.go_on_from(self._progress)
         return first

@@ -1,247 +1,399 @@
-"""What a loader refuses: arguments that cannot work, alone or together. torch's own checks come after these."""
+"""The arguments of `DataLoader`: each one once, with its default, its check, its meaning, and how stats record it.
+
+A new argument is an entry here and in the signature of `DataLoader.__init__`. The attribute of the loader, the entry in
+`loader.stats().config` and the row of `docs/reference/arguments.md` follow from this list; tests compare all of them.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import sys
-import warnings
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
+from weakref import ref
 
+import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import default_collate, default_convert
 
-from stoker.deliver import check_nvjpeg
-from stoker.errors import ArgumentError, BadLength, EmptyDataset, MissingExtra
-from stoker.plan import Order, Sequential, Tail, order_named
-from stoker.tuning.parallelism import AUTO, Choice, SearchSpace, search_space_for
+from stoker.errors import ArgumentError
+from stoker.plan import Order, Tail
+from stoker.tuning.parallelism import AUTO, Choice
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from stoker.batch.ledger import Policy
+    from stoker.deliver import Normalize, To
+    from stoker.loader.sharing.mesh import Mesh
+
+Record = Callable[[Any], Any]
+"""Turns the value of an argument into plain data, for `stats().config`."""
 
 
-def length_of(dataset: Any) -> int:
-    """Return len(dataset), which must be there and positive."""
-    check_length(dataset)
-    try:
-        length: int = len(dataset)
-    except TypeError as error:
-        what = type(dataset).__name__
+# ------------------------------------------------------------ how values are recorded
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as plain data: numbers and text as they are, functions by their name, other objects as text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {str(to_plain(name)): to_plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(entry) for entry in value]
+    if isinstance(value, torch.device | torch.dtype):
+        return str(value)
+    return getattr(value, "__qualname__", None) or type(value).__name__
+
+
+def _class_name(value: Any) -> str:
+    return type(value).__name__
+
+
+def _own_function(value: Any) -> Any:
+    """Return the name of a collate function; None for torch's defaults."""
+    return None if value in (default_collate, default_convert) else to_plain(value)
+
+
+# ------------------------------------------------------------ checks of one argument by itself
+
+
+def _check_batch_size(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ArgumentError(
-            f"the dataset ({what}) has no length, so its positions are not known",
-            hint="give it a __len__, pass a sampler, or derive a stream from torch.utils.data.IterableDataset",
-        ) from error
-    if not length:
-        raise EmptyDataset(type(dataset).__name__)
-    return length
-
-
-def check_length(dataset: Any) -> None:
-    """Raise `BadLength` if `__len__` returns what is not a number of samples. Its own errors are left to the caller."""
-    try:
-        len(dataset)
-    except (TypeError, ValueError, OverflowError) as error:
-        trace = error.__traceback__
-        is_own = trace is not None and trace.tb_next is not None  # raised by code of the user's
-        if not is_own and hasattr(type(dataset), "__len__"):
-            raise BadLength(type(dataset).__name__, returned=repr(type(dataset).__len__(dataset))) from error
-
-
-def workers_for(dataset: Any, num_workers: Choice, num_threads: Choice) -> Choice:
-    """Return the number of worker processes: one for threads that the dataset wants to have out of this process.
-
-    Where there can be none, threads stay here.
-    """
-    wants_one = bool(num_threads) and num_workers == 0 and _prefers_process(dataset)
-    return 1 if wants_one and _can_have_processes() else num_workers
-
-
-def _can_have_processes() -> bool:
-    """Return whether there can be workers: not on every system, and not in a daemon process, which must have none."""
-    return sys.platform == "linux" and not multiprocessing.current_process().daemon
-
-
-def check_choices(**choices: Any) -> None:
-    """Refuse other words than "auto" for what is a number, or left to us."""
-    for name, value in choices.items():
-        if isinstance(value, str) and value != AUTO:
-            raise ArgumentError(f"{name}={value!r} is not known", hint='give a number, or "auto" to have it measured')
-
-
-def room_of(
-    *,
-    num_workers: Choice,
-    num_threads: Choice,
-    prefetch_factor: Choice | None,
-    is_stream: bool,
-    is_foreign: bool,
-    may_be_inline: bool,
-    num_cores: int,
-) -> SearchSpace:
-    """Return what a loader may choose from where these are its arguments.
-
-    The number of workers that read an iterable dataset decides how it is shared out, and with it the order: one reads
-    all of it, in its own order. Nobody but torch reads torch's DataPipes.
-    """
-    if is_stream or is_foreign:
-        one = 1 if is_stream and not is_foreign and _can_have_processes() else 0
-        num_workers = one if num_workers == AUTO else num_workers
-        num_threads = 0 if num_threads == AUTO else num_threads
-    room = search_space_for(
-        num_workers=num_workers,
-        num_threads=num_threads,
-        prefetch_factor=prefetch_factor,
-        num_cores=num_cores,
-        has_processes=_can_have_processes(),
-    )
-    if not may_be_inline and (room.processes or room.threads):
-        room = replace(room, can_be_inline=False)
-    return room
-
-
-def _prefers_process(dataset: Any) -> bool:
-    return getattr(dataset, "prefers_process", False) is True or any(map(_prefers_process, _within(dataset)))
-
-
-def _within(dataset: Any) -> list[Any]:
-    """Return the datasets that torch has taken a part of, or put beside each other."""
-    if isinstance(dataset, Subset):
-        return [dataset.dataset]
-    return dataset.datasets if isinstance(dataset, ConcatDataset) else []
-
-
-def check_arguments(
-    *,
-    is_stream: bool,
-    is_planned: bool,
-    batch_size: int | None,
-    shuffle: bool | None,
-    order: str | Order | None,
-    drop_last: bool,
-    tail: Tail | None,
-    num_ranks: int,
-    seed: Any,
-    shard: str | None,
-    num_workers: int,
-    num_threads: int,
-    prefetch_factor: int | None,
-    timeout: float,
-    has_skip: bool,
-    is_mixed: bool = False,
-    sampler: str = "",
-) -> None:
-    """Raise `ArgumentError` for what cannot work."""
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise ArgumentError(
-            f"batch_size={batch_size!r} is not a positive integer",
+            f"{name}={value!r} is not a positive integer",
             hint="give the number of samples in a batch, or None to get samples without batching",
         )
-    kinds = {name for name, given in (("order", order), ("skip", has_skip)) if given}
-    if kinds and not is_planned:
-        what = "an iterable dataset" if is_stream else f"another sampler ({sampler})"
-        raise ArgumentError(
-            f"{' and '.join(sorted(kinds))} cannot be used with {what}, which decides the order itself",
-            hint="leave it out, or pass a map-style dataset without a sampler; if a trainer made this sampler, turn "
-            "that off, or write stoker.DataLoader(..., distributed=True) yourself",
-        )
-    if is_mixed and (shuffle or order is not None or not is_planned):
-        what = f"order={order!r}" if order is not None else "shuffle=True" if shuffle else "a sampler of your own"
-        raise ArgumentError(
-            f"{what}: a mixture has an order of its own, and another one would undo its shares",
-            hint="leave it out; mix(order=..., seed=...) sets the order of its sources, which is shuffled by default",
-        )
-    if tail not in (None, *get_args(Tail)):
-        raise ArgumentError(f"tail={tail!r} is not known", hint=f"choose one of {', '.join(get_args(Tail))}")
-    if tail is not None and drop_last and tail != "drop":
-        raise ArgumentError(f"drop_last=True contradicts tail={tail!r}", hint="pass only one of them")
-    if tail is not None and not is_planned and not is_stream:
-        raise ArgumentError(
-            f"tail cannot be used with another sampler ({sampler})", hint="pass drop_last, or no sampler"
-        )
-    if order is not None and shuffle is not None and shuffle == isinstance(order_named(order), Sequential):
-        raise ArgumentError(f"shuffle={shuffle} contradicts order={order!r}", hint="pass only order")
-    if num_ranks > 1 and is_stream and shard is None:
-        raise ArgumentError(
-            f"each of the {num_ranks} ranks would read the whole iterable dataset",
-            hint="pass shard='auto' to share it out, or leave out rank and num_ranks if the dataset does that itself",
-        )
-    if num_ranks > 1 and not is_stream and not is_planned:
-        raise ArgumentError(
-            f"rank and num_ranks cannot be used with another sampler ({sampler}), which decides what this rank reads",
-            hint="leave out the sampler (no DistributedSampler is needed), or rank, num_ranks and distributed",
-        )
-    if shard not in (None, "auto"):
-        raise ArgumentError(f"shard={shard!r} is not known", hint="pass shard='auto' or nothing")
-    if shard is not None and not is_stream:
-        raise ArgumentError(
-            "shard='auto' is for iterable datasets; a map-style dataset is never read twice",
-            hint="leave it out; several ranks are told by rank and num_ranks, or distributed=True",
-        )
-    if seed is not None and (isinstance(seed, bool) or not hasattr(seed, "__index__")):
-        raise ArgumentError(f"seed={seed!r} is not an integer", hint="any integer will do")
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int):
-        raise ArgumentError(f"num_threads={num_threads!r} is not an integer", hint="give a number of threads")
-    if num_threads < 0:
-        raise ArgumentError(f"num_threads={num_threads} is negative", hint="0 loads without threads")
-    if num_workers and sys.platform != "linux":
-        raise ArgumentError(
-            f"num_workers={num_workers}: worker processes need Linux, and this is {sys.platform}",
-            hint="use num_threads",
-        )
-    if num_threads and prefetch_factor is not None and prefetch_factor < 1:
-        raise ArgumentError(f"prefetch_factor={prefetch_factor} leaves threads nothing to do", hint="give 1 or more")
-    if timeout > 0 and not num_workers and not num_threads:
-        raise ArgumentError(
-            f"timeout={timeout} cannot be kept without workers: the batch is made by the caller itself",
-            hint="leave it out, or pass num_threads or num_workers",
-        )
 
 
-def check_schedule(steps_of: int | None, batch_size: int) -> None:
-    """Warn if a mixture's schedule counts other steps than a loader that begins with it."""
-    if steps_of is not None and steps_of != batch_size:
-        warnings.warn(
-            f"the mixture's schedule counts steps of {steps_of} samples, and those of this loader have {batch_size} "
-            "over all ranks: weights change at other steps than the schedule says\n"
-            "hint: pass mix(batch_size=...), the loader's batch_size times the number of ranks",
-            stacklevel=4,
-        )
+def _check_choice(name: str, value: Any) -> None:
+    if isinstance(value, str) and value != AUTO:
+        raise ArgumentError(f"{name}={value!r} is not known", hint='give a number, or "auto" to have it measured')
 
 
-def resolved_decode(dataset: Any, device: torch.device | None, *, collates: bool) -> str:
-    """Return who decodes the pictures of a dataset: "cpu", "device", or "auto" if the work is to be shared.
-
-    A dataset that leaves all to the device is refused where it cannot be; one that leaves it to us is read by the CPU.
-    """
-    if any(getattr(inner, "decode", None) == "device" for inner in _within(dataset)):
-        raise ArgumentError(
-            f"decode='device' leaves whole batches to the device, and torch's {type(dataset).__name__} is read sample "
-            "by sample",
-            hint="choose pictures with images.subset(positions), or use decode='cpu' or 'auto'",
-        )
-    decode = getattr(dataset, "decode", None)
-    if decode not in ("device", "auto") or not callable(getattr(dataset, "open_batch", None)):
-        return "cpu"
-    need = f"decode={decode!r}"
-    if not collates and decode == "device":
-        raise ArgumentError(
-            f"{need} leaves whole batches of pictures to the device, and this loader does not make batches itself",
-            hint="leave out collate_fn and batch_size=None, or use decode='cpu'",
-        )
-    try:
-        check_nvjpeg(device, need=need)
-    except (ArgumentError, MissingExtra):
-        if decode == "device":
-            raise
-        return "cpu"
-    is_possible = collates and getattr(dataset, "leaves_files", True) is True
-    return decode if is_possible else "cpu"
+def _check_num_threads(name: str, value: Any) -> None:
+    _check_choice(name, value)
+    if value == AUTO:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentError(f"{name}={value!r} is not an integer", hint="give a number of threads")
+    if value < 0:
+        raise ArgumentError(f"{name}={value} is negative", hint="0 loads without threads")
 
 
-def check_expected(dataset: Any, settings: Mapping[str, Any]) -> None:
-    """Let a dataset that knows how it was made refuse what it was not made with."""
-    expect = getattr(dataset, "expect", None)
-    if not callable(expect):
-        raise ArgumentError(
-            f"{type(dataset).__name__} does not tell how it was made, so nothing can be expected of it",
-            hint="expect= is for stores; leave it out, or prepare the data with `stoker prepare`",
-        )
-    expect(settings)
+def _check_seed(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+        raise ArgumentError(f"{name}={value!r} is not an integer", hint="any integer will do")
+
+
+def _check_tail(name: str, value: Any) -> None:
+    if value not in (None, *get_args(Tail)):
+        raise ArgumentError(f"{name}={value!r} is not known", hint=f"choose one of {', '.join(get_args(Tail))}")
+
+
+def _check_shard(name: str, value: Any) -> None:
+    if value not in (None, "auto"):
+        raise ArgumentError(f"{name}={value!r} is not known", hint="pass shard='auto' or nothing")
+
+
+# ------------------------------------------------------------ the list
+
+_RECORD, _CHECK = "record", "check"
+SECTION, GUIDES, MEANING = "section", "guides", "meaning"
+
+_DATA, _BATCHES, _PARALLEL = "Data and order", "Batches", "Parallelism"
+_RANKS, _DEVICE, _ERRORS = "Ranks", "Device", "Errors and state"
+
+
+def _argument(
+    section: str,
+    guides: tuple[str, ...],
+    meaning: str,
+    *,
+    default: Any = MISSING,
+    check: Callable[[str, Any], None] | None = None,
+    record: Record | None = to_plain,
+) -> Any:
+    """Return the entry of one argument; `record=None` leaves it out of `stats().config`."""
+    about = {SECTION: section, GUIDES: guides, MEANING: meaning, _CHECK: check, _RECORD: record}
+    return field(default=default, metadata=about)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """The arguments of a loader, each checked by itself. What cannot work together is refused by `check_together`."""
+
+    dataset: Any = _argument(
+        _DATA,
+        ("guides/switching.md",),
+        "Map-style dataset (`__len__` and `__getitem__`) or iterable dataset.",
+        record=_class_name,
+    )
+    shuffle: bool | None = _argument(
+        _DATA,
+        ("concepts/plan.md",),
+        '`True` shuffles all samples, differently in each epoch; same as `order="shuffle"`.',
+        default=None,
+    )
+    order: str | Order | None = _argument(
+        _DATA,
+        ("concepts/plan.md",),
+        '`"sequential"`, `"shuffle"`, `"window"` (near-sequential, for disks and object stores) or '
+        "`stoker.Window(size=..., block=...)`. By default `shuffle` decides.",
+        default=None,
+        record=None,  # stats record the order that results, whichever argument it comes from
+    )
+    seed: int | None = _argument(
+        _DATA,
+        ("guides/randomness.md",),
+        "Integer from which the order and all random numbers are derived. By default it is drawn from `generator` or "
+        "torch's global generator and saved in the state; with several ranks it is 0.",
+        default=None,
+        check=_check_seed,
+    )
+    generator: torch.Generator | None = _argument(
+        _DATA,
+        ("guides/randomness.md",),
+        "Torch generator from which the seed is drawn when `seed` is not given.",
+        default=None,
+    )
+    sampler: Any = _argument(
+        _DATA, ("guides/resuming.md",), "Your own order of positions, instead of `shuffle` and `order`.", default=None
+    )
+    batch_sampler: Any = _argument(
+        _DATA, ("guides/resuming.md",), "Your own lists of positions, one for each batch.", default=None
+    )
+    skip: tuple[tuple[int, int], ...] = _argument(
+        _DATA,
+        ("guides/resuming.md",),
+        "Ranges `(first, stop)` of steps to skip, for example after a loss spike. They are saved in the state.",
+        default=(),
+    )
+    expect: Mapping[str, Any] | None = _argument(
+        _DATA,
+        ("guides/stores.md",),
+        'Settings that the data must have been prepared with, such as `{"tokenizer": "tokenizer.json"}`; a mismatch is '
+        "an error. For stores and datasets built from them.",
+        default=None,
+    )
+    batch_size: int | None = _argument(
+        _BATCHES,
+        ("guides/ranks.md",),
+        "Samples per batch on this rank; the global batch has `batch_size * num_ranks`. `None` turns batching off.",
+        default=1,
+        check=_check_batch_size,
+    )
+    drop_last: bool = _argument(
+        _BATCHES,
+        ("concepts/plan.md",),
+        '`True` drops the incomplete batch at the end of an epoch; same as `tail="drop"`.',
+        default=False,
+    )
+    tail: Tail | None = _argument(
+        _BATCHES,
+        ("guides/ranks.md",),
+        'What happens to the incomplete batch at the end of an epoch: `"keep"` it short (the default), `"drop"` it, or '
+        '`"pad"` it with samples marked in `loader.recipe.padding`.',
+        default=None,
+        check=_check_tail,
+    )
+    collate_fn: Callable[[Any], Any] | None = _argument(
+        _BATCHES,
+        ("guides/workers.md",),
+        "Function that makes a batch from a list of samples. By default tensors, arrays and numbers are stacked, as in "
+        "torch.",
+        default=None,
+        record=_own_function,
+    )
+    num_workers: Choice = _argument(
+        _PARALLEL,
+        (
+            "guides/workers.md",
+            "guides/auto.md",
+        ),
+        'Worker processes, or `"auto"`: measured at the start and adjusted while training. `0` loads in the calling '
+        "process.",
+        default=0,
+        check=_check_choice,
+    )
+    num_threads: Choice = _argument(
+        _PARALLEL,
+        (
+            "guides/workers.md",
+            "guides/auto.md",
+        ),
+        "Threads in each worker process, or in the calling process without workers; the samples of a batch are spread "
+        'over them. Without `num_workers`, `stoker.images` runs them in one worker process. `"auto"` measures, for '
+        "datasets that several threads may read at once.",
+        default=0,
+        check=_check_num_threads,
+    )
+    prefetch_factor: Choice | None = _argument(
+        _PARALLEL,
+        (
+            "guides/workers.md",
+            "guides/auto.md",
+        ),
+        'Batches loaded ahead for each worker process, or in total with threads only: a number or `"auto"`. The '
+        "default is 2. With a GPU as `device`, it also limits the batches copied ahead.",
+        default=None,
+        check=_check_choice,
+    )
+    persistent_workers: bool = _argument(
+        _PARALLEL, ("guides/workers.md",), "`True` keeps worker processes alive between epochs.", default=False
+    )
+    worker_init_fn: Callable[[int], Any] | None = _argument(
+        _PARALLEL,
+        ("guides/workers.md",),
+        "Function called with the worker's number when a worker process starts.",
+        default=None,
+    )
+    multiprocessing_context: Any = _argument(
+        _PARALLEL,
+        ("guides/workers.md",),
+        'How worker processes start: `"fork"`, `"spawn"`, `"forkserver"` or a context.',
+        default=None,
+        record=None,  # recorded as start_method
+    )
+    in_order: bool = _argument(
+        _PARALLEL,
+        ("guides/workers.md",),
+        "`False` yields batches from worker processes as they are finished.",
+        default=True,
+    )
+    timeout: float = _argument(
+        _PARALLEL,
+        ("guides/workers.md",),
+        "Seconds to wait for a batch before raising an error; `0` waits without limit. Needs workers or threads.",
+        default=0,
+    )
+    distributed: bool = _argument(
+        _RANKS,
+        ("guides/ranks.md",),
+        "`True` reads rank and number of ranks from torch.distributed or the launcher (torchrun, Slurm, MPI).",
+        default=False,
+    )
+    rank: int | None = _argument(
+        _RANKS,
+        ("guides/ranks.md",),
+        "Rank of this process, from 0. Pass it together with `num_ranks`.",
+        default=None,
+        record=None,  # Stats has a field for it
+    )
+    num_ranks: int | None = _argument(
+        _RANKS,
+        ("guides/ranks.md",),
+        "Number of ranks that split each global batch.",
+        default=None,
+        record=None,  # Stats has a field for it
+    )
+    mesh: DeviceMesh | Mapping[str, int] | Mesh | None = _argument(
+        _RANKS,
+        ("guides/ranks.md",),
+        "Torch `DeviceMesh`, dict of dimension sizes, or `stoker.Mesh`: for tensor, context or pipeline parallelism, "
+        "where some ranks need the same batch.",
+        default=None,
+    )
+    shard: Literal["auto"] | None = _argument(
+        _RANKS,
+        ("guides/streams.md",),
+        '`"auto"` splits an iterable dataset across workers and ranks, so that each sample is read once. By default, '
+        "as in torch, every worker reads all of it unless the dataset splits itself.",
+        default=None,
+        check=_check_shard,
+    )
+    device: str | int | torch.device | None = _argument(
+        _DEVICE,
+        ("guides/device.md",),
+        'Device for the batches, such as `"cuda"`: they are copied ahead of time from pinned memory, on a separate '
+        "CUDA stream.",
+        default=None,
+        record=lambda value: None if value is None else str(value),
+    )
+    to: To | None = _argument(
+        _DEVICE,
+        ("guides/device.md",),
+        "Dtype to convert to after the copy, or a dict from dtypes or field names to dtypes; tokens then travel as "
+        "uint16, images as uint8.",
+        default=None,
+    )
+    normalize: Normalize | Iterable[Any] | None = _argument(
+        _DEVICE,
+        ("guides/device.md",),
+        "`(mean, std)` per channel, or `stoker.Normalize`: computes `(x / 255 - mean) / std` of uint8 images on the "
+        "device.",
+        default=None,
+    )
+    pin_memory: bool = _argument(
+        _DEVICE,
+        ("guides/device.md",),
+        "`True` yields batches in pinned (page-locked) memory, for you to copy. Not needed with `device`.",
+        default=False,
+    )
+    pin_memory_device: str = _argument(
+        _DEVICE, ("guides/device.md",), "Deprecated and ignored, as in torch.", default=""
+    )
+    on_error: str | Policy = _argument(
+        _ERRORS,
+        ("guides/bad-samples.md",),
+        'What to do about a sample that cannot be read: `"raise"`, `"skip"`, or a `stoker.Policy` with limits. Skipped '
+        "samples are listed in `loader.ledger`.",
+        default="raise",
+        record=lambda value: value if isinstance(value, str) else value.action,
+    )
+    snapshot_every_n_steps: int | None = _argument(
+        _ERRORS,
+        ("guides/resuming.md",),
+        "Accepted for scripts written for torchdata's `StatefulDataLoader`; no effect, because the state is exact "
+        "after every batch.",
+        default=None,
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "skip", tuple(self.skip))
+        for argument in ARGUMENTS:
+            if argument.metadata[_CHECK] is not None:
+                argument.metadata[_CHECK](argument.name, getattr(self, argument.name))
+
+    @classmethod
+    def of(cls, names: Mapping[str, Any]) -> Arguments:
+        """Return the arguments among other names, such as `locals()` of `DataLoader.__init__`."""
+        return cls(**{argument.name: names[argument.name] for argument in ARGUMENTS})
+
+
+ARGUMENTS: tuple[Field[Any], ...] = fields(Arguments)
+"""The list itself: one dataclass field for each argument."""
+
+
+class RecordedArguments:
+    """Returns a loader's arguments as plain data, as they are now, or were last when it is gone. Does not keep it."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = ref(loader)
+        self._last: dict[str, Any] = {}
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the arguments by name."""
+        loader = self._loader()
+        if loader is not None:
+            self._last = _record(loader)
+        return dict(self._last)
+
+
+def _record(loader: Any) -> dict[str, Any]:
+    recorded = {
+        argument.name: argument.metadata[_RECORD](getattr(loader, argument.name))
+        for argument in ARGUMENTS
+        if argument.metadata[_RECORD] is not None
+    }
+    if loader._is_planned:  # the loader's own
+        recorded |= {"sampler": None, "batch_sampler": None}
+    context = loader.multiprocessing_context
+    order = type(loader._schedule.order).__name__.lower()
+    return recorded | {
+        "order": order if loader.plan is not None else "stream" if loader._is_stream else "own",
+        "start_method": None if context is None else context.get_start_method(),
+        "is_iterable": loader._is_stream,
+    }

@@ -1,47 +1,33 @@
-"""Build what makes the batches of one iteration: the batch maker, the engine that runs it, the delivery to a device."""
+"""Create what one iteration needs: the builders of batches, the engine that runs them, the delivery to a device."""
 
 from __future__ import annotations
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from stoker.batch.ledger import Skipped
-from stoker.deliver import CudaPageLock, Delivery, NvJpeg
+from stoker.batch.builder import Builders, MapBuilders
+from stoker.batch.collation import Collation, positions_of
+from stoker.batch.result import BatchResult, EndOfStream
 from stoker.engine.inline import Inline
-from stoker.engine.processes.engine import Processes
-from stoker.engine.processes.requests import WorkerOptions
-from stoker.engine.processes.worker import WorkerJob
-from stoker.engine.slots.batch_pickle import SMALL_BYTES
-from stoker.engine.slots.ring import Ring
 from stoker.engine.task import Engine
-from stoker.engine.threads import Threads
-from stoker.foundation.finalizer import Finalizer
 from stoker.foundation.torch_private import pin_memory
-from stoker.loader.auto import TuningDriver
-from stoker.loader.engine_factory import EngineFactory, start_tuned_engine
 from stoker.loader.requests import ErrorCapturingIterator, MapRequests, StreamRequests
-from stoker.loader.sample_costs import CostProbingForwarder
 from stoker.loader.state.progress import Progress
-from stoker.loader.state.stream_progress import StreamProgress
-from stoker.loader.stream import StreamMaker
-from stoker.loader.work import (
-    BatchResult,
-    Beginning,
-    EndOfStream,
-    EpochForwarder,
-    Finisher,
-    MapMaker,
-    epoch_setter_state,
-)
-from stoker.plan import derived_key
+from stoker.plan import Recipe
+from stoker.source.protocols import batch_hint_of, can_split
 from stoker.tuning.parallelism import Parallelism
 
 if TYPE_CHECKING:
+    from stoker.engine.processes.engine import Processes
+    from stoker.engine.threads import Threads
+    from stoker.loader.auto import TuningDriver
     from stoker.loader.dataloader import DataLoader
+    from stoker.loader.state.stream_progress import StreamProgress
+    from stoker.loader.stream import Sharing, StreamSetting
 
 
 def start_engine(
@@ -51,33 +37,70 @@ def start_engine(
     engine, driver = EngineBuilder(loader, progress).start()
     if loader._device is None:
         return engine, driver
-    fallback: Any = None if loader._decode == "cpu" else HostDecodeFallback(build_batch_maker(loader))
-    delivery: Engine[BatchResult | EndOfStream] = Delivery(
-        engine,
-        loader._device,
-        depth=loader.prefetch_factor or 1,
-        widen=loader._widening,
-        of=_batch_of,
-        replaced=_with_batch,
-        on_rest=None if loader._ring is None else loader._ring.unwatch,
-        decoder=None if loader._decode == "cpu" else NvJpeg,
-        rescue=fallback,
-        split=loader.split,
-        counter=loader.counters.copies,
+    from stoker.loader.build_delivery import build_delivery
+
+    return build_delivery(loader, loader._device, engine), driver
+
+
+def batch_builders(loader: DataLoader[Any], pin: Callable[[Any], Any] | None = None) -> Builders[Any]:
+    """Return what creates the builder of each batch of a loader."""
+    mixture = loader._mixture
+    collation = Collation(
+        loader._own_collate if loader._auto_collation else loader.collate_fn,
+        is_batched=loader._auto_collation,
+        pin=pin,
+        check=None if mixture is None else SampleCheck(mixture),
+        part=loader._schedule.placement.part,
     )
-    return delivery, driver
-
-
-def build_batch_maker(loader: DataLoader[Any], pin: Callable[[Any], Any] | None = None) -> Any:
-    """Return what turns a recipe into a batch: a `MapMaker`, or a `StreamMaker` for an iterable dataset."""
-    own_collate = loader._own_collate if loader._auto_collation else loader.collate_fn
-    part = None if loader._mesh is None else loader._mesh.part
-    finish = Finisher(own_collate, is_batched=loader._auto_collation, pin=pin, mixture=loader._mixture, part=part)
-    schedule, policy, loan = loader._schedule, loader.ledger.policy, loader._loan
+    schedule, policy, borrowed = loader._schedule, loader.ledger.policy, loader._generators
     if loader._is_stream:
-        return StreamMaker(loader.dataset, finish, loader._setting, seed=schedule.seed, policy=policy, loan=loan)
-    return MapMaker(
-        schedule.dataset, finish, seed=schedule.seed, policy=policy, loan=loan, owns_order=loader._is_planned
+        from stoker.loader.stream import StreamBuilders
+
+        return StreamBuilders(
+            loader.dataset, collation, loader._stream_setting, seed=schedule.seed, policy=policy, borrowed=borrowed
+        )
+    return MapBuilders(
+        schedule.dataset,
+        collation,
+        seed=schedule.seed,
+        policy=policy,
+        borrowed=borrowed,
+        is_planned=loader._is_planned,
+    )
+
+
+class SampleCheck:
+    """Refuses samples of several datasets that do not go together in one batch."""
+
+    def __init__(self, mixture: Any) -> None:
+        self._mixture = mixture
+
+    def __call__(self, recipe: Recipe, samples: list[Any]) -> None:
+        """Raise if one of the samples has other fields than the first one."""
+        self._mixture.in_epoch(recipe.epoch).check_forms(positions_of(recipe), samples)
+
+
+def stream_setting(loader: DataLoader[Any]) -> StreamSetting:
+    """Return how an iterable dataset is shared out among workers and ranks, and cut into batches."""
+    from stoker.loader.stream import StreamSetting
+
+    schedule, num_workers = loader._schedule, max(1, loader.num_workers)
+    sharing: Sharing = "whole"
+    if num_workers * schedule.num_ranks > 1:
+        if loader.shard is None:
+            sharing = "own"
+        elif can_split(loader.dataset):
+            sharing = "split"
+    return StreamSetting(
+        sharing=sharing,
+        batch_size=schedule.batch_size,
+        rank=schedule.rank,
+        num_ranks=schedule.num_ranks,
+        num_workers=num_workers,
+        tail=schedule.tail,
+        hides_worker=loader.shard == "auto",
+        stays=loader.persistent_workers,
+        layout=schedule.layout,
     )
 
 
@@ -97,6 +120,8 @@ class EngineBuilder:
         if loader._has_workers and self._pin is not None and self._pin.device is None:
             warnings.warn("worker processes give page-locked batches for CUDA alone; these are not", stacklevel=4)
         if loader.auto is not None:
+            from stoker.loader.engine_factory import EngineFactory, start_tuned_engine
+
             return start_tuned_engine(EngineFactory(self, loader.auto, recipes), loader.auto)
         setting = Parallelism(loader.num_workers, loader.num_threads, loader.prefetch_factor or 1)
         if setting.num_workers:
@@ -117,12 +142,15 @@ class EngineBuilder:
     def in_process(self, setting: Parallelism, recipes: Iterator[Any]) -> Inline[Any, Any] | Threads[Any]:
         """Return an engine in this process."""
         loader = self.loader
-        maker = build_batch_maker(loader, self._pin)
-        if isinstance(maker, MapMaker):
-            maker.tell = self._epoch_state()
+        builders = batch_builders(loader, self._pin)
+        if isinstance(builders, MapBuilders):
+            builders.next_hint = self._next_hint()
         if setting.is_inline:
-            return Inline(recipes, maker.make if loader.auto is None else loader.auto.footprint.watched(maker.make))
-        tasks: Iterator[Any] = map(maker.task, recipes)
+            build = builders.build
+            return Inline(recipes, build if loader.auto is None else loader.auto.footprint.watched(build))
+        from stoker.engine.threads import Threads
+
+        tasks: Iterator[Any] = map(builders.builder, recipes)
         return Threads(
             tasks,
             num_threads=setting.num_threads,
@@ -134,18 +162,18 @@ class EngineBuilder:
     def requests(self, recipes: Iterator[Any]) -> MapRequests | StreamRequests:
         """Return what is asked of worker processes."""
         chosen = self.loader._chosen_epoch
-        if isinstance(self.progress, StreamProgress):
-            return StreamRequests(self.progress, recipes, chosen_epoch=chosen)
-        return MapRequests(recipes, chosen_epoch=chosen, tell=self._epoch_state())
+        if self.loader._is_stream:
+            return StreamRequests(cast("StreamProgress", self.progress), recipes, chosen_epoch=chosen)
+        return MapRequests(recipes, chosen_epoch=chosen, next_hint=self._next_hint())
 
-    def _epoch_state(self) -> Callable[[], Any]:
+    def _next_hint(self) -> Callable[[], Any]:
         loader = self.loader
-        return epoch_setter_state(loader._schedule.dataset) if loader.split is None else loader.split.batch_hint
+        return batch_hint_of(loader._schedule.dataset) if loader.split is None else loader.split.batch_hint
 
-    def peeked_state(self) -> Any:
-        """Return what goes with a recipe that is only looked at, and does not count."""
+    def peeked_hint(self) -> Any:
+        """Return the hint for a recipe that is only measured, and does not count."""
         loader = self.loader
-        return epoch_setter_state(loader._schedule.dataset)() if loader.split is None else loader.split.share
+        return batch_hint_of(loader._schedule.dataset)() if loader.split is None else loader.split.share
 
     def context(self) -> Any:
         """Return the multiprocessing context that worker processes are started with."""
@@ -153,69 +181,12 @@ class EngineBuilder:
 
     def workers(self, setting: Parallelism) -> Processes[BatchResult | EndOfStream]:
         """Return the worker processes: those that persist from the iteration before, or new ones."""
-        loader = self.loader
-        locks = self._pin is not None and self._pin.device is not None
-        if loader._ring is not None and loader._ring.is_foreign:
-            loader._ring = loader._processes = None  # they are the parent's, and so are its slots
-        if loader._processes is not None:
-            return loader._processes
-        is_delivered = loader._device is not None and loader._device.type == "cuda"
-        if loader._ring is None:
-            # a delivery sees to it that slots are not used again before their copies are complete
-            loader._ring = Ring(CudaPageLock() if locks else None, is_watched=is_delivered)
-            Finalizer(loader, loader._ring.close)
-        options = WorkerOptions(
-            num_workers=setting.num_workers,
-            num_threads=setting.num_threads,
-            prefetch_factor=setting.prefetch_factor,
-            context=self.context(),
-            seed=derived_key(loader._schedule.seed, self.progress.epoch) >> 1,
-            timeout=loader.timeout,
-            in_order=loader.in_order,
-            is_assigned=loader._is_stream,
-            # what goes to a device at once need not be kept apart from its batch
-            small_bytes=0 if is_delivered else SMALL_BYTES,
-            pins_small=locks,
-            most_workers=0 if loader.auto is None else loader.auto.most_workers,
+        from stoker.loader.build_workers import build_workers
+
+        is_page_locked = self._pin is not None and self._pin.device is not None
+        return build_workers(
+            self.loader, setting, epoch=self.progress.epoch, context=self.context(), is_page_locked=is_page_locked
         )
-        forwarder = EpochForwarder if loader.auto is None else CostProbingForwarder
-        maker = forwarder(build_batch_maker(loader), loader._chosen_epoch)
-        job = WorkerJob(maker, loader._schedule.dataset, Beginning(loader.worker_init_fn))
-        workers: Processes[BatchResult | EndOfStream] = Processes(
-            job, options, loader._ring, is_persistent=loader.persistent_workers, tally=loader.counters.tally
-        )
-        if loader.persistent_workers:
-            loader._processes = workers
-        return workers
-
-
-def _batch_of(made: BatchResult | EndOfStream) -> Any:
-    return made.batch if isinstance(made, BatchResult) else None
-
-
-def _with_batch(made: BatchResult | EndOfStream, batch: Any) -> BatchResult | EndOfStream:
-    return made._replace(batch=batch) if isinstance(made, BatchResult) else made
-
-
-class HostDecodeFallback:
-    """Reads images that the device could not decode in the trainer's process, as a worker would.
-
-    What cannot be read here either is an error, or is replaced and noted.
-    """
-
-    def __init__(self, maker: MapMaker) -> None:
-        self._maker = maker
-
-    def read(self, made: BatchResult, position: Any, row: int) -> tuple[Any, list[Skipped]]:
-        """Return a batch of the sample at `position` alone, and what is to go into the ledger."""
-        skipped: list[Skipped] = []
-        samples = self._maker.read(made.recipe, [position], skipped, row)
-        return self._maker.finish(made.recipe, samples), skipped
-
-    @staticmethod
-    def noted(made: BatchResult, notes: Sequence[list[Skipped]]) -> BatchResult:
-        """Return a batch with more for the ledger."""
-        return made._replace(skipped=[*made.skipped, *(entry for skipped in notes for entry in skipped)])
 
 
 class _Pin:

@@ -1,11 +1,13 @@
-"""`DataLoader`: the place where the rooms meet."""
+"""`DataLoader`: torch's loader, with an order known in advance, exact resume and batches on their device."""
 
 from __future__ import annotations
 
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy, deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeVar, cast
 
@@ -15,66 +17,61 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from stoker.batch.ledger import Ledger, Policy
-from stoker.compose.mixtures.mixture import Mixture
-from stoker.compose.packs.packed import differing_versions
-from stoker.compose.step_contents import Content, contents
 from stoker.compose.wrapped_datasets import (
+    HIDDEN_EPOCHS,
     SHUFFLED_MIXTURE,
     SORTED_ROWS,
-    fingerprint_of,
     has_sorted_rows,
     has_wrapped_mixture,
+    hides_epochs,
 )
-from stoker.deliver import DecodeSplit, Normalize, To, Widening, checked_device
-from stoker.engine.processes.engine import Processes
-from stoker.engine.slots.ring import Ring
-from stoker.engine.stats import Stats
-from stoker.errors import ArgumentError, StateError, StateMismatch, StateUnreadable, StokerError
-from stoker.foundation import machine
+from stoker.errors import ArgumentError, StateError
 from stoker.foundation.global_generators import BorrowedGenerators
-from stoker.loader.arguments import (
-    check_arguments,
-    check_choices,
+from stoker.loader.adapt import adapt_loader
+from stoker.loader.arguments import ARGUMENTS, Arguments, RecordedArguments
+from stoker.loader.build import start_engine, stream_setting
+from stoker.loader.checks import (
+    check_epoch,
     check_expected,
     check_length,
-    check_schedule,
+    check_together,
     length_of,
     resolved_decode,
-    room_of,
-    workers_for,
+    warn_of_other_steps,
 )
-from stoker.loader.auto import Auto
-from stoker.loader.build import start_engine
 from stoker.loader.iterator import LoaderIterator
 from stoker.loader.metrics.counters import Counters
-from stoker.loader.metrics.prometheus import register_with_prometheus
-from stoker.loader.metrics.recorded_arguments import RecordedArguments
-from stoker.loader.metrics.stats_log import StatsLog
-from stoker.loader.metrics.stats_text import format_rank_stats, format_stats, gather_stats
-from stoker.loader.order.locations import SampleLocation, find_locations
-from stoker.loader.order.planned_sampler import positions_of
-from stoker.loader.order.rebuilt_loader import describe_class, rebuilt
+from stoker.loader.metrics.loader_metrics import LoaderMetrics
+from stoker.loader.order.planned_sampler import planned_sampler
+from stoker.loader.order.rebuilt_loader import describe_class, take_over
 from stoker.loader.order.schedule import Schedule
-from stoker.loader.sharing.mesh import Mesh, check_mesh_state, check_samplers, mesh_state, resolved_mesh
-from stoker.loader.sharing.ranks import resolved_ranks, share_of_cores
-from stoker.loader.state.dataset_state import load_own_state
-from stoker.loader.state.growth import has_grown_from, next_epoch
+from stoker.loader.parallelism_arguments import resolve_parallelism
+from stoker.loader.sharing.placement import find_placement
+from stoker.loader.state.loader_state import load_state, new_progress, save_state
 from stoker.loader.state.plan_progress import PlanProgress
-from stoker.loader.state.progress import Progress, check_sums, checksums, enclosed, readable
-from stoker.loader.state.sampler_progress import SamplerProgress
-from stoker.loader.state.stream_progress import StreamProgress
-from stoker.loader.stream import Sharing, StreamSetting
-from stoker.plan import Layout, Order, Plan, Recipe, Sequential, Shuffle, Tail, order_named
-from stoker.source import LineStream
-from stoker.tuning.parallelism import AUTO, Choice
+from stoker.loader.state.progress import Progress
+from stoker.plan import Layout, Order, Plan, Recipe, Sequential, Tail
+from stoker.source.protocols import mixes_sources, owns_order, set_epoch
+from stoker.tuning.parallelism import Choice
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from stoker.compose.step_contents import Content
+    from stoker.deliver import DecodeSplit, Normalize, To, Widening
+    from stoker.engine.processes.engine import Processes
+    from stoker.engine.slots.ring import Ring
+    from stoker.engine.stats import Stats
+    from stoker.loader.auto import Auto
+    from stoker.loader.order.locations import SampleLocation
+    from stoker.loader.sharing.mesh import Mesh
+    from stoker.loader.stream import StreamSetting
+
 T_co = TypeVar("T_co", covariant=True)
 
-# Streams of our own do not import torch, but are what torch calls an iterable dataset.
-IterableDataset.register(LineStream)
+if "stoker.source.line_stream" in sys.modules:  # imported later, it does this itself
+    # Streams of our own do not import torch, but are what torch calls an iterable dataset.
+    IterableDataset.register(sys.modules["stoker.source.line_stream"].LineStream)
 
 
 class MapStyle(Protocol[T_co]):
@@ -131,6 +128,8 @@ class DataLoader(TorchDataLoader[T_co]):
     num_ranks: int
     distributed: bool
     mesh: DeviceMesh | Mapping[str, int] | Mesh | None
+    shard: Literal["auto"] | None
+    device: str | int | torch.device | None
     on_error: str | Policy
     to: To | None
     expect: Mapping[str, Any] | None
@@ -173,173 +172,130 @@ class DataLoader(TorchDataLoader[T_co]):
         expect: Mapping[str, Any] | None = None,
         snapshot_every_n_steps: int | None = None,
     ) -> None:
+        given = Arguments.of(locals())
         if expect is not None:
             check_expected(dataset, expect)
-        # every argument under its own name, as it was given: tools make loaders again from them
-        given = {
-            "shuffle": shuffle,
-            "order": order,
-            "tail": tail,
-            "rank": rank,
-            "num_ranks": num_ranks,
-            "distributed": distributed,
-            "mesh": mesh,
-            "on_error": on_error,
-            "to": to,
-            "expect": expect,
-            "snapshot_every_n_steps": snapshot_every_n_steps,
-        }
-        skip = tuple(skip)
-        next_epoch, drawn_seed = 0, None
-        parts = None if sampler is None and batch_sampler is None else rebuilt(dataset, sampler, batch_sampler)
-        if parts is not None:  # the order is ours, whoever has taken it out of another loader
-            schedule = parts.schedule
-            sampler, batch_sampler, shuffle, order = None, None, None, schedule.order
-            rank, num_ranks, distributed = parts.rank, parts.num_ranks, False
-            batch_size = batch_size if parts.batch_size is None else parts.batch_size
-            drop_last = drop_last if parts.drops_last is None else parts.drops_last
-            tail = None if drop_last or (tail or schedule.tail) == "drop" else tail or schedule.tail
-            skip, next_epoch = skip or schedule.skip, schedule.next_epoch
-            # drawn by now, and the same for both; ranks that are shared out only now agree on their own
-            drawn_seed = schedule.seed if parts.num_ranks == schedule.num_ranks else None
-        check_choices(num_workers=num_workers, num_threads=num_threads, prefetch_factor=prefetch_factor)
-        num_workers = workers_for(dataset, num_workers, num_threads)
-        self._device = checked_device(device)
-        self._widening = Widening.of(to, normalize)
-        if self._widening is not None and self._device is None:
-            self._device = torch.device("cpu")
+        # the order is ours, whoever has taken it out of another loader
+        arguments, taken_from = take_over(given)
         is_stream = isinstance(dataset, IterableDataset)
         self._is_foreign = isinstance(dataset, IterDataPipe | MapDataPipe)
-        is_planned = not is_stream and sampler is None and batch_sampler is None and not self._is_foreign
-        self._mesh = resolved_mesh(mesh, rank=rank, num_ranks=num_ranks, in_order=in_order)
-        if self._mesh is None:
-            rank, num_ranks = resolved_ranks(rank, num_ranks, distributed=distributed)
-        else:
-            rank, num_ranks = self._mesh.rank, self._mesh.num_ranks
-            check_samplers(self._mesh, sampler, batch_sampler)
-        self.auto: Auto | None = None
+        has_sampler = arguments.sampler is not None or arguments.batch_sampler is not None
+        is_planned = not is_stream and not has_sampler and not self._is_foreign
+        self._is_stream, self._is_planned = is_stream, is_planned
+        self._resolve_device(given)
+        placement = find_placement(arguments)
+        arguments = replace(arguments, rank=placement.rank, num_ranks=placement.num_ranks)
+        self.auto: Auto | None
         """What was chosen for the arguments that are "auto", and why; None if there was nothing to choose."""
-        if AUTO in (num_workers, num_threads, prefetch_factor):
-            room = room_of(
-                num_workers=num_workers,
-                num_threads=num_threads,
-                prefetch_factor=prefetch_factor,
-                is_stream=is_stream,
-                is_foreign=self._is_foreign,
-                # what a worker has set up, is to be waited for, or is to stay, is not to be had without one
-                may_be_inline=worker_init_fn is None and not timeout and not persistent_workers,
-                num_cores=share_of_cores(),
-            )
-            chosen = Auto(room)
-            num_workers, num_threads, prefetch_factor = chosen.arguments
-            self.auto = None if room.is_fixed else chosen
-        assert num_workers != AUTO
-        assert num_threads != AUTO
-        assert prefetch_factor != AUTO
-        check_arguments(
+        arguments, self.auto = resolve_parallelism(arguments, is_stream=is_stream, is_foreign=self._is_foreign)
+        check_together(
+            arguments,
             is_stream=is_stream,
             is_planned=is_planned,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            order=order,
-            drop_last=drop_last,
-            tail=tail,
-            num_ranks=num_ranks,
-            seed=seed,
-            shard=shard,
-            num_workers=num_workers,
-            num_threads=num_threads,
-            prefetch_factor=prefetch_factor,
-            timeout=timeout,
-            has_skip=bool(skip),
-            is_mixed=isinstance(dataset, Mixture) and parts is None,
+            owns_order=owns_order(dataset) and taken_from is None,
             sampler=describe_class(sampler if batch_sampler is None else batch_sampler),
         )
-        seed = None if seed is None else operator.index(seed)
-        self._schedule = Schedule(
-            dataset,
-            batch_size=batch_size,
-            order=order_named(order if order is not None else Shuffle() if shuffle else Sequential()),
-            tail=tail or ("drop" if drop_last else "keep"),
-            skip=skip,
-            rank=rank,
-            num_ranks=num_ranks,
-            seed=seed,
-            generator=generator,
-        )
-        self._schedule.next_epoch = next_epoch
-        self._schedule.has_peers = self._mesh is not None and self._mesh.num_peers > 1
-        if seed is None:
-            self._schedule.drawn_seed = drawn_seed
-        drop_last = drop_last or (tail == "drop" and batch_size is not None)  # for code that looks at the attribute
+        if seed is not None:
+            arguments = replace(arguments, seed=operator.index(seed))
+        self._schedule = Schedule(arguments, placement)
+        if taken_from is not None:
+            self._schedule.next_epoch = taken_from.next_epoch
+            if seed is None and taken_from.num_ranks == placement.num_ranks:
+                self._schedule.drawn_seed = taken_from.seed  # drawn by now, and the same for both
         if is_planned:
-            # made once here so that what cannot be a plan is refused where it is written
-            plan = self._schedule.planned(length_of(dataset), seed=seed or 0)
-            if not plan.steps_in(0):
-                warnings.warn(
-                    f"this loader will give no batch: {plan.num_samples} samples do not fill a batch of "
-                    f"{plan.batch_size}, and incomplete batches are dropped",
-                    stacklevel=2,
-                )
-            if not isinstance(plan.order, Sequential) and has_wrapped_mixture(dataset):
-                warnings.warn(SHUFFLED_MIXTURE, stacklevel=2)
-            if order is None and not shuffle and has_sorted_rows(dataset):
-                warnings.warn(SORTED_ROWS, stacklevel=2)
-            sampler = positions_of(self._schedule)
-        super().__init__(
-            cast("Dataset[T_co]", dataset),
-            batch_size,
-            None if is_planned else shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            # torch knows no threads, and refuses to prefetch without workers
-            prefetch_factor=None if num_threads and not num_workers else prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
-        if num_threads and not num_workers:
-            self.prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
-        self.num_threads, self.shard, self.seed = num_threads, shard, seed
-        self.device, self.skip = device, skip
-        self.__dict__.update(given)
-        self.rank, self.num_ranks = rank, num_ranks
+            self._check_plan(arguments)
+        self._init_torch(arguments)
+        for argument in ARGUMENTS:  # tools make loaders again from the attributes
+            if not hasattr(self, argument.name):
+                setattr(self, argument.name, getattr(given, argument.name))
+        self.rank, self.num_ranks = placement.rank, placement.num_ranks
+        self.seed, self.skip, self.num_threads = arguments.seed, arguments.skip, cast("int", arguments.num_threads)
         self.normalize = None if self._widening is None else self._widening.normalize
-        self._decode = resolved_decode(
-            dataset,
-            self._device,
-            collates=collate_fn in (None, default_collate) and self._auto_collation and not is_stream,
-        )
-        self.split: DecodeSplit | None = None
-        """For pictures with decode="auto": the share of them that is left to the device, and who is waited for."""
-        if self._decode == "auto":
-            num_hands = max(1, num_workers) * max(1, num_threads)
-            num_cores = machine.num_cores()
-            self.split = DecodeSplit(num_cores=num_cores if self.auto is not None else min(num_hands, num_cores))
+        self._resolve_decode(collate_fn)
         # torch's defaults are what None stands for, and loaders made again from attributes have them
         self._own_collate = None if collate_fn in (default_collate, default_convert) else collate_fn
-        self._is_stream, self._is_planned = is_stream, is_planned
         self._num_iterations = self._num_to_skip = 0
         self._chosen_epoch: int | None = None
         self._progress: Progress | None = None
         self._resume: Progress | None = None
         self._processes: Processes[Any] | None = None
         self._ring: Ring | None = None
-        self._loan = BorrowedGenerators(is_repeatable=not is_stream)  # what was drawn from a stream is gone
+        self._generators = BorrowedGenerators(is_repeatable=not is_stream)  # what was drawn from a stream is gone
         self.ledger = Ledger(Policy.named(on_error))
         """The samples that could not be read and were skipped."""
-        self.counters = self._new_counters()
-        """What `stats` tells; whoever watches may keep it when the loader is gone."""
-        if self.auto is not None:
-            self.auto.follow(self)
+        self._count_anew()
+
+    def _resolve_device(self, given: Arguments) -> None:
+        """Check `device`, `to` and `normalize`, which together say where batches end up and as what."""
+        self._device: torch.device | None = None
+        self._widening: Widening | None = None
+        if given.device is None and given.to is None and given.normalize is None:
+            return
+        from stoker.deliver import Widening, checked_device
+
+        self._device = checked_device(given.device)
+        self._widening = Widening.of(given.to, given.normalize)
+        if self._widening is not None and self._device is None:
+            self._device = torch.device("cpu")
+
+    def _resolve_decode(self, collate_fn: Any) -> None:
+        """Find out whether workers or the device decode images."""
+        collates = collate_fn in (None, default_collate) and self._auto_collation and not self._is_stream
+        self._decode = resolved_decode(self.dataset, self._device, collates=collates)
+        self.split: DecodeSplit | None = None
+        """For images with decode="auto": the share of them that the device decodes."""
+        if self._decode == "auto":
+            from stoker.deliver import DecodeSplit
+            from stoker.foundation import machine
+
+            most = max(1, self.num_workers) * max(1, self.num_threads)
+            num_cores = machine.num_cores()
+            self.split = DecodeSplit(num_cores=num_cores if self.auto is not None else min(most, num_cores))
+
+    def _check_plan(self, arguments: Arguments) -> None:
+        """Refuse, where the loader is made, what cannot be a plan; warn of a plan that is probably not wanted."""
+        dataset = arguments.dataset
+        plan = self._schedule.planned(length_of(dataset), seed=arguments.seed or 0)
+        if not plan.steps_in(0):
+            warnings.warn(
+                f"this loader will give no batch: {plan.num_samples} samples do not fill a batch of "
+                f"{plan.batch_size}, and incomplete batches are dropped",
+                stacklevel=3,
+            )
+        if not isinstance(plan.order, Sequential) and has_wrapped_mixture(dataset):
+            warnings.warn(SHUFFLED_MIXTURE, stacklevel=3)
+        if arguments.order is None and not arguments.shuffle and has_sorted_rows(dataset):
+            warnings.warn(SORTED_ROWS, stacklevel=3)
+        if hides_epochs(dataset):
+            warnings.warn(HIDDEN_EPOCHS, stacklevel=3)
+
+    def _init_torch(self, arguments: Arguments) -> None:
+        """Let torch's loader check its arguments, and set the attributes that code around training looks at."""
+        is_planned = self._is_planned
+        # torch knows no threads, and refuses to prefetch without workers
+        has_only_threads = bool(arguments.num_threads) and not arguments.num_workers
+        prefetch_factor: Any = arguments.prefetch_factor
+        super().__init__(
+            arguments.dataset,
+            arguments.batch_size,
+            None if is_planned else arguments.shuffle,
+            planned_sampler(self._schedule) if is_planned else arguments.sampler,
+            arguments.batch_sampler,
+            cast("int", arguments.num_workers),
+            arguments.collate_fn,
+            arguments.pin_memory,
+            arguments.drop_last or (arguments.tail == "drop" and arguments.batch_size is not None),
+            arguments.timeout,
+            arguments.worker_init_fn,
+            arguments.multiprocessing_context,
+            arguments.generator,
+            prefetch_factor=None if has_only_threads else prefetch_factor,
+            persistent_workers=arguments.persistent_workers,
+            pin_memory_device=arguments.pin_memory_device,
+            in_order=arguments.in_order,
+        )
+        if has_only_threads:
+            self.prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
 
     # ---------------------------------------------------------------- iterating
 
@@ -354,18 +310,18 @@ class DataLoader(TorchDataLoader[T_co]):
                 schedule.drawn_seed, schedule.is_seed_drawn = drawn, True
         progress = self._resume
         if progress is None:
-            progress = self._new_progress(schedule.next_epoch)
+            progress = new_progress(self, schedule.next_epoch)
             if self._progress is not None:
                 progress.go_on_from(self._progress)
         if self._mixture is not None:
-            self._check_epoch(self._mixture, progress)
+            check_epoch(self._mixture, progress)
             if self._resume is None and not self._num_iterations:  # resumed, it may well have another batch size
-                check_schedule(self._mixture.steps_of, schedule.batch_size * schedule.num_ranks)
+                warn_of_other_steps(self._mixture.steps_of, schedule.batch_size * schedule.num_ranks)
         num_to_draw = progress.skip_first(self._num_to_skip) if self._num_to_skip else 0
         self._num_iterations += 1
-        if isinstance(progress, StreamProgress):
-            progress.iteration = self._num_iterations
-        engine, helm = start_engine(self, progress)  # may fail, and then nothing has happened
+        if self._is_stream:
+            cast("Any", progress).iteration = self._num_iterations
+        engine, tuner = start_engine(self, progress)  # may fail, and then nothing has happened
         self._resume = None
         self._num_to_skip = 0
         schedule.next_epoch = progress.epoch + 1
@@ -377,9 +333,9 @@ class DataLoader(TorchDataLoader[T_co]):
             length=self.__len__,
             promised=self._IterableDataset_len_called,
             doubts=None if self._widening is None else self._widening.doubts,
-            warns_of_copies=self._num_iterations == 1 and self._is_stream and self._setting.sharing == "own",
+            warns_of_copies=self._num_iterations == 1 and self._is_stream and self._stream_setting.sharing == "own",
             counters=self.counters,
-            helm=helm,
+            tuner=tuner,
         )
         for _ in range(num_to_draw):
             next(iterator, None)
@@ -403,7 +359,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return length
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be that of `epoch`. Samplers and datasets that have a `set_epoch` are told too.
+        """Let the next iteration be that of `epoch`. Samplers and datasets that have a `set_epoch` get it too.
 
         In the middle of a resume, naming the epoch that is resumed changes nothing.
         """
@@ -411,7 +367,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self._resume = None
             self._schedule.next_epoch = epoch
         self._chosen_epoch = epoch
-        self._tell_epoch(epoch)
+        self._set_epoch_of_parts(epoch)
 
     def skip_first(self, num_batches: int) -> None:
         """Let the next iteration leave out the first batches of its epoch, for trainers that resume by counting steps.
@@ -447,12 +403,12 @@ class DataLoader(TorchDataLoader[T_co]):
         """Whether the next iteration goes on where a state was taken that has been loaded."""
         return self._resume is not None
 
-    def _tell_epoch(self, epoch: int) -> None:
+    def _set_epoch_of_parts(self, epoch: int) -> None:
         inner = getattr(self.batch_sampler, "sampler", None)
         parts = {id(part): part for part in (self.sampler, inner, self.batch_sampler, self.dataset)}
         for part in parts.values():
-            if hasattr(part, "set_epoch") and not (self._is_planned and part is self.sampler):
-                part.set_epoch(epoch)  # type: ignore[union-attr]
+            if not (self._is_planned and part is self.sampler):
+                set_epoch(part, epoch)
 
     @property
     def plan(self) -> Plan | None:
@@ -475,6 +431,8 @@ class DataLoader(TorchDataLoader[T_co]):
             raise StateError(
                 "where a sample comes is known only without a sampler or stream\nhint: let the loader have the order"
             )
+        from stoker.loader.order.locations import find_locations
+
         schedule = self._schedule
         return find_locations(
             schedule.dataset, schedule.plan, number, epoch=epoch, num_ranks=schedule.num_ranks, source=source
@@ -489,6 +447,8 @@ class DataLoader(TorchDataLoader[T_co]):
             raise StateError(
                 "what is in a step is known only without a sampler or stream\nhint: let the loader have the order"
             )
+        from stoker.compose.step_contents import contents
+
         schedule = self._schedule
         return list(contents(schedule.dataset, schedule.plan, step, range(schedule.num_ranks), schedule.num_ranks))
 
@@ -501,14 +461,29 @@ class DataLoader(TorchDataLoader[T_co]):
             raise AttributeError(
                 "only mixtures have counts\nhint: the ledger counts what was served: ledger.num_served"
             )
-        progress = self._progress or self._new_progress(self._schedule.next_epoch)
+        progress = self._progress or new_progress(self, self._schedule.next_epoch)
         assert isinstance(progress, PlanProgress)
-        return mixture.counts(mixture.number(progress.epoch, progress.ordinal))
+        return cast("dict[str, int]", mixture.counts(mixture.number(progress.epoch, progress.ordinal)))
 
     @property
-    def _mixture(self) -> Mixture | None:
+    def _mixture(self) -> Any:
+        """The dataset, if the loader keeps its order and it takes its samples from several sources; else None."""
         dataset = self._schedule.dataset
-        return dataset if isinstance(dataset, Mixture) and self._is_planned else None
+        return dataset if self._is_planned and mixes_sources(dataset) else None
+
+    @property
+    def _has_workers(self) -> bool:
+        """Whether there are worker processes, or may come to be."""
+        return bool(self.num_workers) or (self.auto is not None and self.auto.may_have_workers)
+
+    @property
+    def _reads_ahead(self) -> bool:
+        """Whether samples are read before the training loop asks for their batch."""
+        return bool(self._has_workers or self.num_threads or self._device is not None or self.auto is not None)
+
+    @property
+    def _stream_setting(self) -> StreamSetting:
+        return stream_setting(self)
 
     # ---------------------------------------------------------------- state
 
@@ -517,35 +492,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
         A dataset or sampler with a `state_dict` of its own adds what that returns.
         """
-        if self._is_foreign:
-            raise StateError(
-                "torch's DataPipes cannot tell where they are\nhint: use a dataset, or a stream with state_dict()"
-            )
-        progress = self._progress or self._new_progress(self._schedule.next_epoch)
-        self._progress = progress
-        state = progress.state()
-        state["seed"] = self._schedule.seed
-        state |= self._identity() | mesh_state(self._mesh)
-        state["chosen_epoch"] = self._chosen_epoch
-        state["served"], state["skipped"] = self.ledger.num_served, self.ledger.num_skipped
-        if self._mixture is not None:
-            assert isinstance(progress, PlanProgress)
-            state["mixture"] = self._mixture.state(progress.epoch, progress.ordinal)
-        if (dataset := self._stateful_dataset) is not None:
-            if self._reads_ahead:
-                warnings.warn(
-                    f"the state of {describe_class(dataset)} is not saved: samples are read ahead, so its state_dict() "
-                    "is not that of what was yielded\n"
-                    "hint: draw random numbers from stoker.rng(), which is exact without a state; or read samples when "
-                    "they are asked for (num_workers=0, num_threads=0, no device=)",
-                    stacklevel=2,
-                )
-            else:
-                state["dataset_state"] = deepcopy(dataset.state_dict())
-        state["checksums"] = checksums(state)
-        state = enclosed(state)
-        own = self._own_entry(state)
-        return state if own is None else state | {own: (state,)}
+        return save_state(self)
 
     def load_state_dict(self, state: dict[str, Any], *, grown: bool = False) -> None:
         """Let the next iteration go on where `state` was taken.
@@ -556,151 +503,38 @@ class DataLoader(TorchDataLoader[T_co]):
         With `grown=True` a state from the end of an epoch is accepted, too, if the store has grown at its end since:
         the next epoch is one of all samples that there are now.
         """
-        state = readable(state)
-        own = self._own_entry(state)
-        if own in state:
-            state = readable(state[own][0])
-        check_mesh_state(state, self._mesh)
-        ours = "plan" if self._is_planned else "stream" if self._is_stream else "sampler"
-        differences: dict[str, tuple[Any, Any]] = {}
-        if state["kind"] != ours:
-            differences["kind"] = (state["kind"], ours)
-        if self.seed is not None and state["seed"] != self.seed:
-            differences["seed"] = (state["seed"], self.seed)
-        mixture: Any = self.dataset if self._mixture is not None else None
-        for name, identity in self._identity().items() if mixture is None else ():
-            if None not in (state.get(name), identity) and state[name] != identity:
-                differences[name] = (state[name], identity)
-        versions = differing_versions(*differences.get("dataset", (None, None)))
-        if versions is not None:  # the same documents, put into other rows by another version of stoker
-            differences = {"version of the packing of documents": versions, **differences}
-            del differences["dataset"]
-        if "mixture" in state and mixture is None:
-            differences["mixture"] = (list(state["mixture"].get("counts", ())), None)
-        has_grown = (
-            grown
-            and self._is_planned
-            and set(differences) <= {"dataset", "dataset_length"}
-            and "dataset" in differences
-            and has_grown_from(self._schedule.dataset, state["dataset"])
-        )
-        if differences and not has_grown:
-            raise StateMismatch(differences)
-        schedule = self._schedule
-        before, dataset = schedule.following, schedule.dataset
-        if mixture is not None:  # as it was when the state was taken, or changed from there on
-            resumed = mixture.resumed(state.get("mixture"))
-            if state.get("ahead") and resumed.state(0, 0)["phases"] != state["mixture"]["phases"]:
-                raise StateError(
-                    "the state was taken with in_order=False while later batches had overtaken earlier ones, "
-                    "so the mixture can only go on as it was\n"
-                    "hint: resume as before, or save states with in_order=True"
-                )
-            schedule.dataset = resumed
-            self._processes = None
-        if self._is_stream or state["seed"] != schedule.drawn_seed:
-            self._processes = None  # persistent workers have the seed, and the place in a stream, they had
-        schedule.follow(None, state["seed"])
-        try:
-            progress = self._new_progress(0)
-            if has_grown:
-                assert isinstance(progress, PlanProgress)
-                state = next_epoch(state, progress)
-            progress = progress.resumed(state)
-            check_sums(progress, state)
-            progress.take_up()
-            if "dataset_state" in state and self._stateful_dataset is not None:
-                load_own_state(self._stateful_dataset, deepcopy(state["dataset_state"]))
-        except Exception as error:
-            schedule.dataset = dataset
-            schedule.follow(*before)
-            is_ours = isinstance(error, StokerError) and not isinstance(error, ArgumentError)
-            if is_ours or isinstance(error, OSError | MemoryError):
-                raise
-            raise StateUnreadable(f"its fields do not fit together ({error})") from error
-        self._progress = self._resume = progress
-        self._num_to_skip = 0
-        schedule.next_epoch, schedule.is_seed_drawn = progress.epoch, False
-        if isinstance(progress, PlanProgress):
-            schedule.follow(progress.plan, state["seed"])
-        self._chosen_epoch = state.get("chosen_epoch")
-        if self._chosen_epoch is not None:
-            self._tell_epoch(self._chosen_epoch)
-        self.ledger.num_served, self.ledger.num_skipped = state.get("served", 0), state.get("skipped", 0)
+        load_state(self, state, grown=grown)
+
+    # ---------------------------------------------------------------- metrics
 
     @property
-    def _stateful_dataset(self) -> Any:
-        """The dataset, if it is map-style and has a state, as those written for torchdata may have."""
-        dataset: Any = self._schedule.dataset
-        has_state = callable(getattr(dataset, "state_dict", None)) and callable(
-            getattr(dataset, "load_state_dict", None)
-        )
-        return dataset if has_state and not self._is_stream else None
-
-    @property
-    def _reads_ahead(self) -> bool:
-        """Whether samples are read before the training loop asks for their batch."""
-        return bool(self._has_workers or self.num_threads or self._device is not None or self.auto is not None)
-
-    def _own_entry(self, state: dict[str, Any]) -> str | None:
-        """Return the name under which a state that fits this rank alone is in it a second time, as one entry.
-
-        torch.distributed.checkpoint keeps one value for each name, so that of what only this rank has the name must be
-        its own. None for states that all ranks may load.
-        """
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return None
-        rank, num_ranks = self._schedule.rank, self._schedule.num_ranks
-        is_in_order = (self.in_order or not self._has_workers) and "dataset_state" not in state
-        if num_ranks > 1 or self._mesh is not None:
-            is_shared = is_in_order and (state["kind"] != "stream" or state["sharing"] == "whole")
-        else:  # each rank may have data, a sampler or a seed of its own
-            is_shared = is_in_order and self._is_planned and self.seed is not None
-            rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if is_shared:
-            return None
-        return f"rank_{rank}_of_{num_ranks}" if num_ranks > 1 else None
-
-    # ---------------------------------------------------------------- counters
+    def metrics(self) -> LoaderMetrics:
+        """What the loader has counted: `stats()`, a printed `report()`, a `log()` in a file, `prometheus()`."""
+        return LoaderMetrics(self.counters)
 
     def stats(self, *, laps: bool = False) -> Stats:
-        """Return what was counted since the loader was made, or since `counters.reset()`, as a plain record.
-
-        With `laps`, the latest batches are in it one by one. It may be asked for at any time, and costs milliseconds.
-        """
-        return self.counters.stats(laps=laps)
+        """Return what was counted, as a plain record: `metrics.stats`."""
+        return self.metrics.stats(laps=laps)
 
     def report(self, *, all_ranks: bool = False, file: TextIO | None = None) -> None:
-        """Print what was counted, for people. With `all_ranks`, of all ranks together, and who is the slowest.
-
-        That asks the other ranks through torch.distributed, so that all have to call it; the first one prints.
-        """
-        if not all_ranks:
-            print(format_stats(self.stats()), file=file)
-            return
-        gathered = gather_stats(self.stats())
-        if self._schedule.rank == 0:
-            print(format_rank_stats(gathered), file=file)
+        """Print what was counted, for people; with `all_ranks`, all ranks have to call it: `metrics.report`."""
+        self.metrics.report(all_ranks=all_ranks, file=file)
 
     def log_stats(self, path: str | Path, *, every: float = 10.0) -> None:
-        """Append a line of JSON, `Stats.as_json`, to a file every so many seconds, and at the end of each iteration.
-
-        Several ranks may write to one file. `stoker top` follows it.
-        """
-        self.counters.write_to(StatsLog(path, every=every))
+        """Append stats to a file every so many seconds: `metrics.log`."""
+        self.metrics.log(path, every=every)
 
     def prometheus(self, name: str = "train", *, registry: Any = None) -> None:
-        """Let `prometheus_client` tell what was counted, under this name and the rank. Nothing runs until it asks.
+        """Register stats with `prometheus_client`, under this name and the rank: `metrics.prometheus`."""
+        self.metrics.prometheus(name, registry=registry)
 
-        A server is yours to start, `prometheus_client.start_http_server(9400)`, unless there is one already.
-        """
-        register_with_prometheus(self.counters, name=name, registry=registry)
+    def _count_anew(self) -> None:
+        self.counters = Counters(RecordedArguments(self), rank=self._schedule.rank, num_ranks=self._schedule.num_ranks)
+        """What `metrics` shows; it holds nothing of the loader, and may be kept when the loader is gone."""
+        if self.auto is not None:
+            self.auto.follow(self)
 
-    def _new_counters(self) -> Counters:
-        schedule = self._schedule
-        return Counters(RecordedArguments(self), rank=schedule.rank, num_ranks=schedule.num_ranks)
-
-    # ---------------------------------------------------------------- inside
+    # ---------------------------------------------------------------- copies and changes
 
     def __getstate__(self) -> dict[str, Any]:
         # workers and slots stay with the process that has them
@@ -708,9 +542,7 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.counters = self._new_counters()
-        if self.auto is not None:
-            self.auto.follow(self)
+        self._count_anew()
 
     def __copy__(self) -> DataLoader[T_co]:
         """Return a loader whose next iteration is what this one's would be: to look without being noticed.
@@ -719,34 +551,25 @@ class DataLoader(TorchDataLoader[T_co]):
         """
         if self._is_planned:
             _ = self._schedule.seed  # drawn by now, and the same for both
-        twin = self._twin()
-        if self._resume is not None:
-            twin.load_state_dict(self.state_dict())
-        return twin
-
-    def _twin(self) -> DataLoader[T_co]:
-        """Return a loader like this one, at the beginning of the epoch that comes next."""
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__getstate__())
-        twin._schedule = copy(self._schedule)
-        if self._is_planned:
-            twin._take_order()
-        twin._loan = BorrowedGenerators(is_repeatable=not self._is_stream)
-        twin.ledger = Ledger(self.ledger.policy)
-        twin.counters = twin._new_counters()
-        twin.auto = deepcopy(self.auto)
-        if twin.auto is not None:
-            twin.auto.follow(twin)
-        twin._progress = twin._resume = None
-        return twin
+        return self.adapted()
 
     def adapted(self, **changes: Any) -> DataLoader[T_co]:
         """Return a loader like this one with some arguments changed, as by `adapt`; this one stays as it is."""
-        twin = self._twin()
-        twin.adapt(**changes)
+        changed = type(self).__new__(type(self))
+        changed.__dict__.update(self.__getstate__())
+        changed._schedule = copy(self._schedule)
+        if self._is_planned:
+            changed._set_planned_sampler()
+        changed._generators = BorrowedGenerators(is_repeatable=not self._is_stream)
+        changed.ledger = Ledger(self.ledger.policy)
+        changed.auto = deepcopy(self.auto)
+        changed._count_anew()
+        changed._progress = changed._resume = None
+        if changes:
+            changed.adapt(**changes)
         if self._resume is not None:
-            twin.load_state_dict(self.state_dict())
-        return twin
+            changed.load_state_dict(self.state_dict())
+        return changed
 
     def adapt(
         self,
@@ -775,130 +598,25 @@ class DataLoader(TorchDataLoader[T_co]):
             seed: takes the place of a seed that would be drawn, not of one that was given.
             sampler, batch_sampler: in the place of a sampler of the user's own.
         """
-        state = None if self._resume is None else self.state_dict()
-        schedule = self._schedule
-        if (num_ranks or 1) > 1 and schedule.is_shared_out and (rank, num_ranks) != (schedule.rank, schedule.num_ranks):
-            raise ArgumentError(
-                f"this loader already reads only the part of rank {schedule.rank} of {schedule.num_ranks}, and would "
-                f"be shared out a second time, as rank {rank} of {num_ranks}",
-                hint="leave out distributed=, rank=, num_ranks= and mesh= where a trainer sets the rank",
-            )
-        changed = copy(schedule)
-        if rank is not None or num_ranks is not None:
-            changed.rank, changed.num_ranks = resolved_ranks(rank, num_ranks, distributed=False)
-        changed.batch_size = schedule.batch_size if batch_size is None else batch_size
-        changed.tail, changed.layout = tail or schedule.tail, layout or schedule.layout
-        changed.order = schedule.order if order is None else order_named(order)
-        if seed is not None and self.seed is None:
-            changed.drawn_seed, changed.is_seed_drawn = seed, False
-        elif changed.num_ranks > schedule.num_ranks == 1 and schedule.is_seed_drawn and schedule.generator is None:
-            changed.drawn_seed = None  # each rank has drawn its own, and they have to agree
-        changed.follow(None, changed.drawn_seed)
-        if self._is_planned:
-            changed.planned(length_of(schedule.dataset), seed=0)  # refuses what cannot be a plan
-        vars(schedule).update(vars(changed))
-        # torch forbids to assign these to a loader that is made
-        fields = self.__dict__
-        fields["rank"], fields["num_ranks"] = schedule.rank, schedule.num_ranks
-        fields["order"] = self.order if order is None else order
-        fields["tail"] = tail or self.tail
-        fields["shard"] = shard or self.shard
-        if device is not None:
-            self._device, fields["device"] = checked_device(device), device
-        if batch_size is not None and self.batch_size is not None:
-            fields["batch_size"] = batch_size
-        if tail is not None:
-            fields["drop_last"] = tail == "drop" and self.batch_size is not None
-        if self._is_planned:
-            self._take_order()
-        elif batch_sampler is not None:
-            fields.update(batch_sampler=batch_sampler, batch_size=None, drop_last=False)
-        elif sampler is not None:
-            fields["sampler"] = sampler
-            if self.batch_size is not None:
-                fields["batch_sampler"] = BatchSampler(sampler, self.batch_size, self.drop_last)
-        self._processes = self._progress = self._resume = None
-        self.counters.rank, self.counters.num_ranks = schedule.rank, schedule.num_ranks
-        if state is not None:
-            self.load_state_dict(state)
+        adapt_loader(
+            self,
+            rank=rank,
+            num_ranks=num_ranks,
+            batch_size=batch_size,
+            order=order,
+            tail=tail,
+            layout=layout,
+            seed=seed,
+            shard=shard,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            device=device,
+        )
 
-    def _take_order(self) -> None:
+    def _set_planned_sampler(self) -> None:
         """Show the order of the schedule in the attributes that torch's loader has for it."""
-        sampler = positions_of(self._schedule)
+        sampler = planned_sampler(self._schedule)
         self.__dict__["sampler"] = sampler
         if self.batch_sampler is not None:
             assert self.batch_size is not None
             self.__dict__["batch_sampler"] = BatchSampler(sampler, self.batch_size, self.drop_last)
-
-    def _identity(self) -> dict[str, Any]:
-        """Return what tells this dataset from another one."""
-        dataset = self._schedule.dataset
-        try:
-            length = len(dataset)
-        except (TypeError, ValueError, OverflowError):
-            length = None
-        return {"dataset": fingerprint_of(dataset), "dataset_length": length}
-
-    def _new_progress(self, epoch: int) -> Progress:
-        schedule = self._schedule
-        if self._is_planned:
-            plan = schedule.plan_for(epoch)
-            return PlanProgress(
-                plan,
-                epoch,
-                rank=schedule.rank,
-                num_ranks=schedule.num_ranks,
-                in_order=self.in_order or not self._has_workers,
-            )
-        if self._is_stream:
-            return StreamProgress(
-                self.dataset, epoch, self._setting, is_here=not self.num_workers, in_order=self.in_order
-            )
-        is_own_batching = self.batch_sampler is not None and self.batch_size is None
-        return SamplerProgress(
-            self.batch_sampler if is_own_batching else self.sampler,
-            epoch,
-            batch_size=self.batch_size,
-            drop_last=self.drop_last,
-            is_batched=self._auto_collation,
-            in_order=self.in_order or not self._has_workers,
-        )
-
-    @property
-    def _has_workers(self) -> bool:
-        """Whether there are worker processes, or may come to be."""
-        return bool(self.num_workers) or (self.auto is not None and self.auto.may_have_workers)
-
-    @property
-    def _setting(self) -> StreamSetting:
-        schedule, num_workers = self._schedule, max(1, self.num_workers)
-        sharing: Sharing = "whole"
-        if num_workers * schedule.num_ranks > 1:
-            if self.shard is None:
-                sharing = "own"
-            elif callable(getattr(self.dataset, "split", None)):
-                sharing = "split"
-        return StreamSetting(
-            sharing=sharing,
-            batch_size=schedule.batch_size,
-            rank=schedule.rank,
-            num_ranks=schedule.num_ranks,
-            num_workers=num_workers,
-            tail=schedule.tail,
-            hides_worker=self.shard == "auto",
-            stays=self.persistent_workers,
-            layout=schedule.layout,
-        )
-
-    @staticmethod
-    def _check_epoch(mixture: Mixture, progress: Progress) -> None:
-        """Refuse an epoch that there is not, or not like this: here, and not in a worker."""
-        assert isinstance(progress, PlanProgress)
-        length = len(mixture.in_epoch(progress.epoch))
-        if length != progress.plan.num_samples:
-            raise ArgumentError(
-                f"epoch {progress.epoch} of the mixture has {length} samples; since its terms changed, epochs have "
-                f"{progress.plan.num_samples}",
-                hint="load a state of that time to go back to it",
-            )
-        mixture.check_readable(progress.epoch, progress.ordinal)

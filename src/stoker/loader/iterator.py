@@ -6,21 +6,23 @@ import warnings
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from torch.autograd.profiler import record_function
 
 from stoker.batch.ledger import Ledger
+from stoker.batch.result import BatchResult, EndOfStream
 from stoker.engine.task import Engine
 from stoker.errors import NestedNext, TooManySkipped
 from stoker.foundation.torch_private import is_profiling
-from stoker.loader.auto import TuningDriver
 from stoker.loader.metrics.counters import Counters
 from stoker.loader.state.plan_progress import PlanProgress
 from stoker.loader.state.progress import Progress
 from stoker.loader.state.stream_progress import StreamProgress
-from stoker.loader.work import BatchResult, EndOfStream
 from stoker.plan import Recipe
+
+if TYPE_CHECKING:
+    from stoker.loader.auto import TuningDriver
 
 PROFILED_AS = "enumerate(DataLoader)#LoaderIterator.__next__"
 """What torch's profiler shows. Its tools know a loader by this form, which torch's own loader has."""
@@ -40,12 +42,12 @@ class LoaderIterator:
         doubts: Callable[[], list[str]] | None = None,
         warns_of_copies: bool = False,
         counters: Counters,
-        helm: TuningDriver | None = None,
+        tuner: TuningDriver | None = None,
     ) -> None:
         self._engine, self._progress, self._ledger = engine, progress, ledger
         self._length, self._promised, self._warns_of_copies = length, promised, warns_of_copies
         self._doubts, self._counters = doubts, counters
-        self._helm = helm
+        self._tuner = tuner
         counters.begin()
         self._is_over = False
         self._kept: BatchResult | None = None
@@ -78,8 +80,8 @@ class LoaderIterator:
         # before a batch is taken: an interrupt costs none
         if self._counters.is_due:
             self._counters.attend()
-        if self._helm is not None:
-            self._helm.steer()
+        if self._tuner is not None:
+            self._tuner.steer()
         try:
             made = self._kept or self._taken()
         except StopIteration:
@@ -98,8 +100,8 @@ class LoaderIterator:
             self._warn_of(self._doubts())
         handed = perf_counter()
         self._counters.note(made, num_samples, asked, handed)
-        if self._helm is not None:
-            self._helm.note(made, asked, handed)
+        if self._tuner is not None:
+            self._tuner.note(made, asked, handed)
         self._ledger.num_served += num_samples
         if made.skipped:
             self._note_skipped(made)

@@ -1,4 +1,4 @@
-"""Recipes on their way to whoever makes them."""
+"""Requests: recipes on their way to the builders, in this process or in workers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,40 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
+from stoker.batch.collation import describe_recipe
+from stoker.batch.result import BatchResult, EncodedBatch, EndOfStream
 from stoker.engine.timing import HandoverTimes
 from stoker.errors import WorkerError
 from stoker.loader.state.stream_progress import StreamProgress
 from stoker.loader.stream import Turn, turn_worker
-from stoker.loader.work import BatchResult, EncodedBatch, EndOfStream, WorkItem, encode_recipe, listed
 from stoker.plan import Recipe
+
+WorkItem = tuple[int, int, int, range | None, bytes | list[Any], Any]
+"""What a worker gets of a recipe: step, epoch, rank, draws, positions (the plan's as the bytes of 64-bit integers), and
+the dataset's hint.
+
+Pickling all of a recipe would take longer than all else about a small batch.
+"""
+
+
+def encode_recipe(recipe: Recipe, hint: Any = None) -> WorkItem:
+    """Return what is sent of a recipe."""
+    positions: Any = recipe.positions
+    listed = positions if isinstance(positions, list) else positions.tobytes()
+    return recipe.step, recipe.epoch, recipe.rank, recipe.draws, listed, hint
+
+
+def decode_recipe(item: WorkItem) -> tuple[Recipe, Any]:
+    """Return the recipe, as far as a worker needs it, and the hint."""
+    step, epoch, rank, draws, positions, hint = item
+    listed: Any = np.frombuffer(positions, np.int64) if isinstance(positions, bytes) else positions
+    return Recipe(step, epoch, rank, (), listed, None, 0, draws), hint  # type: ignore[arg-type]
 
 
 class ErrorCapturingIterator:
-    """Recipes from a source that may fail. An error travels in the place of a recipe and is raised by whoever makes it:
+    """Recipes from a source that may fail. An error travels in the place of a recipe and is raised by its builder:
     in its turn, after the batches before it, and again whenever the next is asked for. It is never taken for an end.
     """
 
@@ -41,19 +65,19 @@ class ErrorCapturingIterator:
             self._poison = DeferredError(
                 WorkerError(
                     "the iteration was interrupted while positions were drawn\n"
-                    "hint: loader.load_state_dict(loader.state_dict()) and iterate anew: nothing is lost"
+                    "hint: loader.load_state_dict(loader.state_dict()) and iterate again: nothing is lost"
                 )
             )
             raise
 
 
 class DeferredError:
-    """Stands for a recipe that could not be drawn: whoever looks at its positions gets the error."""
+    """Stands for a recipe that could not be drawn: reading its positions raises the error."""
 
     step = epoch = rank = -1
 
     def __init__(self, error: Exception) -> None:
-        # As text, because the frames of a traceback would keep alive whoever asked, and with it threads.
+        # As text, because the frames of a traceback would keep the iterator alive, and its threads with it.
         shown = "".join(traceback.format_exception(error))
         error.add_note(f"raised while positions were drawn:\n{shown}")
         self.error = error.with_traceback(None)
@@ -83,25 +107,25 @@ class MapRequests:
     """Recipes for whichever worker process is free."""
 
     def __init__(
-        self, recipes: Iterator[Any], *, chosen_epoch: int | None, tell: Callable[[], Any] = lambda: None
+        self, recipes: Iterator[Any], *, chosen_epoch: int | None, next_hint: Callable[[], Any] = lambda: None
     ) -> None:
-        self._recipes, self._chosen_epoch, self._tell = recipes, chosen_epoch, tell
+        self._recipes, self._chosen_epoch, self._next_hint = recipes, chosen_epoch, next_hint
 
     def __next__(self) -> Any:
         return next(self._recipes)
 
     def content(self, recipe: Any) -> tuple[int | None, WorkItem]:
         """Return what a worker needs to know."""
-        return self._chosen_epoch, encode_recipe(recipe, self._tell())
+        return self._chosen_epoch, encode_recipe(recipe, self._next_hint())
 
-    def result(self, recipe: Recipe, answer: EncodedBatch, trip: HandoverTimes) -> BatchResult:
+    def result(self, recipe: Recipe, answer: EncodedBatch, handover: HandoverTimes) -> BatchResult:
         """Return the batch with its recipe, which has stayed here."""
         batch, skipped, times = answer
-        return BatchResult(recipe, batch, pickle.loads(skipped) if skipped else (), None, times, trip)
+        return BatchResult(recipe, batch, pickle.loads(skipped) if skipped else (), None, times, handover)
 
     def described(self, recipe: Recipe) -> str:
         """Return what is in a recipe."""
-        return f"the batch with {listed(recipe, most=512)}"
+        return f"the batch with {describe_recipe(recipe, most=512)}"
 
     def worker_of(self, _: Recipe) -> int:
         """Anyone will do."""
@@ -118,7 +142,7 @@ class StreamRequests:
     def __init__(self, progress: StreamProgress, turns: Iterator[Any], *, chosen_epoch: int | None) -> None:
         self._progress, self._turns, self._chosen_epoch = progress, turns, chosen_epoch
         self._num_workers = progress.setting.num_workers
-        self._told: dict[int, BatchResult | EndOfStream] = {}
+        self._last_results: dict[int, BatchResult | EndOfStream] = {}
         """The last result of each part that has left the engine; it may not be yielded yet, but on its way."""
 
     def __next__(self) -> Any:
@@ -130,13 +154,13 @@ class StreamRequests:
             raise turn.error
         return self._chosen_epoch, turn
 
-    def result(self, _: Turn, answer: EncodedBatch, trip: HandoverTimes) -> BatchResult | EndOfStream:
-        """Return the batch, or the end, as the worker tells it."""
+    def result(self, _: Turn, answer: EncodedBatch, handover: HandoverTimes) -> BatchResult | EndOfStream:
+        """Return the batch, or the end, as the worker has sent it."""
         batch, note, _times = answer
         made: BatchResult | EndOfStream = pickle.loads(note)
         if isinstance(made, BatchResult) and made.stream is not None:
-            self._told[made.stream["part"]] = made
-        return made._replace(batch=batch, trip=trip) if isinstance(made, BatchResult) else made
+            self._last_results[made.stream["part"]] = made
+        return made._replace(batch=batch, handover=handover) if isinstance(made, BatchResult) else made
 
     def described(self, turn: Turn) -> str:
         """Return what is known of a turn."""
@@ -148,4 +172,4 @@ class StreamRequests:
 
     def restarted(self, lost: list[Turn], received: list[BatchResult | EndOfStream]) -> list[Turn]:
         """Return the turns for a worker that begins where another one ended."""
-        return self._progress.restarted(lost, [*self._told.values(), *received])
+        return self._progress.restarted(lost, [*self._last_results.values(), *received])

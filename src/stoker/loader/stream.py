@@ -6,7 +6,7 @@ depends on the `Sharing`:
 - `whole`: everyone who reads goes through the whole stream and keeps what is theirs: worker w of W the turns w, w +
   W, ..., of each turn every R-th sample for one of R ranks. Each sample is delivered once, in the same order for any
   number of workers.
-- `split`: the stream has a `split(index, count)` of its own and nobody reads what is not theirs. An epoch keeps the
+- `split`: the stream has a `split(index, count)` of its own and each reads only its own part. An epoch keeps the
   parts it began with; a worker reads as many of them as there are to each worker.
 - `own`: as in torch, each worker reads a copy of the dataset, which is trusted to look at its worker's number.
 """
@@ -25,27 +25,20 @@ from weakref import WeakSet
 
 import numpy as np
 
+from stoker.batch.builder import Builders, ReadTimes, batch_key
+from stoker.batch.collation import Collation
 from stoker.batch.ledger import Policy, Skipped
+from stoker.batch.memory import BatchSlot
+from stoker.batch.result import BatchResult, EndOfStream
 from stoker.engine.processes.worker_info import act_as, has_looked
-from stoker.engine.slots.slot_writer import SlotWriter
 from stoker.errors import EarlyStop
 from stoker.foundation import torch_private
 from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.foundation.randomness import SampleContext, entered, reading_in_epoch
 from stoker.foundation.stages import watch
 from stoker.loader.state.dataset_state import has_exact_state, load_own_state, state_between_epochs, with_state
-from stoker.loader.work import (
-    AwayTask,
-    BatchResult,
-    EncodedBatch,
-    EndOfStream,
-    Finisher,
-    Reading,
-    batch_key,
-    encode_result,
-    run_inline,
-)
 from stoker.plan import Layout, Recipe, Tail, derived_key
+from stoker.source.protocols import has_state, loads_state
 
 T = TypeVar("T")
 
@@ -59,7 +52,7 @@ class Turn(NamedTuple):
     """The making of the next batch of a stream."""
 
     iteration: int
-    """Which iteration of the loader: with another one the stream starts anew."""
+    """Which iteration of the loader: with another one the stream starts again."""
     epoch: int
     step: int
     turn: int
@@ -82,7 +75,7 @@ class StreamSetting(NamedTuple):
     """How a stream is shared and cut."""
 
     sharing: Sharing
-    """How an epoch is shared; one that is resumed goes on as it began."""
+    """How an epoch is shared; a resumed one continues as it began."""
     batch_size: int
     rank: int
     num_ranks: int
@@ -97,21 +90,21 @@ class StreamSetting(NamedTuple):
     """Which samples of a turn are those of a rank, as in a `Plan`."""
 
 
-class StreamMaker:
-    """Makes batches from an iterable dataset; holds the iterators, so it belongs to one process at a time."""
+class StreamBuilders(Builders[Turn]):
+    """Creates builders for an iterable dataset. Holds the iterators, so it belongs to one process at a time."""
 
     def __init__(
         self,
         dataset: Any,
-        finish: Finisher,
+        collation: Collation,
         setting: StreamSetting,
         *,
         seed: int,
         policy: Policy,
-        loan: BorrowedGenerators,
+        borrowed: BorrowedGenerators,
     ) -> None:
-        self.dataset, self.finish, self.setting, self.seed, self.policy = dataset, finish, setting, seed, policy
-        self._loan = loan
+        self.dataset, self.collation, self.setting, self.seed, self.policy = dataset, collation, setting, seed, policy
+        self.borrowed = borrowed
         self.iteration: int | None = None
         self.readers: dict[int, _Reader] = {}
         """The parts that are read here."""
@@ -125,43 +118,25 @@ class StreamMaker:
         self.__dict__.update(state)
         self.generators = WeakSet()
 
-    def make(self, turn: Turn) -> BatchResult | EndOfStream:
-        """Return the next batch, or the end, with the process-wide generators seeded from the turn."""
-        return self._loan.run(self._make, turn, self._key(turn))
-
-    def _key(self, turn: Turn) -> int:
+    def key(self, turn: Turn) -> int:
+        """Return the key of a turn."""
         return batch_key(self.seed, turn.epoch, turn.turn, self.setting.rank)
 
-    def make_away(self, turn: Turn, desk: SlotWriter) -> EncodedBatch:
-        """Make the next batch in a worker process, straight into the slot on `desk`."""
-
-        def make(turn: Turn) -> BatchResult | EndOfStream:
-            task = self.task(turn)
-            with self.finish.onto(desk):
-                return task.finish()
-
-        return encode_result(self._loan.run(make, turn, self._key(turn), gives_back=False))
-
-    def task_away(self, turn: Turn, desk: SlotWriter) -> AwayTask:
-        """Draw the next batch in a worker process that has several threads."""
-        return AwayTask(self.task(turn), self.finish, desk)
-
-    def rest(self, *, is_last: bool = False) -> None:
+    def close(self, *, at_exit: bool = False) -> None:
         """Let go of the iterators: what waits for their end (`finally`, `with`) runs now.
 
         In a process that is about to end, generators are closed although others hold them.
         """
-        if is_last:
+        if at_exit:
             for generator in list(self.generators):
                 _close(generator)
         self.readers.clear()
         self.iteration = None
 
-    def _make(self, turn: Turn) -> BatchResult | EndOfStream:
-        return self.task(turn).finish()
-
-    def task(self, turn: Turn) -> StreamTask | EndTask:
-        """Draw the samples of the next batch. Only `finish` is left to do, by any thread."""
+    def builder(self, turn: Turn, slot: BatchSlot | None = None, hint: Any = None) -> StreamBatchBuilder:  # noqa: ARG002
+        """Draw the samples of the next batch, and return its builder. Only `finish` is left to do, by any thread."""
+        if slot is not None:
+            slot.clear()
         if self.iteration != turn.iteration:
             self.readers.clear()
             self.iteration = turn.iteration
@@ -174,55 +149,52 @@ class StreamMaker:
         except StopIteration as error:  # not from the iterator, whose end is no error
             raise EarlyStop("the iterable dataset") from error
         if drawn is None:
-            # parts are split off anew in every epoch
+            # every epoch splits again
             lives_on = self.setting.stays and turn.sharing != "split"
-            return EndTask(EndOfStream(turn.part, state_between_epochs(self.dataset) if lives_on else None))
+            return StreamBatchBuilder(EndOfStream(turn.part, state_between_epochs(self.dataset) if lives_on else None))
         recipe, samples, skipped, where = drawn
         # a copy: with threads, the next turn is drawn before this one is done
         transform = watch.seconds - before
-        reading = began, perf_counter() - began - transform, transform
-        return StreamTask(self.finish, recipe, samples, skipped, copy.deepcopy(where), reading)
+        times = began, perf_counter() - began - transform, transform
+        drawn_batch = _Drawn(recipe, samples, skipped, copy.deepcopy(where), times)
+        return StreamBatchBuilder(drawn_batch, self.collation, slot)
 
 
-class StreamTask:
-    """A batch whose samples are drawn already."""
+class _Drawn(NamedTuple):
+    """The samples of a batch."""
+
+    recipe: Recipe
+    samples: list[Any]
+    skipped: list[Skipped]
+    stream: dict[str, Any]
+    times: ReadTimes
+
+
+class StreamBatchBuilder:
+    """Builds a batch whose samples are drawn already, or returns the end of a part."""
 
     size = 0
 
     def __init__(
-        self,
-        finish: Finisher,
-        recipe: Recipe,
-        samples: list[Any],
-        skipped: list[Skipped],
-        stream: dict[str, Any],
-        reading: Reading,
-    ):
-        self._finish, self._recipe, self._samples = finish, recipe, samples
-        self._skipped, self._stream, self._reading = skipped, stream, reading
+        self, drawn: _Drawn | EndOfStream, collation: Collation | None = None, slot: BatchSlot | None = None
+    ) -> None:
+        self._drawn, self._collation, self._slot = drawn, collation, slot
 
     def do(self, start: int, stop: int) -> None:
-        """Nothing is left to do in parts."""
+        """Do nothing: there are no parts."""
 
-    def finish(self) -> BatchResult:
-        """Return the batch."""
-        return run_inline(self._finish, self._recipe, self._samples, self._skipped, self._stream, self._reading)
-
-
-class EndTask:
-    """Nothing more to be made."""
-
-    size = 0
-
-    def __init__(self, ended: EndOfStream) -> None:
-        self._ended = ended
-
-    def do(self, start: int, stop: int) -> None:
-        """Nothing is left to do in parts."""
-
-    def finish(self) -> EndOfStream:
-        """Return the end."""
-        return self._ended
+    def finish(self) -> BatchResult | EndOfStream:
+        """Return the batch, or the end."""
+        drawn = self._drawn
+        if isinstance(drawn, EndOfStream):
+            return drawn
+        assert self._collation is not None
+        collating = perf_counter()
+        batch = self._collation.collate(drawn.recipe, drawn.samples, self._slot)
+        ended = perf_counter()
+        began, read, transform = drawn.times
+        times = began, ended, read, transform, ended - collating
+        return BatchResult(drawn.recipe, batch, drawn.skipped, drawn.stream, times)
 
 
 class _Reader:
@@ -233,20 +205,20 @@ class _Reader:
     begins.
     """
 
-    def __init__(self, maker: StreamMaker, turn: Turn) -> None:
-        setting = maker.setting
-        self.dataset, self.policy, self.hides_worker = maker.dataset, maker.policy, setting.hides_worker
+    def __init__(self, builders: StreamBuilders, turn: Turn) -> None:
+        setting = builders.setting
+        self.dataset, self.policy, self.hides_worker = builders.dataset, builders.policy, setting.hides_worker
         self.rank, self.epoch, self.batch_size, self.tail = setting.rank, turn.epoch, setting.batch_size, setting.tail
         self.sharing, self.part, self.num_parts = turn.sharing, turn.part, turn.num_parts
         self.layout = setting.layout
-        self.key_seed, self.generators = maker.seed, maker.generators
+        self.key_seed, self.generators = builders.seed, builders.generators
         if turn.sharing == "whole":
             # All ranks read the same, so they must draw the same numbers meanwhile.
-            self.seed, self.num_ranks, self.key_rank = maker.seed, setting.num_ranks, 0
+            self.seed, self.num_ranks, self.key_rank = builders.seed, setting.num_ranks, 0
             self.first_turn, self.stride = 0, 1
         else:
             share = setting.rank * turn.num_parts + turn.part
-            self.seed = derived_key(maker.seed, share)  # each part counts its samples from 0
+            self.seed = derived_key(builders.seed, share)  # each part counts its samples from 0
             self.num_ranks, self.key_rank = 1, setting.rank
             self.first_turn, self.stride = turn.part, turn.num_parts
             self.split = share, setting.num_ranks * turn.num_parts
@@ -266,7 +238,7 @@ class _Reader:
         self.is_ended = False
         self.iterator: Any = None
         self.teller: Any = None
-        self._loan = BorrowedGenerators(is_repeatable=False)  # inside the maker's, and given back before that one
+        self._borrowed = BorrowedGenerators(is_repeatable=False)  # inside the builders', and given back before that one
 
     def _open(self) -> None:
         """Start reading. If that fails, the next turn tries again."""
@@ -280,11 +252,11 @@ class _Reader:
         with reading_in_epoch(self.epoch):
             iterator = iter(dataset)
         if state is not None:
-            if hasattr(iterator, "load_state_dict"):
+            if loads_state(iterator):
                 load_own_state(iterator, state)
             self.steps, self.index, self.is_ended = self.num_before, begin["samples"], bool(begin.get("is_ended"))
         if self.is_asked:
-            self.teller = next((it for it in (iterator, dataset) if hasattr(it, "state_dict")), None)
+            self.teller = next((it for it in (iterator, dataset) if has_state(it)), None)
         if isinstance(iterator, GeneratorType):
             self.generators.add(iterator)
         self.iterator = iterator
@@ -352,7 +324,7 @@ class _Reader:
         """Return do(), with the random numbers of turn `number`, while `turn` is made."""
         if number == turn.turn and self.rank == self.key_rank:
             return do()
-        return self._loan.run(lambda _: do(), None, batch_key(self.key_seed, self.epoch, number, self.key_rank))
+        return self._borrowed.run(lambda _: do(), None, batch_key(self.key_seed, self.epoch, number, self.key_rank))
 
     def _read(self, count: int, skipped: list[Skipped], turn: Turn) -> list[Any]:
         """Return the next `count` samples, fewer at the end of the stream."""
@@ -362,7 +334,7 @@ class _Reader:
         try:
             while len(samples) < count:
                 wanted = count - len(samples)
-                # `repeat` tells how much of it is left, which tells `rng()` at which sample we are
+                # `repeat` knows how much of it is left, so that `rng()` knows which sample is being read
                 walk = repeat(self.iterator, wanted)
                 entered(SampleContext(self.seed, turn.epoch, range(self.index, self.index + wanted), walk))
                 before = len(samples)
@@ -413,7 +385,7 @@ def _cuts(begin: dict[str, Any]) -> list[list[int]]:
 
 
 def _close(generator: Any) -> None:
-    """Close a generator, unless a thread is still in it. Nobody is left whom an error could reach: it is printed."""
+    """Close a generator, unless a thread is still in it. An error has no receiver any more: it is printed."""
     if generator.gi_running:
         return
     try:

@@ -1,6 +1,6 @@
 """Look up the spans of packed rows in one pass of C.
 
-The arithmetic is that of `compose/packs/pack_tables.py`; `BestFitRows` in `packed_rows.py` there is the NumPy twin.
+The arithmetic is that of `compose/packs/pack_tables.py`; `BestFitRows` in `pack_rows.py` there is the NumPy twin.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ArrayParts(NamedTuple):
 
 
 class FoundSpans(NamedTuple):
-    """The spans of some rows, as in `RowSpans` of `compose/packs/packed_rows.py`."""
+    """The spans of some rows, as in `RowSpans` of `compose/packs/pack_rows.py`."""
 
     row_starts: Indices
     documents: Indices

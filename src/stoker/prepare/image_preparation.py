@@ -11,8 +11,8 @@ from typing import Any
 from stoker.errors import ArgumentError, DataError
 from stoker.prepare.image_inputs import CODE, ImageInputs
 from stoker.prepare.image_work import QUALITY, ImageSettings, ImageWork, columns_for, jpeg_encoder
+from stoker.prepare.piece_run import Run, checked_workers, count_skips, start_run
 from stoker.prepare.report import ImageReport, Watch, measure_cost
-from stoker.prepare.run import Run, checked_workers, count_skips, start_run
 from stoker.prepare.settings import OnError, check_piece_bytes, choose_piece_bytes
 from stoker.prepare.skips import image_ledger_entries
 from stoker.prepare.target import ImageTarget

@@ -10,9 +10,9 @@ from typing import Any
 
 from stoker.errors import ArgumentError, DataError
 from stoker.prepare.inputs import Input, Paths, find_inputs, identify_inputs
+from stoker.prepare.piece_run import Run, checked_workers, count_skips, start_run
 from stoker.prepare.pieces import Piece, plan_pieces
 from stoker.prepare.report import PreparationProgress, TokensReport, Watch
-from stoker.prepare.run import Run, checked_workers, count_skips, start_run
 from stoker.prepare.settings import CODE, Documents, OnError, TokenSettings, choose_piece_bytes
 from stoker.prepare.skips import ledger_entries
 from stoker.prepare.target import TokenTarget

@@ -155,7 +155,7 @@ class WorkerPool(Generic[J, R]):
     def _note_failed_start(self, end: str) -> None:
         self._failed_starts.append(end)
         if len(self._failed_starts) >= MAX_DEATHS:
-            raise WorkerDied("the start", ends=self._failed_starts)
+            raise WorkerDied("start-up", ends=self._failed_starts)
 
     def close(self) -> None:
         """End all workers, first with SIGTERM, so that they remove unfinished files, then with SIGKILL."""

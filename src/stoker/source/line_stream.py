@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -396,3 +397,7 @@ def _split(shares: tuple[Share, ...], index: int, count: int) -> tuple[Share, ..
             for share in blocks
         )
     return tuple(sorted(taken, key=lambda share: share.file))
+
+
+if "torch.utils.data" in sys.modules:  # otherwise `stoker.loader` does this: sources do not import torch
+    sys.modules["torch.utils.data"].IterableDataset.register(LineStream)

@@ -23,7 +23,7 @@ GUTTER = 8
 
 
 def draw_sheet(
-    pictures: Sequence[NDArray[np.uint8]],
+    images: Sequence[NDArray[np.uint8]],
     *,
     labels: Sequence[str | None],
     remarks: Sequence[str | None],
@@ -33,13 +33,13 @@ def draw_sheet(
     side: int | None = None,
 ) -> Image.Image:
     """Draw the sheet, with `labels` below the images in ink and fainter `remarks` below those."""
-    if not pictures:
+    if not images:
         raise ArgumentError("no images to show: the batch is empty", hint="check the dataset or the batch size")
-    columns = min(columns, len(pictures)) if columns is not None else _columns(len(pictures))
-    longest = max(max(picture.shape[:2]) for picture in pictures)
+    columns = min(columns, len(images)) if columns is not None else _columns(len(images))
+    longest = max(max(image.shape[:2]) for image in images)
     side = side or _side(longest, columns)
-    images = [_resize(picture, side, longest) for picture in pictures]
-    width, height = max(image.width for image in images), max(image.height for image in images)
+    resized = [_resize(image, side, longest) for image in images]
+    width, height = max(image.width for image in resized), max(image.height for image in resized)
     cell = max(width, 48)  # room for a label
     letters = font(max(12, min(17, round(cell / 12))))
     small = font(max(11, letters.size - 2) if hasattr(letters, "size") else 11)
@@ -55,7 +55,7 @@ def draw_sheet(
     draw = ImageDraw.Draw(sheet)
     if title:
         draw.text((MARGIN, MARGIN - 2), shorten(title, heading, inner), font=heading, fill=INK)
-    for number, image in enumerate(images):
+    for number, image in enumerate(resized):
         left = MARGIN + number % columns * (cell + GUTTER)
         upper = top + number // columns * pitch
         x, y = left + (cell - image.width) // 2, upper + height - image.height
@@ -88,8 +88,8 @@ def _side(longest: int, columns: int) -> int:
     return min(longest, room, LARGEST)
 
 
-def _resize(picture: NDArray[np.uint8], side: int, longest: int) -> Image.Image:
-    image = Image.fromarray(picture)
+def _resize(pixels: NDArray[np.uint8], side: int, longest: int) -> Image.Image:
+    image = Image.fromarray(pixels)
     if side == longest:
         return image
     size = (max(1, round(image.width * side / longest)), max(1, round(image.height * side / longest)))

@@ -45,29 +45,34 @@ def batch(
     """
     _check(columns=columns, side=side, max_images=max_images)
     require_pillow()
+    from stoker.view import packed_rows, sheet
+    from stoker.view.batch_images import find_images, format_labels
+
+    remarks = _remarks(positions)
     if _is_loader(batch):
-        taken, remarks, known = _peek(batch)
-        return _draw_images(
-            taken,
-            labels=labels,
-            classes=classes if classes is not None else known.get("classes"),
-            remarks=_remarks(positions) if positions is not None else remarks,
-            normalize=normalize if normalize is not None else known.get("normalize"),
-            columns=columns,
-            side=side,
-            max_images=max_images,
-            title=title,
-        )
-    return _draw_images(
-        batch,
-        labels=labels,
-        classes=classes,
-        remarks=_remarks(positions),
-        normalize=normalize,
+        loader = batch
+        batch, remarks_of_loader = _peek(loader)
+        remarks = remarks_of_loader if remarks is None else remarks
+        classes = getattr(loader.dataset, "classes", None) if classes is None else classes
+        normalize = getattr(loader, "normalize", None) if normalize is None else normalize
+    if packed_rows.is_packed(batch):
+        ids = packed_rows.document_ids(batch)
+        names = None if remarks is None else remarks[:max_images]
+        return packed_rows.draw_rows(ids[:max_images], names=names, num_all=len(ids), title=title)
+    found = find_images(batch, normalize=normalize, limit=max_images)
+    number = len(found.images)
+    for name, given in (("labels", labels), ("positions", remarks)):
+        if given is not None and len(given) < number:
+            raise ArgumentError(f"{name} has {len(given)} entries for {number} images", hint="pass one per image")
+    kind = f"{found.kind}; the first {number} of {found.num_all}" if number < found.num_all else found.kind
+    return sheet.draw_sheet(
+        found.images,
+        labels=format_labels(labels if labels is not None else found.labels, classes, number),
+        remarks=_pad_with_none(remarks, number),
+        title=title,
+        foot="; ".join((kind, *found.notes)),
         columns=columns,
         side=side,
-        max_images=max_images,
-        title=title,
     )
 
 
@@ -86,9 +91,9 @@ def mask(
 
     remarks = _remarks(positions)
     if _is_loader(mask):
-        mask, remarks, _ = _peek(mask)
+        mask, remarks = _peek(mask)
     names = [f"row {remark or number}" for number, remark in zip(range(max_masks), _pad_with_none(remarks, max_masks))]
-    if is_packed(mask) or (_num_dims(mask) in (1, 2) and not _is_square(mask)):
+    if is_packed(mask) or _are_ids(mask):
         rows = enumerate(zip(document_ids(mask)[:max_masks], names))
         return attention.draw_panels(
             [attention.draw_document_mask(ids, row=row, name=name) for row, (ids, name) in rows], title=title
@@ -110,48 +115,12 @@ def require_pillow() -> None:
         raise MissingExtra("Pillow", extra="images", need="drawing images") from error
 
 
-def _draw_images(
-    batch: Any,
-    *,
-    labels: Sequence[Any] | None,
-    classes: Sequence[str] | None,
-    remarks: list[str] | None,
-    normalize: Any,
-    columns: int | None,
-    side: int | None,
-    max_images: int,
-    title: str | None,
-) -> Image:
-    from stoker.view import packed_rows, sheet
-    from stoker.view.pictures import find_images, format_labels
-
-    if packed_rows.is_packed(batch):
-        ids = packed_rows.document_ids(batch)
-        names = None if remarks is None else remarks[:max_images]
-        return packed_rows.draw_rows(ids[:max_images], names=names, num_all=len(ids), title=title)
-    seen = find_images(batch, normalize=normalize, limit=max_images)
-    number = len(seen.pictures)
-    for name, given in (("labels", labels), ("positions", remarks)):
-        if given is not None and len(given) < number:
-            raise ArgumentError(f"{name} has {len(given)} entries for {number} images", hint="pass one per image")
-    foot = f"{seen.kind}; the first {number} of {seen.num_all}" if number < seen.num_all else seen.kind
-    return sheet.draw_sheet(
-        seen.pictures,
-        labels=format_labels(labels if labels is not None else seen.labels, classes, number),
-        remarks=_pad_with_none(remarks, number),
-        title=title,
-        foot="; ".join((foot, *seen.notes)),
-        columns=columns,
-        side=side,
-    )
-
-
 def _is_loader(value: Any) -> bool:
     return hasattr(value, "dataset") and hasattr(value, "__iter__") and not hasattr(value, "shape")
 
 
-def _peek(loader: Any) -> tuple[Any, list[str] | None, dict[str, Any]]:
-    """Return a loader's next batch without consuming it, its positions, and more options for drawing."""
+def _peek(loader: Any) -> tuple[Any, list[str] | None]:
+    """Return a loader's next batch without consuming it, and its positions."""
     peeked = copy.copy(loader)  # drawing from the copy leaves the loader untouched
     batches: Iterator[Any] = iter(peeked)
     try:
@@ -164,11 +133,7 @@ def _peek(loader: Any) -> tuple[Any, list[str] | None, dict[str, Any]]:
         raise ArgumentError("the loader yields no batch", hint="it may be exhausted, or hold less than one batch")
     recipe = getattr(peeked, "recipe", None)
     remarks = None if recipe is None else _remarks(recipe.positions, getattr(recipe, "padding", None))
-    known = {
-        "classes": getattr(loader.dataset, "classes", None),
-        "normalize": getattr(loader, "normalize", None),
-    }
-    return taken, remarks, known
+    return taken, remarks
 
 
 def _remarks(positions: Any, padding: Any = None) -> list[str] | None:
@@ -185,16 +150,12 @@ def _pad_with_none(remarks: list[str] | None, number: int) -> list[str | None]:
     return known + [None] * (number - len(known))
 
 
-def _num_dims(value: Any) -> int | None:
-    return getattr(value, "ndim", None)
-
-
-def _is_square(value: Any) -> bool:
-    """Return whether a value is a mask [T, T] rather than ids: boolean or float, or square."""
-    if value.ndim != 2:
-        return False
-    kind = str(value.dtype)
-    return "bool" in kind or "float" in kind
+def _are_ids(value: Any) -> bool:
+    """Return whether a value holds document ids [T] or [B, T], rather than a mask [T, T] of booleans or floats."""
+    kind = str(getattr(value, "dtype", ""))
+    return getattr(value, "ndim", None) == 1 or (
+        getattr(value, "ndim", None) == 2 and "bool" not in kind and "float" not in kind
+    )
 
 
 def _check(**numbers: Any) -> None:

@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.batch.row_writer import Empty
 from stoker.compose.images.image_rows import ImageRowWriter, LooseImageWriter
 from stoker.compose.images.image_subset import ImageSubset
 from stoker.errors import ArgumentError, PositionError
 from stoker.foundation.randomness import rng_of
 from stoker.foundation.stages import transforming
 from stoker.source.images import ImageSource, open_images
+from stoker.source.protocols import Empty
 from stoker.transform.image.decoding import MAX_PIXELS, MODES, Data
 from stoker.transform.image.forms import as_array, is_image, is_picture
 from stoker.transform.image.geometry import Geometric, Transform

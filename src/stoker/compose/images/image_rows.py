@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from stoker import native
 from stoker.batch import explain, plain_collate
 from stoker.batch.encoded import Encoded
-from stoker.batch.row_writer import Empty
 from stoker.errors import BatchError
+from stoker.source.protocols import Empty
 from stoker.transform.image.jpeg_decoding import is_plain_jpeg
 from stoker.transform.image.orientation import UPRIGHT
 from stoker.transform.image.view import View

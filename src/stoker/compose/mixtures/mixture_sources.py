@@ -15,26 +15,27 @@ from stoker.compose.wrapped_datasets import fingerprint_of
 from stoker.errors import ArgumentError
 from stoker.plan import Order, Sequential, derived_key
 from stoker.plan.order import Indices, order_to_dict
+from stoker.source.protocols import has_epochs, owns_order
 
-GROWING = frozenset({"cu_seqlens"})
-"""Fields that may be wider in one source than in another: they are filled up."""
+WIDENED = frozenset({"cu_seqlens"})
+"""Fields that may be wider in one source than in another: the mixture has the widest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureSource:
-    """One source: samples in an order of its own, epoch after epoch."""
+    """One source: samples in an order of its own, through epochs of its own."""
 
     name: str
     dataset: Any
-    """None for a source that has left the mixture: what it gave is counted, but cannot be read."""
+    """None for a source that is no longer in the mixture: what it gave is counted, but cannot be read."""
     length: int
     order: Order
     seed: int
     past: Mapping[str, Any] | None = None
-    """Of one that has left, the identity it had."""
+    """For a source that is no longer in the mixture, the identity it had."""
 
     def places(self, drawn: Indices) -> tuple[Indices, Indices]:
-        """Return the epochs and positions of the samples that come as number `drawn` of this source."""
+        """Return the epochs and positions of the samples that this source gives as its number `drawn`, from 0."""
         self._check_present()
         epochs = drawn // self.length
         ordinals = drawn - epochs * self.length
@@ -49,7 +50,7 @@ class MixtureSource:
         return epochs, positions
 
     def number(self, position: int, epoch: int) -> int:
-        """Return as which sample of this source, counted from 0, the one at `position` comes in its `epoch`."""
+        """Return the number, counted from 0, as which this source gives the sample at `position` of its `epoch`."""
         self._check_present()
         ordinals = self.order.ordinals(np.array([position]), epoch=epoch, num_samples=self.length, seed=self.seed)
         return epoch * self.length + int(ordinals[0])
@@ -57,11 +58,10 @@ class MixtureSource:
     def in_epoch(self, epoch: int) -> Any:
         """Return the dataset as it is in an epoch of its own."""
         self._check_present()
-        in_epoch = getattr(self.dataset, "in_epoch", None)
-        return self.dataset if in_epoch is None else in_epoch(epoch)
+        return self.dataset.in_epoch(epoch) if has_epochs(self.dataset) else self.dataset
 
     def identity(self) -> dict[str, Any]:
-        """Return what makes up its stream of samples, as plain values."""
+        """Return the values that determine its samples and their order, for a state."""
         if self.past is not None:
             return dict(self.past)
         return {
@@ -74,7 +74,7 @@ class MixtureSource:
     def _check_present(self) -> None:
         if self.dataset is None:
             raise ArgumentError(
-                f"source {self.name!r} is no longer in the mixture, so what it gave cannot be told or read",
+                f"source {self.name!r} is no longer in the mixture, so its earlier samples cannot be looked up",
                 hint="mix it in again to see samples from before it was taken out",
             )
 
@@ -82,7 +82,7 @@ class MixtureSource:
         return self.order.positions(ordinals, epoch=epoch, num_samples=self.length, seed=self.seed)
 
 
-def parts_of(datasets: Mapping[str, Any], *, order: Order, seed: int) -> tuple[MixtureSource, ...]:
+def make_sources(datasets: Mapping[str, Any], *, order: Order, seed: int) -> tuple[MixtureSource, ...]:
     """Return the sources by name, each with a seed of its own."""
     parts = []
     for name, dataset in datasets.items():
@@ -98,7 +98,7 @@ def parts_of(datasets: Mapping[str, Any], *, order: Order, seed: int) -> tuple[M
         if not length:
             raise ArgumentError(f"source {name!r} is empty", hint="leave it out, or check its path")
         key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
-        own = Sequential() if getattr(dataset, "owns_order", False) else order
+        own = Sequential() if owns_order(dataset) else order
         # 63 bits, so that a state in JSON can be read by anything
         parts.append(
             MixtureSource(name=name, dataset=dataset, length=length, order=own, seed=derived_key(seed, key) >> 1)
@@ -106,8 +106,8 @@ def parts_of(datasets: Mapping[str, Any], *, order: Order, seed: int) -> tuple[M
     return tuple(parts)
 
 
-def tokens_in(name: str, dataset: Any) -> Fraction:
-    """Return how many tokens a sample of the source has in the mean, exactly."""
+def mean_tokens(name: str, dataset: Any) -> Fraction:
+    """Return the mean number of tokens in a sample of the source, exactly."""
     for number in ("num_tokens", "num_values"):
         total = getattr(dataset, number, None)
         if isinstance(total, int) and total > 0:
@@ -116,13 +116,13 @@ def tokens_in(name: str, dataset: Any) -> Fraction:
     if isinstance(length, int) and length > 0:
         return Fraction(length)
     raise ArgumentError(
-        f"by='tokens', but source {name!r} ({type(dataset).__name__}) does not tell how many tokens it has",
+        f"by='tokens', but source {name!r} ({type(dataset).__name__}) does not say how many tokens it has",
         hint="give it an attribute num_tokens (of all its samples) or length (of each), or mix by='samples'",
     )
 
 
-def check_alike(parts: Sequence[MixtureSource], *, force: bool) -> None:
-    """Refuse sources whose samples should not, or cannot, be in one batch."""
+def check_compatible(parts: Sequence[MixtureSource], *, force: bool) -> None:
+    """Raise `ArgumentError` for sources whose samples should not be in one batch: other tokenizers, types or labels."""
     kinds = {
         "the tokens' type": _stored_dtype,
         "the tokenizer": _tokenizer,
@@ -134,12 +134,12 @@ def check_alike(parts: Sequence[MixtureSource], *, force: bool) -> None:
             if found != known[0][1] and not force:
                 raise ArgumentError(
                     f"{what} is {known[0][1]} in source {known[0][0]!r} and {found} in source {name!r}",
-                    hint="make both in the same way, or pass force=True if they fit together all the same",
+                    hint="prepare both in the same way, or pass force=True to mix them anyway",
                 )
 
 
 def common_fields(parts: Sequence[MixtureSource]) -> Fields | None:
-    """Return the fields of a row of the mixture, if every source can fill its rows of a batch; otherwise None."""
+    """Return the fields of a row of the mixture, if every source writes rows into a batch; otherwise None."""
     if not all(getattr(part.dataset, "fields", None) and hasattr(part.dataset, "fill") for part in parts):
         return None
     first = parts[0]
@@ -153,7 +153,7 @@ def common_fields(parts: Sequence[MixtureSource]) -> Fields | None:
             )
         for name, (shape, dtype) in fields.items():
             known, kind = common[name]
-            if name in GROWING:
+            if name in WIDENED:
                 shape = known = max(shape, known)
             if shape != known:
                 raise ArgumentError(
@@ -170,7 +170,7 @@ def _stored_dtype(dataset: Any) -> Any:
 
 def _ignored(dataset: Any) -> Any:
     if getattr(dataset, "across", False):
-        return None  # every token has a next one
+        return None  # across documents, every token has a next one
     return getattr(getattr(dataset, "settings", dataset), "ignored", None)
 
 

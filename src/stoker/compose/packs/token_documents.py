@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stoker.errors import ArgumentError, DataError
 from stoker.native import ArrayParts
 from stoker.plan.packing import starts_of
+from stoker.source.protocols import own_fingerprint
 from stoker.store import Store
 from stoker.store.checksums import checksum
 from stoker.store.crops import Tokens
@@ -128,7 +129,7 @@ class DocumentsByWindow(_KnownStarts):
     @property
     def fingerprint(self) -> str | None:
         """The source's own, if it has one."""
-        return getattr(self._tokens, "fingerprint", None)
+        return own_fingerprint(self._tokens)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DocumentsByWindow, (self._tokens,)

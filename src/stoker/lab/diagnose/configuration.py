@@ -276,7 +276,7 @@ def _prefetch(loader: ConfiguredLoader) -> Finding | None:
     if not loader.num_workers or depth is None or not making.p50 or not loader.stats.num_stalls:
         return None
     prefetch = setting(loader.stats, "prefetch_factor", 2)
-    # how long the training can go on with the batches in the queue
+    # how long the batches in the queue last
     lasts = prefetch * concurrency_of(loader.stats) * loader.profile.step
     is_uneven = making.p99 > 5 * making.p50 and making.p99 > lasts and depth >= MIN_READY
     if not is_uneven or loader.profile.wait_share <= 0.03 or making.num < 50:

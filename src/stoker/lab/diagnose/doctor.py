@@ -1,4 +1,4 @@
-"""`stoker.doctor(loader)`: what holds a loader back, from what it has counted, or from a few seconds of it."""
+"""`stoker.doctor(loader)`: diagnose a loader by its counters, or by a few seconds of iterating over it."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from stoker.lab.watch.hook.dataset_facts import facts_of
 from stoker.lab.watch.run import Run
 from stoker.lab.watch.watch import Watch
 
-ENOUGH_STEPS = 20
-"""Batches that a loader has to have given, for its own counters to be judged by."""
-LOOK_SECONDS = 2.0
-"""How long workers are looked at, when all that is missing is whether they are in Python."""
+MIN_STEPS = 20
+"""Batches that a loader must have delivered for a diagnosis by its counters alone."""
+PROFILE_SECONDS = 2.0
+"""How long workers are profiled if all that is missing is whether they run Python."""
 
 
 def doctor(loader: Iterable[Any], step: Callable[[Any], Any] | None = None, *, seconds: float = 5.0) -> Diagnosis:
-    """Return what holds a loader back: `print(stoker.doctor(loader))`.
+    """Return what slows a loader down: `print(stoker.doctor(loader))`.
 
-    A loader of Stoker's that has been iterated over is judged by what it has counted, and not disturbed. Any other one
-    is iterated over for `seconds`, with `step(batch)` for the training's own part; random numbers are then as they were
-    before. Without a step, the verdict is on the loader by itself, which nobody keeps waiting.
+    A Stoker loader that has been iterated over is diagnosed by its counters, and not disturbed. Any other loader is
+    iterated over for `seconds`, calling `step(batch)` as the training step; RNG states are restored afterwards. Without
+    a step, the verdict is on the loader alone.
     """
     if isinstance(loader, Watch):
         return loader.diagnosis()
     if not seconds > 0:
-        raise ArgumentError(f"seconds={seconds!r} is no time to look", hint="give a number above 0, such as 5.0")
+        raise ArgumentError(f"seconds must be above 0, got {seconds!r}", hint="pass how long to watch, such as 5.0")
     if step is not None and not callable(step):
         raise ArgumentError(
-            f"step={step!r} cannot be called", hint="give a function of a batch: stoker.doctor(loader, step=train_on)"
+            f"step must be callable, got {step!r}",
+            hint="pass a function of a batch: stoker.doctor(loader, step=train_on)",
         )
     if step is None:
         counted = _counted(loader)
@@ -47,17 +48,17 @@ def doctor(loader: Iterable[Any], step: Callable[[Any], Any] | None = None, *, s
             diagnosis = diagnose(counted)
             if diagnosis.verdict != "decode-bound" or counted.loaders[0].sampled is not None:
                 return diagnosis
-            looked = _driven(copy(loader), None, min(seconds, LOOK_SECONDS))
-            return diagnose(_with_looks(counted, looked))
-    run = _driven(_twin(loader), step, seconds)
+            profiled = _iterate(copy(loader), None, min(seconds, PROFILE_SECONDS))
+            return diagnose(_add_samples(counted, profiled))
+    run = _iterate(_copy(loader), step, seconds)
     diagnosis = diagnose(run)
     if not any(stats.num_batches for stats in run.loaders):
         return replace(
             diagnosis,
-            says="the loader gave no batch",
-            advice=["see that its dataset is not empty, or shorter than one batch; a generator gives its batches once"],
+            says="the loader delivered no batch",
+            advice=["check that its dataset is not empty or shorter than one batch; a generator can be used only once"],
         )
-    return diagnosis if step is not None else _alone(run, diagnosis)
+    return diagnosis if step is not None else _without_step(run, diagnosis)
 
 
 def _is_ours(loader: Any) -> bool:
@@ -65,42 +66,43 @@ def _is_ours(loader: Any) -> bool:
     return ours is not None and isinstance(loader, ours.DataLoader) and not loader._is_foreign
 
 
-def _twin(loader: Any) -> Any:
-    """Return a loader that gives the same, and leaves this one where it is: an iteration that is on, its workers, the
-    state that it is to go on from. Classes that derive from known ones may hold what cannot be held twice.
+def _copy(loader: Any) -> Any:
+    """Return a loader that delivers the same and leaves this one untouched: its running iteration, workers and state.
+
+    Return the loader itself if its class only derives from a known one: it may hold what cannot be held twice.
     """
     if _is_ours(loader):
         return copy(loader)
     places = (("torch.utils.data", "DataLoader"), ("torchdata.stateful_dataloader", "StatefulDataLoader"))
     if type(loader) not in [getattr(sys.modules.get(module), name, None) for module, name in places]:
         return loader
-    twin = copy(loader)
-    twin._iterator = None
-    if hasattr(twin, "load_state_dict"):
-        twin.load_state_dict({})
-    return twin
+    copied = copy(loader)
+    copied._iterator = None
+    if hasattr(copied, "load_state_dict"):
+        copied.load_state_dict({})
+    return copied
 
 
 def _counted(loader: Any) -> Run | None:
-    """Return what a loader of ours has counted, if that is enough."""
+    """Return the counters of a Stoker loader as a run, if it delivered enough batches."""
     if not _is_ours(loader):
         return None
     stats = loader.stats(laps=True)
-    if stats.batch_seconds.num < ENOUGH_STEPS:
+    if stats.batch_seconds.num < MIN_STEPS:
         return None
     stats = replace(stats, facts={**facts_of(loader), **stats.facts})
     return Run(title="stoker.DataLoader", machine=described(), seconds=stats.seconds, loaders=[stats])
 
 
-def _with_looks(counted: Run, looked: Run) -> Run:
-    if not looked.loaders:
+def _add_samples(counted: Run, profiled: Run) -> Run:
+    if not profiled.loaders:
         return counted
-    return replace(counted, loaders=[replace(counted.loaders[0], sampled=looked.loaders[0].sampled)])
+    return replace(counted, loaders=[replace(counted.loaders[0], sampled=profiled.loaders[0].sampled)])
 
 
-def _driven(loader: Any, step: Callable[[Any], Any] | None, seconds: float) -> Run:
-    """Return what was seen of a loader in so many seconds, over as many epochs as it takes."""
-    with _random_numbers_kept(loader), Watch(loader) as watched:
+def _iterate(loader: Any, step: Callable[[Any], Any] | None, seconds: float) -> Run:
+    """Iterate over a loader for so many seconds, in as many epochs as it takes; return the record of it."""
+    with _rng_states_kept(loader), Watch(loader) as watched:
         over = perf_counter() + seconds
         is_over = False
         while not is_over:
@@ -123,8 +125,8 @@ def _driven(loader: Any, step: Callable[[Any], Any] | None, seconds: float) -> R
 
 
 @contextmanager
-def _random_numbers_kept(loader: Any) -> Iterator[None]:
-    """Let nobody notice that random numbers were drawn, from the process's or from those of the loader."""
+def _rng_states_kept(loader: Any) -> Iterator[None]:
+    """Restore the RNG states of the process, and of the loader's generators, at the end of the block."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     python = random.getstate()
     kept = None if numpy is None else numpy.random.get_state()
@@ -143,7 +145,7 @@ def _random_numbers_kept(loader: Any) -> Iterator[None]:
 
 
 def _generators(loader: Any) -> list[Any]:
-    """Return the generators of torch's that a loader has, or its samplers."""
+    """Return the `torch.Generator`s of a loader and its samplers."""
     torch = sys.modules.get("torch")
     sampler, batches = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
     owners = (loader, sampler, batches, getattr(batches, "sampler", None))
@@ -152,19 +154,11 @@ def _generators(loader: Any) -> list[Any]:
     return list(unique.values())
 
 
-def _alone(run: Run, diagnosis: Diagnosis) -> Diagnosis:
-    """Return a diagnosis of a loader that ran without a training, and says so."""
+def _without_step(run: Run, diagnosis: Diagnosis) -> Diagnosis:
+    """Return the diagnosis of a loader that ran without a training step, and say so."""
     if not run.loaders or diagnosis.gain is None:
         return diagnosis
     period = run.loaders[0].batch_seconds.mean
-    often = f", and gave a batch every {format_duration(period)}" if period else ""
-    return replace(
-        diagnosis,
-        evidence=[
-            f"no step was given: the loader ran by itself{often}; a training whose step takes longer does not wait "
-            "for it",
-            *diagnosis.evidence,
-        ],
-        gain=None,
-        gain_share=None,
-    )
+    rate = f" and delivered a batch every {format_duration(period)}" if period else ""
+    why = f"no step was given: the loader ran alone{rate}; a training loop with longer steps does not wait for it"
+    return replace(diagnosis, evidence=[why, *diagnosis.evidence], gain=None, gain_share=None)

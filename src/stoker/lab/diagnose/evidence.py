@@ -17,7 +17,7 @@ MIN_STEP_SAMPLES = 10
 """Samples of a training loop needed to say where it spends its time."""
 
 NO_STEP = 0.02
-"""A training step shorter than this share of loading a batch is no training: the loader was run by itself."""
+"""A training step shorter than this share of loading a batch means that the loader was run by itself."""
 
 
 def describe_waiting(loader: LoaderProfile) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from stoker.engine.stats import Stats
 from stoker.foundation.text import format_duration
+from stoker.lab.diagnose import verdicts
 from stoker.lab.diagnose.configuration import check_configuration
 from stoker.lab.diagnose.diagnosis import Diagnosis
 from stoker.lab.diagnose.loader_profile import (
@@ -20,21 +21,6 @@ from stoker.lab.diagnose.loader_profile import (
     limited_by_cores,
     profile_loader,
     without_other_programs,
-)
-from stoker.lab.diagnose.verdicts import (
-    collate_bound,
-    compute_bound,
-    copy_bound,
-    decode_bound,
-    duplicated_data,
-    memory_growth,
-    noisy_neighbour,
-    nothing_seen,
-    python_bound,
-    slow_rank,
-    start_up_bound,
-    storage_bound,
-    transport_bound,
 )
 from stoker.lab.diagnose.verdicts.late_batches import LateBatchCause
 from stoker.lab.diagnose.worker_counts import own_workers_take_cores
@@ -53,12 +39,12 @@ MIN_STEPS = 3
 """Batches after the first one of an epoch, or epochs, needed for a verdict."""
 
 LATE_BATCH_CAUSES: tuple[LateBatchCause, ...] = (
-    noisy_neighbour.VERDICT,
-    transport_bound.VERDICT,
-    collate_bound.VERDICT,
-    storage_bound.VERDICT,
-    python_bound.VERDICT,
-    decode_bound.VERDICT,
+    verdicts.noisy_neighbour.VERDICT,
+    verdicts.transport_bound.VERDICT,
+    verdicts.collate_bound.VERDICT,
+    verdicts.storage_bound.VERDICT,
+    verdicts.python_bound.VERDICT,
+    verdicts.decode_bound.VERDICT,
 )
 """Why batches may come late. The first that holds is the cause; the last one always holds."""
 
@@ -67,12 +53,14 @@ def diagnose(run: Run) -> Diagnosis:
     """Return what slows a run down: one verdict, why, the possible gain, and what to change."""
     seen = [stats for stats in run.loaders if stats.num_batches > 0]
     enough = [stats for stats in seen if stats.batch_seconds.num >= MIN_STEPS or stats.num_iterations >= MIN_STEPS]
-    if not enough:
-        found = nothing_seen.diagnose(sum(stats.num_batches for stats in seen))
-    else:
+    if enough:
         found = (
-            duplicated_data.diagnose(enough) or memory_growth.diagnose(run, enough) or _diagnose_costliest(run, enough)
+            verdicts.duplicated_data.diagnose(enough)
+            or verdicts.memory_growth.diagnose(run, enough)
+            or _diagnose_costliest(run, enough)
         )
+    else:
+        found = verdicts.nothing_seen.diagnose(sum(stats.num_batches for stats in seen))
     return replace(
         found,
         evidence=[*found.evidence, *(_time_elsewhere(run) if enough else [])],
@@ -112,15 +100,15 @@ def _diagnose_costliest(run: Run, enough: list[Stats]) -> Diagnosis:
     delay_loss = delay if delay * usual.period > MIN_WAIT_SECONDS else 0.0
     candidates: list[tuple[float, Callable[[], Diagnosis]]] = [
         (wait_loss, lambda: _diagnose_late_batches(usual, machine)),
-        (start_up_bound.loss(usual), lambda: start_up_bound.diagnose(usual)),
-        (usual.copy_share, lambda: copy_bound.diagnose(usual)),
+        (verdicts.start_up_bound.loss(usual), lambda: verdicts.start_up_bound.diagnose(usual)),
+        (usual.copy_share, lambda: verdicts.copy_bound.diagnose(usual)),
         (delay_loss, lambda: _diagnose_contention(usual, machine, delay)),
     ]
     if len(ranks) > 1:
-        slow, rank_loss = slow_rank.find_slowest(ranks)
+        slow, rank_loss = verdicts.slow_rank.find_slowest(ranks)
         candidates.insert(0, (rank_loss, lambda: _diagnose_slow_rank(slow, ranks, machine, rank_loss)))
     loss, describe = max(candidates, key=lambda candidate: candidate[0])
-    return describe() if loss >= KEEPS_UP else compute_bound.diagnose(usual)
+    return describe() if loss >= KEEPS_UP else verdicts.compute_bound.diagnose(usual)
 
 
 def _profile_ranks(enough: list[Stats], machine: MachineLoad) -> dict[int, LoaderProfile]:
@@ -147,7 +135,7 @@ def _main(loaders: list[Stats]) -> Stats:
 
 def _diagnose_late_batches(loader: LoaderProfile, machine: MachineLoad) -> Diagnosis:
     cause = find_late_batch_cause(loader, machine)
-    if cause is noisy_neighbour.VERDICT:
+    if cause is verdicts.noisy_neighbour.VERDICT:
         loss = loader.wait_share * max(loader.delay_in_work_share, loader.wait_delay_share)
         return _diagnose_contention(loader, machine, loss)
     return cause.diagnose(loader, machine)
@@ -163,11 +151,11 @@ def _diagnose_contention(loader: LoaderProfile, machine: MachineLoad, loss: floa
             loss = min(loss, saved)
         if alone.wait_share >= KEEPS_UP and alone.wait > MIN_WAIT_SECONDS:
             own_cause = find_late_batch_cause(alone, MachineLoad(cores=machine.cores))
-    return noisy_neighbour.diagnose(loader, machine, loss, alone=alone, own_cause=own_cause)
+    return verdicts.noisy_neighbour.diagnose(loader, machine, loss, alone=alone, own_cause=own_cause)
 
 
 def _diagnose_slow_rank(
     slow: LoaderProfile, ranks: dict[int, LoaderProfile], machine: MachineLoad, loss: float
 ) -> Diagnosis:
-    cause = find_late_batch_cause(slow, machine) if slow_rank.waits_for_data(slow, ranks, loss) else None
-    return slow_rank.diagnose(slow, ranks, machine, loss, cause=cause)
+    cause = find_late_batch_cause(slow, machine) if verdicts.slow_rank.waits_for_data(slow, ranks, loss) else None
+    return verdicts.slow_rank.diagnose(slow, ranks, machine, loss, cause=cause)

@@ -23,12 +23,10 @@ from stoker.foundation.text import (
     format_number,
     format_percent,
 )
+from stoker.lab.key_figures import TERMINAL, Measured, figures_for, process_memory
 from stoker.lab.live.letters import Letters, bar, spark, warmth
 from stoker.lab.live.track import Track
-from stoker.lab.watch.run import STAGES, Quantiles, Stats
-
-ROWS = ("throughput", "waiting", "queue", "step", "stages", "auto", "memory", "CPU")
-"""Rows of a panel, the most important first."""
+from stoker.lab.watch.run import STAGES, Quantiles, Run, Stats
 
 BAR, STAGE_BAR, CURVE = 24, 12, 40
 """Maximum widths of a bar, of a stage's bar, and of a sparkline, in characters."""
@@ -43,14 +41,20 @@ NARROW = 36
 """Terminals narrower than this have no frame and no column of names."""
 
 
-def panel(
-    track: Track, *, age: float | None, letters: Letters, width: int, rows: Collection[str] = ROWS
-) -> RenderableType:
+def row_names() -> list[str]:
+    """Return the names of a panel's rows, the most important first."""
+    figures = [figure.label for figure in figures_for(TERMINAL)]
+    return ["throughput", "waiting", *figures, "step", "stages", "auto", "memory", "CPU"]
+
+
+def panel(track: Track, *, age: float | None, letters: Letters, width: int, rows: Collection[str]) -> RenderableType:
     """Return the panel of a loader, `width` characters wide, with the first rows only."""
     is_narrow = width < NARROW
-    cells = [(name, cell) for name, cell in _cells(track, letters, width if is_narrow else width - 4 - LABEL)]
-    cells = [(name, cell) for name, cell in cells if name in rows]
-    title, subtitle = Text(_title(track), style="bold"), _age(track.latest, age)
+    room = width if is_narrow else width - 4 - LABEL
+    cells = [(name, cell) for name, cell in _cells(track, letters, room) if name in rows]
+    title = Text(_title(track), style="bold")
+    batches = format_count(track.latest.num_batches, "batch", "batches")
+    subtitle = Text(batches + _ago(age), style="dim")
     if is_narrow:
         lines = [Group(Text(name, style="dim"), cell) for name, cell in cells]
         return Group(title, *lines, subtitle)
@@ -74,17 +78,12 @@ def panel(
 
 def format_on_one_line(track: Track, *, age: float | None, width: int) -> Text:
     """Return throughput and waiting on one line, for short terminals; with the loader's name if it fits."""
-    stats, now = track.latest, track.now
-    speed, share = (now.samples_per_second, now.wait_share) if now else (stats.samples_per_second, stats.wait_share)
-    text = Text(f"{format_number(speed)} samples/s, waiting {format_percent(share)}{_ago(age)}")
+    now = track.present
+    text = Text(
+        f"{format_number(now.samples_per_second)} samples/s, waiting {format_percent(now.wait_share)}{_ago(age)}"
+    )
     title = f"  {_title(track)}"
     return text.append(title, style="dim") if text.cell_len + cell_len(title) <= width else text
-
-
-def memory_of(stats: Stats) -> float | None:
-    """Return the memory of a loader's trainer and workers together; None if not measured."""
-    sizes = [one.pss_bytes for one in (stats.trainer, *stats.workers) if one is not None and one.pss_bytes]
-    return float(sum(sizes)) if sizes else None
 
 
 def _cells(track: Track, letters: Letters, room: int) -> Iterator[tuple[str, RenderableType]]:
@@ -93,13 +92,10 @@ def _cells(track: Track, letters: Letters, room: int) -> Iterator[tuple[str, Ren
     yield "throughput", _throughput(track, letters, room)
     yield "step", Text(f"{_quantiles(stats.step_seconds)}; from batch to batch {_quantiles(stats.batch_seconds)}")
     yield "waiting", _waiting(track, letters, room)
-    if stats.queue_depth is not None:
-        empty = (
-            ""
-            if stats.queue_empty_share is None
-            else f", empty at {format_percent(stats.queue_empty_share)} of requests"
-        )
-        yield "queue", Text(f"{format_number(stats.queue_depth, 2)} batches ready on average{empty}")
+    measured = Measured(stats=stats, ranks=[stats], parts=[Run(loaders=[stats])])
+    for figure in figures_for(TERMINAL):
+        if figure.value(measured) is not None:
+            yield figure.label, Text(figure.describe(measured))
     if stats.seconds and any(one.busy_seconds or one.waiting_seconds for one in stats.stages.values()):
         yield "stages", _stages(stats, letters, room)
     yield "CPU", _cores(track, letters, room)
@@ -113,11 +109,8 @@ def _quantiles(quantiles: Quantiles) -> str:
 
 
 def _throughput(track: Track, letters: Letters, room: int) -> Text:
-    stats, now = track.latest, track.now
-    speed = now.samples_per_second if now else stats.samples_per_second
-    text = Text.assemble(
-        (f"{format_number(speed)} samples/s", "bold"), f"  {format_number(stats.samples_per_second)} overall"
-    )
+    now, overall = (format_number(one.samples_per_second) for one in (track.present, track.latest))
+    text = Text.assemble((f"{now} samples/s", "bold"), f"  {overall} overall")
     spans = list(track.spans)[-CURVE:]
     while len(spans) >= min(LEAST_BAR, len(track.spans)) > 0:
         span = format_duration(sum(one.seconds for one in spans))
@@ -130,8 +123,7 @@ def _throughput(track: Track, letters: Letters, room: int) -> Text:
 
 
 def _waiting(track: Track, letters: Letters, room: int) -> Text:
-    stats, now = track.latest, track.now
-    share = now.wait_share if now else stats.wait_share
+    stats, share = track.latest, track.present.wait_share
     text = (
         f"{format_percent(share)}, {format_percent(stats.wait_share)} overall; "
         f"{format_count(stats.num_stalls, 'stall')}, {format_duration(stats.stall_seconds)}"
@@ -147,13 +139,8 @@ def _title(track: Track) -> str:
     parts = [track.name]
     if stats.num_ranks > 1:
         parts.append(f"rank {stats.rank} of {stats.num_ranks}")
-    crew = len(stats.workers)
-    parts.append(format_count(crew, "worker") if crew else stats.engine)
+    parts.append(format_count(len(stats.workers), "worker") if stats.workers else stats.engine)
     return ", ".join(parts)
-
-
-def _age(stats: Stats, age: float | None) -> Text:
-    return Text(format_count(stats.num_batches, "batch", "batches") + _ago(age), style="dim")
 
 
 def _ago(age: float | None) -> str:
@@ -194,8 +181,7 @@ def _cores(track: Track, letters: Letters, room: int) -> Text:
         text.append(f"trainer {format_cores(now.trainer_cores)}")
     if now is not None and now.workers_cores is not None:
         text.append(f"{', ' if text else ''}workers {format_cores(now.workers_cores)}")
-        each = [one.cpu_seconds / stats.seconds for one in stats.workers] if stats.seconds else []
-        each = each[:64]
+        each = [one.cpu_seconds / stats.seconds for one in stats.workers[:64] if stats.seconds]
         if text.cell_len + 1 + len(each) <= room:
             # scale from 0 to one core each, not to the busiest worker: idle workers should look idle
             text.append(f" {spark([*each, 1.0], 65, letters)[:-1]}", style="cyan")
@@ -203,10 +189,5 @@ def _cores(track: Track, letters: Letters, room: int) -> Text:
 
 
 def _format_memory(stats: Stats) -> str:
-    own = stats.trainer.pss_bytes if stats.trainer is not None else None
-    workers = [one.pss_bytes for one in stats.workers if one.pss_bytes]
-    if own is None and not workers:
-        return UNKNOWN
-    parts = [f"trainer {format_bytes(own)}"] if own is not None else []
-    parts += [f"workers {format_bytes(sum(workers))}"] if workers else []
-    return ", ".join(parts)
+    sizes = zip(("trainer", "workers"), process_memory(stats))
+    return ", ".join(f"{whose} {format_bytes(size)}" for whose, size in sizes if size is not None) or UNKNOWN

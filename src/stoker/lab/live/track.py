@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from stoker.lab.watch.run import Quantiles, Stats
+from stoker.lab.key_figures import find_slow_rank, name_loader
+from stoker.lab.watch.run import ProcessStats, Quantiles, Stats
 
 NUM_SPANS = 120
 """Number of latest spans kept for sparklines."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RecordSpan:
     """The difference between two records."""
 
     seconds: float
@@ -30,7 +31,7 @@ class Track:
         self.source = source
         """Source of the records."""
         self.latest = stats
-        self.spans: deque[Span] = deque(maxlen=NUM_SPANS)
+        self.spans: deque[RecordSpan] = deque(maxlen=NUM_SPANS)
         whole = _span(Stats(), stats)
         if whole is not None:
             self.spans.append(whole)
@@ -48,15 +49,19 @@ class Track:
         self.latest = stats
 
     @property
-    def now(self) -> Span | None:
+    def now(self) -> RecordSpan | None:
         """The latest span; None if there is none yet."""
         return self.spans[-1] if self.spans else None
 
     @property
+    def present(self) -> RecordSpan | Stats:
+        """Throughput and waiting in the latest span, or overall if there is none yet."""
+        return self.now or self.latest
+
+    @property
     def name(self) -> str:
         """Display name."""
-        kinds = {"stoker": "loader", "torch": "torch DataLoader"}
-        return self.latest.name or kinds.get(self.latest.kind, self.latest.kind or "loader")
+        return name_loader(self.latest)
 
 
 class Tracks:
@@ -86,35 +91,32 @@ class Tracks:
 
     @property
     def slowest(self) -> Track | None:
-        """The rank that waits longest for data, among several with the same loader; None if no rank or all ranks do."""
-        names = {track.name for track in self._known.values()}
+        """The rank that waits longest for data, among several with the same loader; None if none stands out."""
         ranks = [track for track in self._known.values() if track.latest.num_ranks > 1]
-        if len(names) != 1 or len(ranks) < 2:
+        if not ranks or len({track.name for track in self._known.values()}) > 1:
             return None
-        waits = sorted((track.latest.wait_seconds.mean, number) for number, track in enumerate(ranks))
-        (second, _), (most, number) = waits[-2:]
-        period = ranks[number].latest.batch_seconds.mean
-        return ranks[number] if most > 1.1 * second and most - second > 0.01 * period else None
+        slowest, _ = find_slow_rank([track.latest for track in ranks])
+        return next((track for track in ranks if track.latest is slowest), None)
 
 
-def _span(before: Stats, after: Stats) -> Span | None:
+def _span(before: Stats, after: Stats) -> RecordSpan | None:
     seconds = after.seconds - before.seconds
     if seconds <= 0:
         return None
     whole = _total(after.batch_seconds) - _total(before.batch_seconds)
     waited = _total(after.wait_seconds) - _total(before.wait_seconds)
-    own = (
-        None
-        if after.trainer is None
-        else after.trainer.cpu_seconds - (before.trainer.cpu_seconds if before.trainer else 0)
-    )
-    workers = sum(one.cpu_seconds for one in after.workers) - sum(one.cpu_seconds for one in before.workers)
-    return Span(
+
+    def cores(processes: Callable[[Stats], list[ProcessStats]]) -> float | None:
+        """Return the mean number of cores that processes used; None if they were not sampled."""
+        later, earlier = (sum(one.cpu_seconds for one in processes(stats)) for stats in (after, before))
+        return max(0.0, later - earlier) / seconds if processes(after) else None
+
+    return RecordSpan(
         seconds=seconds,
         samples_per_second=max(0, after.num_samples - before.num_samples) / seconds,
         wait_share=min(1.0, max(0.0, waited / whole)) if whole > 0 else 0.0,
-        workers_cores=max(0.0, workers) / seconds if after.workers else None,
-        trainer_cores=None if own is None else max(0.0, own) / seconds,
+        workers_cores=cores(lambda stats: stats.workers),
+        trainer_cores=cores(lambda stats: [stats.trainer] if stats.trainer is not None else []),
     )
 
 

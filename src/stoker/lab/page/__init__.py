@@ -11,13 +11,13 @@ from stoker.errors import ArgumentError
 
 if TYPE_CHECKING:
     from stoker.lab.diagnose.diagnosis import Diagnosis
-    from stoker.lab.page.subject import Subject
+    from stoker.lab.page.reported_run import ReportedRun
     from stoker.lab.watch.run import Run
 
-__all__ = ["Report", "report"]
+__all__ = ["RunReport", "report"]
 
 
-class Report:
+class RunReport:
     """An HTML page about a run. Notebooks display it, `.save("report.html")` writes it, `str` returns the HTML."""
 
     def __init__(self, page: str, diagnoses: Sequence[Diagnosis]) -> None:
@@ -38,14 +38,14 @@ class Report:
 
     def __repr__(self) -> str:
         verdicts = " vs. ".join(one.verdict for one in self.diagnoses)
-        return f"<Report: {verdicts}; .save(path) writes it>"
+        return f"<RunReport: {verdicts}; .save(path) writes it>"
 
     def _repr_html_(self) -> str:
         inside = html.escape(self.html)
         return f'<iframe srcdoc="{inside}" style="width:100%;height:900px;border:0" title="stoker report"></iframe>'
 
 
-def report(run: Any, *, against: Any = None, title: str | None = None) -> Report:
+def report(run: Any, *, against: Any = None, title: str | None = None) -> RunReport:
     """Make a page about a run: verdict, figures, timeline, durations, stages, workers, ranks, memory, cores.
 
     `run` is a `stoker.lab.watch.run.Run` (or a list, one per rank), or a loader. For a loader, the page
@@ -57,20 +57,20 @@ def report(run: Any, *, against: Any = None, title: str | None = None) -> Report
     """
     from stoker.lab.page.document import document
 
-    subjects = [_subject(run, "" if against is None else "this run")]
+    runs = [_reported_run(run, "" if against is None else "this run")]
     if against is not None:
-        subjects.append(_subject(against, "baseline"))
-    return Report(document(subjects, title=title), [one.diagnosis for one in subjects])
+        runs.append(_reported_run(against, "baseline"))
+    return RunReport(document(runs, title=title), [one.diagnosis for one in runs])
 
 
-def _subject(given: Any, name: str) -> Subject:
+def _reported_run(given: Any, name: str) -> ReportedRun:
     from stoker.lab.diagnose.verdict import diagnose
-    from stoker.lab.page.subject import Subject
+    from stoker.lab.page.reported_run import ReportedRun
     from stoker.lab.watch.run import join_runs
 
     parts = [_run_of(one) for one in given] if isinstance(given, list | tuple) else [_run_of(given)]
     run = join_runs(parts)
-    return Subject(run, diagnose(run), name, parts)
+    return ReportedRun(run, diagnose(run), name, parts)
 
 
 def _run_of(given: Any) -> Run:

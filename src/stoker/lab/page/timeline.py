@@ -5,16 +5,17 @@ Without the script, the page shows the overview and, below it, the detail around
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
 from stoker.foundation.text import UNKNOWN, format_count, format_duration, format_percent
-from stoker.lab.page.frame import columns, data, figure, legend, missing, stretch, table, time_axis, x_labels
-from stoker.lab.page.markup import Child, Markup, join, short, tag
-from stoker.lab.page.scales import Scale
-from stoker.lab.page.subject import Loader
-from stoker.lab.page.times import Batches, busy_share, num_ready, to_script_data
+from stoker.lab.page.recorded_batches import RecordedBatches, busy_share, num_ready, to_script_data
+from stoker.lab.page.reported_run import ReportedLoader
+from stoker.lab.page.scales import AxisScale, column_path
+from stoker.lab.page.templating import missing_figure, render
 
 NUM_SHOWN = 64
 """Batches in the initial detail view."""
@@ -22,119 +23,77 @@ NUM_SHOWN = 64
 NUM_COLUMNS = 320
 """Columns of the overview."""
 
-ROW, READY, GAP = 20, 40, 8
-"""Heights of the trainer's rows, of the ready batches, and of the gaps, in pixels."""
-
 OVERVIEW = 44
+"""Height of the overview in pixels."""
+
+ROW, READY, GAP = 20, 40, 8
+"""Heights of the training loop's rows, of the ready batches, and of the gaps, in pixels; `page.js` has them too."""
+
+STEP_TOP, WAIT_TOP, READY_TOP = 0, ROW + 2, 2 * (ROW + 2) + GAP
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Vertical positions, from the top, in pixels."""
+class _Block(NamedTuple):
+    """A rectangle of the detail view; x and width as shares of its width, the rest in pixels."""
 
-    lane: float
-    num_lanes: int
-    has_ready: bool
-
-    @property
-    def step(self) -> float:
-        return 0
-
-    @property
-    def wait(self) -> float:
-        return ROW + 2
-
-    @property
-    def ready(self) -> float:
-        return 2 * (ROW + 2) + GAP
-
-    @property
-    def lanes(self) -> float:
-        return self.ready + (READY + GAP if self.has_ready else 0)
-
-    @property
-    def height(self) -> float:
-        if not self.num_lanes:
-            return self.ready - GAP
-        return self.lanes + self.num_lanes * self.lane
+    kind: str
+    x: float
+    width: float
+    y: float
+    height: float
+    label: str
 
 
-def timeline(loader: Loader, *, ident: str, of: str = "") -> Markup:
+def timeline(loader: ReportedLoader, *, ident: str, of: str = "") -> Markup:
     """Return the timeline of a loader's latest batches."""
     title = f"Timeline of batches{of}"
     batches = loader.batches
     if batches is None:
-        return figure(title, missing("No individual batches were recorded, so there is no timeline."))
+        return missing_figure(title, "No individual batches were recorded, so there is no timeline.")
     num_lanes = len(batches.lanes)
-    layout = _Layout(
-        lane=18 if num_lanes <= 8 else 12 if num_lanes <= 16 else 8, num_lanes=num_lanes, has_ready=batches.is_ahead
+    lane = 18 if num_lanes <= 8 else 12 if num_lanes <= 16 else 8
+    lanes_top = READY_TOP + (READY + GAP if batches.is_ahead else 0)
+    begin, end, where = _first_window(batches)
+    window = AxisScale(begin, end)
+    ready, most_ready = _ready_path(batches, window) if batches.is_ahead else (None, 0.0)
+    labels = [(STEP_TOP + ROW / 2, "step", ""), (WAIT_TOP + ROW / 2, "wait", "")]
+    if ready:
+        labels.append((READY_TOP + READY / 2, f"0\N{EN DASH}{most_ready:.0f} ready", "depth"))
+    every = 1 if lane >= 12 else 4
+    labels += [(lanes_top + (at + 0.5) * lane, name, "") for at, name in enumerate(batches.lanes) if at % every == 0]
+    return render(
+        "timeline.html",
+        title=title,
+        ident=ident,
+        lead=_lead(loader, batches, begin, end, where),
+        batches=batches,
+        begin=begin,
+        end=end,
+        overview=_overview(batches, begin, end),
+        labels=[label for label in labels if label[1]],
+        lane=lane,
+        height=lanes_top + num_lanes * lane if num_lanes else READY_TOP - GAP,
+        loop_blocks=[one for one in _loop_blocks(batches, window) if one],
+        loading_blocks=[one for one in _loading_blocks(batches, window, lanes_top, lane) if one],
+        ready={"path": ready, "most": most_ready, "top": READY_TOP, "height": READY} if ready else None,
+        times=window.time_axis(),
+        data_for_script=to_script_data(batches),
+        longest=_longest_waits(batches),
     )
-    begin, end, what = _first_window(batches)
+
+
+def _lead(loader: ReportedLoader, batches: RecordedBatches, begin: float, end: float, where: str) -> str:
+    latest = f" (the latest of {loader.stats.num_batches:,})" if batches.first else ""
+    seconds = format_duration(batches.end - batches.begin)
+    lead = f"{format_count(len(batches), 'batch', 'batches')}{latest} over {seconds}."
+    if len(batches) == 1:
+        return lead
     first, last = (int(np.searchsorted(batches.handed, at)) for at in (begin, end))
-    lead = join(
-        f"{format_count(len(batches), 'batch', 'batches')}"
-        f"{f' (the latest of {loader.stats.num_batches:,})' if batches.first else ''}"
-        f" over {format_duration(batches.end - batches.begin)}.",
-        f" Below: batches {batches.first + first:,} to {batches.first + min(last, len(batches) - 1):,}{what}."
-        if len(batches) > 1
-        else None,
-    )
-    return figure(
-        title,
-        tag(
-            "div",
-            _tools(),
-            legend(
-                ("step", "step: training code"),
-                ("wait", "wait: no batch ready"),
-                *((("load", "loading a batch"), ("send", "sending it")) if num_lanes else ()),
-            ),
-            _overview(batches, begin, end),
-            _detail(batches, begin, end, layout),
-            tag("p", class_="readout", aria_live="polite", hidden=True),
-            data("laps", to_script_data(batches)),
-            class_="timeline",
-            id=ident,
-            data_begin=f"{begin:.6f}",
-            data_end=f"{end:.6f}",
-            data_lane=layout.lane,
-            data_ahead="yes" if layout.has_ready else None,
-        ),
-        tag("p", f"{batches.num_left_out} more lanes are not shown.", class_="missing")
-        if batches.num_left_out
-        else None,
-        lead=lead,
-        table=_longest(batches),
-    )
+    last = min(last, len(batches) - 1)
+    return f"{lead} Below: batches {batches.first + first:,} to {batches.first + last:,}{where}."
 
 
-def _tools() -> Markup:
-    """Return the buttons, which the page's script shows and handles."""
-    buttons = (
-        ("earlier", "\N{LEFTWARDS ARROW}", "Earlier"),
-        ("later", "\N{RIGHTWARDS ARROW}", "Later"),
-        ("in", "+", "Zoom in"),
-        ("out", "\N{MINUS SIGN}", "Zoom out"),
-        ("all", "All", "Show all batches"),
-        ("longest", "Longest wait", "Show the longest wait"),
-    )
-    return tag(
-        "div",
-        [tag("button", text, type="button", data_do=do, aria_label=label, title=label) for do, text, label in buttons],
-        tag(
-            "span",
-            "drag in the strip, or Ctrl + mouse wheel; arrow keys, + and \N{MINUS SIGN} when focused",
-            class_="hint",
-        ),
-        class_="tools",
-        role="group",
-        aria_label="Visible part of the timeline",
-        hidden=True,
-    )
-
-
-def _first_window(batches: Batches) -> tuple[float, float, str]:
-    """Return the initial time window, and its description."""
+def _first_window(batches: RecordedBatches) -> tuple[float, float, str]:
+    """Return the initial time window, and where it lies."""
     if len(batches) <= 2 * NUM_SHOWN:
         return batches.begin, batches.end, ""
     waits = batches.waits.copy()
@@ -146,158 +105,80 @@ def _first_window(batches: Batches) -> tuple[float, float, str]:
     first = min(max(0, middle - NUM_SHOWN // 2), len(batches) - NUM_SHOWN)
     last = first + NUM_SHOWN - 1
     end = batches.stepped[last] if np.isfinite(batches.stepped[last]) else batches.handed[last]
-    label = f", around the longest wait ({format_duration(float(waits[longest]))})" if is_stall else ", from the middle"
-    return float(batches.asked[first]), float(end), label
+    where = f", around the longest wait ({format_duration(float(waits[longest]))})" if is_stall else ", from the middle"
+    return float(batches.asked[first]), float(end), where
 
 
-def _overview(batches: Batches, begin: float, end: float) -> Markup:
+def _overview(batches: RecordedBatches, begin: float, end: float) -> dict[str, object]:
+    """Return shares of step and wait over all batches, and the place of the window among them."""
     edges = np.linspace(batches.begin, max(batches.end, batches.begin + 1e-6), NUM_COLUMNS + 1)
     steps = busy_share(batches.handed, batches.stepped, edges)
     waits = busy_share(batches.asked, batches.handed, edges)
-    scale = Scale(float(edges[0]), float(edges[-1]))
+    scale = AxisScale(float(edges[0]), float(edges[-1]))
     places = [scale(edge) for edge in edges.tolist()]
-    return tag(
-        "div",
-        tag("div", tag("span", "all", style=f"top:{OVERVIEW / 2}px"), class_="labels", aria_hidden="true"),
-        tag(
-            "svg",
-            tag(
-                "title",
-                f"Shares of time over all batches: step from below, wait from above. "
-                f"{format_percent(float(waits.mean()))} is waiting, including first batches.",
-            ),
-            stretch(
-                tag("path", d=columns(places, steps.tolist(), height=OVERVIEW), class_="step"),
-                tag("path", d=columns(places, (1 - waits).tolist(), height=OVERVIEW, base=1.0), class_="wait"),
-                height=OVERVIEW,
-            ),
-            tag(
-                "rect",
-                x=f"{short(100 * scale(begin))}%",
-                width=f"{short(100 * (scale(end) - scale(begin)))}%",
-                y=1,
-                height=OVERVIEW - 2,
-                class_="window",
-            ),
-            role="img",
-            height=OVERVIEW,
-            width="100%",
-            class_="overview",
-        ),
-        class_="plot lanes",
-    )
+    return {
+        "height": OVERVIEW,
+        "waiting": format_percent(float(waits.mean())),
+        "paths": [
+            {"kind": "step", "d": column_path(places, steps.tolist(), height=OVERVIEW)},
+            {"kind": "wait", "d": column_path(places, (1 - waits).tolist(), height=OVERVIEW, base=1.0)},
+        ],
+        "x": scale(begin),
+        "width": scale(end) - scale(begin),
+    }
 
 
-def _detail(batches: Batches, begin: float, end: float, layout: _Layout) -> Markup:
-    scale = Scale(begin, end)
-    ready, most_ready = _ready(batches, scale, layout)
-    marks = join(_trainer(batches, scale, layout), ready, _makings(batches, scale, layout))
-    labels: list[tuple[float, str]] = [(layout.step + ROW / 2, "step"), (layout.wait + ROW / 2, "wait")]
-    if layout.has_ready:
-        labels.append((layout.ready + READY / 2, f"0\N{EN DASH}{most_ready:.0f} ready"))
-    every = 1 if layout.lane >= 12 else 4
-    labels += [
-        (layout.lanes + (at + 0.5) * layout.lane, name)
-        for at, name in enumerate(batches.lanes)
-        if name and at % every == 0
-    ]
-    return tag(
-        "div",
-        tag(
-            "div",
-            [
-                tag("span", text, style=f"top:{short(y)}px", class_="depth" if text.endswith("ready") else None)
-                for y, text in labels
-            ],
-            class_="labels",
-        ),
-        tag(
-            "svg",
-            tag("title", "Individual batches: loading, waiting and step of each"),
-            tag("g", marks, class_="marks"),
-            role="img",
-            height=short(layout.height),
-            width="100%",
-            tabindex=0,
-            class_="detail",
-        ),
-        x_labels(time_axis(scale)),
-        class_="plot lanes",
-    )
-
-
-def _block(scale: Scale, begin: float, end: float, y: float, height: float, kind: str, label: str) -> Child:
-    if not end >= scale.low or not begin <= scale.high:  # outside the window, or unknown
+def _block(
+    window: AxisScale, begin: float, end: float, kind: str, y: float, height: float, label: str
+) -> _Block | None:
+    """Return a block; None if it is outside the window, or its times are unknown."""
+    if not (end >= window.low and begin <= window.high):
         return None
-    left, right = scale(begin), scale(end)
-    return tag(
-        "rect",
-        tag("title", label),
-        x=f"{short(100 * left)}%",
-        width=f"{short(100 * (right - left))}%",
-        y=y,
-        height=height,
-        class_=kind,
-    )
+    left, right = window(begin), window(end)
+    return _Block(kind, left, right - left, y, height, label)
 
 
-def _trainer(batches: Batches, scale: Scale, layout: _Layout) -> Markup:
-    drawn: list[Child] = []
+def _loop_blocks(batches: RecordedBatches, window: AxisScale) -> Iterator[_Block | None]:
+    """Yield the wait for each batch in the window, and the step on it."""
     ends = np.fmax(batches.handed, batches.stepped)
-    [inside] = np.nonzero((ends >= scale.low) & (batches.asked <= scale.high))
+    [inside] = np.nonzero((ends >= window.low) & (batches.asked <= window.high))
     for at in inside.tolist():
         asked, handed, stepped = batches.asked[at], batches.handed[at], batches.stepped[at]
         name = f"batch {batches.first + at:,}"
-        wait = f"{name}: waited {format_duration(handed - asked)}"
-        step = f"{name}: step {format_duration(stepped - handed)}"
-        drawn.append(_block(scale, asked, handed, layout.wait, ROW, "wait", wait))
-        drawn.append(_block(scale, handed, stepped, layout.step, ROW, "step", step))
-    return join(*drawn)
+        yield _block(window, asked, handed, "wait", WAIT_TOP, ROW, f"{name}: waited {format_duration(handed - asked)}")
+        yield _block(
+            window, handed, stepped, "step", STEP_TOP, ROW, f"{name}: step {format_duration(stepped - handed)}"
+        )
 
 
-def _makings(batches: Batches, scale: Scale, layout: _Layout) -> Markup:
-    made_of: list[Child] = []
-    sent_of: list[Child] = []
-    height = layout.lane - (3 if layout.lane >= 12 else 1)
-    [inside] = np.nonzero((batches.sent >= scale.low) & (batches.began <= scale.high) & (batches.lane >= 0))
+def _loading_blocks(batches: RecordedBatches, window: AxisScale, top: float, lane: int) -> list[_Block | None]:
+    """Return the sending of batches below their loading: the next one may be loading while one is being sent."""
+    made_of, sent_of = [], []
+    height = lane - (3 if lane >= 12 else 1)
+    [inside] = np.nonzero((batches.sent >= window.low) & (batches.began <= window.high) & (batches.lane >= 0))
     for at in inside.tolist():
-        y = layout.lanes + int(batches.lane[at]) * layout.lane
+        y = top + int(batches.lane[at]) * lane
         began, made, sent = batches.began[at], batches.made[at], batches.sent[at]
         label = f"batch {batches.first + at:,}: loaded in {format_duration(made - began)}"
-        made_of.append(_block(scale, began, made, y, height, "load", label))
+        made_of.append(_block(window, began, made, "load", y, height, label))
         if sent > made:
-            sent_of.append(_block(scale, made, sent, y, height, "send", f"sent in {format_duration(sent - made)}"))
-    return join(*sent_of, *made_of)  # the next batch may be loading while one is being sent
+            sent_of.append(_block(window, made, sent, "send", y, height, f"sent in {format_duration(sent - made)}"))
+    return sent_of + made_of
 
 
-def _ready(batches: Batches, scale: Scale, layout: _Layout) -> tuple[Child, float]:
-    """Return the number of ready batches over time, and its maximum."""
-    if not layout.has_ready:
-        return None, 0.0
+def _ready_path(batches: RecordedBatches, window: AxisScale) -> tuple[str, float]:
+    """Return the number of ready batches over time as a path, and its maximum."""
     changes = np.unique(np.concatenate((batches.sent, batches.handed)))
-    inside = changes[(changes > scale.low) & (changes < scale.high)]
-    edges = np.concatenate(([scale.low], inside, [scale.high]))
+    inside = changes[(changes > window.low) & (changes < window.high)]
+    edges = np.concatenate(([window.low], inside, [window.high]))
     depths = num_ready(batches, edges[:-1])
     most = max(1.0, float(depths.max()))
-    path = columns([scale(at) for at in edges.tolist()], (depths / most).tolist(), height=READY)
-    drawn = tag(
-        "svg",
-        tag("title", f"Batches ready and not yet handed over: at most {most:.0f}"),
-        tag("path", d=path, class_="ready"),
-        viewBox=f"0 0 1000 {READY}",
-        preserveAspectRatio="none",
-        x=0,
-        y=layout.ready,
-        width="100%",
-        height=READY,
-    )
-    return drawn, most
+    return column_path([window(at) for at in edges.tolist()], (depths / most).tolist(), height=READY), most
 
 
-def _longest(batches: Batches) -> Markup:
-    """Return a table of the longest waits."""
+def _longest_waits(batches: RecordedBatches) -> list[tuple[str, ...]]:
     order = np.argsort(-batches.waits, kind="stable")[:20].tolist()
-    rows = [
+    return [
         (
             f"{batches.first + at:,}",
             format_duration(float(batches.asked[at])),
@@ -308,5 +189,3 @@ def _longest(batches: Batches) -> Markup:
         )
         for at in order
     ]
-    head = ("batch", "requested at", "wait", "step", "loaded in", "by")
-    return table(head, rows, caption=f"The {format_count(len(rows), 'longest wait', 'longest waits')}")

@@ -1,4 +1,4 @@
-"""Records of measurements as files: one JSON object, which says of what format it is; tables as CSV."""
+"""Save and load records of measurements: one JSON object, which names its format; tables as CSV."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from stoker.errors import ArgumentError
 R = TypeVar("R", bound=Plain)
 
 VERSION = 1
-"""The newest that is understood."""
+"""The newest version supported."""
 
 
 def save_record(record: Plain, path: str | Path) -> None:
-    """Write a record to a JSON file, whole or not at all."""
+    """Write a record to a JSON file, atomically."""
     write_atomically(path, json.dumps(record.as_dict(), indent=1, allow_nan=False) + "\n")
 
 
 def load_record(kind: type[R], path: str | Path, *, format_name: str, what: str, hint: str) -> R:
-    """Return what `save_record` wrote of a record of this kind; refuse other files.
+    """Return a record of this kind that `save_record` wrote; refuse other files.
 
-    `what` is what the file should have been, in words, and `hint` says what writes one.
+    `what` is what the file should be, in words, and `hint` says what writes one.
     """
     try:
         values = json.loads(Path(path).read_text())
         if not isinstance(values, dict) or values.get("format") != format_name or values.get("version", 0) > VERSION:
-            raise ValueError("it is of another kind, or of a newer version")
+            raise ValueError("it is another kind of file, or of a newer version")
         return kind.from_dict(values)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:  # what is no text is a `ValueError`, too
+    except (ValueError, TypeError, AttributeError, KeyError) as error:  # a binary file raises a `ValueError`, too
         raise ArgumentError(f"{path} is not {what}: {error}", hint=hint) from None
 
 
 def csv_of(rows: Iterable[dict[str, Any]]) -> str:
-    """Return rows, which have the same columns, as a table with a line of their names; nothing if there are none."""
+    """Return rows with the same columns as a table with a header; nothing if there are no rows."""
     listed = list(rows)
     text = io.StringIO()
     if listed:
@@ -50,14 +50,14 @@ def csv_of(rows: Iterable[dict[str, Any]]) -> str:
 
 
 STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
-"""What lies here is somebody's open file, who would not see another one in its place."""
+"""Paths here are open files of a process, which would not see a replacement."""
 
 
 def write_atomically(path: str | Path, text: str) -> None:
-    """Write a file, whole or not at all: what was there before stays until the new one is complete.
+    """Write a text file atomically: an existing file stays until the new one is complete.
 
-    A link goes on pointing where it did. What is no file, such as `/dev/stdout` or a pipe, is written to as it is: a
-    file in its place would be the end of it.
+    A link keeps pointing where it did. Anything that is not a regular file, such as `/dev/stdout` or a pipe, is written
+    to directly: a file in its place would end it.
     """
     path = Path(path).absolute()
     if (path.exists() and not path.is_file()) or str(path).startswith(STREAMS):
@@ -69,7 +69,10 @@ def write_atomically(path: str | Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None  # a full disk does not say where, and nobody knows the other
+        error.filename, error.filename2 = (
+            str(path),
+            None,
+        )  # a full disk names no file, others the temporary one
         raise
     finally:
         beside.unlink(missing_ok=True)

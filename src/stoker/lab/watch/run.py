@@ -1,4 +1,4 @@
-"""What was seen of a training run: its loaders' counters, its processes and cores over time. One JSON file."""
+"""The record of a training run: its loaders' counters, its processes and cores over time. One JSON file."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ FORMAT = "stoker-run"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment(Plain):
-    """What was in use at one time."""
+    """What was in use at one time, or since the moment before."""
 
     at: float
     """Seconds since the run began."""
     trainer_pss_bytes: int | None = None
-    """Of all trainers' processes, one for each rank."""
+    """Of all trainer processes, one for each rank."""
     workers_pss_bytes: int | None = None
-    """Of all processes that descend from them."""
+    """Of all their descendants."""
     private_bytes: int | None = None
-    """Of all of them together, without pages of files, which the system can drop: what grows when something leaks."""
+    """Of all of them together, without pages of files, which the system can drop. This grows when something leaks."""
     trainer_cores: float = 0.0
-    """Cores' worth of time used since the moment before."""
+    """CPU seconds per second since the moment before."""
     workers_cores: float = 0.0
     others_cores: float = 0.0
-    """Used by programs that are none of ours."""
+    """By all other programs."""
     trainer_delay_share: float | None = None
-    """The share of the time since the moment before for which the trainer's main thread, ready to run, had no core."""
+    """The share of the time in which the training thread was ready to run but had no core."""
     cores: list[float] = field(default_factory=list)
-    """How busy each core of the machine was since the moment before, from 0 to 1."""
+    """How busy each core of the machine was, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Plain):
-    """A run that was watched."""
+    """A watched run."""
 
     format: str = FORMAT
     version: int = 1
@@ -63,19 +63,19 @@ class Run(Plain):
     machine: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     began: float | None = None
-    """When it began, by the clock that laps have; moments are counted from there."""
+    """When it began, by the clock of batch times. The times of moments count from there."""
     loaders: list[Stats] = field(default_factory=list)
     """One for each loader and rank."""
     moments: list[Moment] = field(default_factory=list)
-    """Some hundreds at the most, evenly spaced."""
+    """Some hundreds at most, evenly spaced."""
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file, whole or not at all."""
+        """Write it to a file, atomically."""
         write_atomically(path, json.dumps(self.as_dict(), allow_nan=False))
 
     @staticmethod
     def load(path: str | Path) -> Run:
-        """Return the run that a file tells of; refuse other files."""
+        """Return the run saved in a file; refuse other files."""
         hint = "`stoker doctor --save run.json -- python train.py` writes one, and so do `stoker bench` and `Run.save`"
         try:
             values = json.loads(Path(path).read_text(), parse_constant=_refused)
@@ -98,24 +98,24 @@ class Run(Plain):
 
 
 def _refused(constant: str) -> None:
-    raise ValueError(f"it holds {constant}, which is no number")
+    raise ValueError(f"it holds {constant}, which is not a number")
 
 
 def join_runs(runs: Sequence[Run], *, names: Sequence[str] | None = None) -> Run:
-    """Return the one run that several records are parts of, each of other ranks.
+    """Return the run that several records are parts of, each with other ranks.
 
-    Its moments are those of the part that was watched longest: parts may have been on machines of their own, whose
-    cores and memory do not add up. `names` are what errors call the parts.
+    Its moments are those of the part that was watched longest: parts may be from different machines, whose cores and
+    memory do not add up. Errors call the parts by `names`.
     """
     if not runs:
-        raise ArgumentError("no run is given", hint="give at least one")
+        raise ArgumentError("there are no runs to join", hint="pass at least one")
     called = list(names) if names is not None else [f"run {number}" for number in range(len(runs))]
     seen: dict[int, str] = {}
     for run, name in zip(runs, called):
         for rank in sorted({stats.rank for stats in run.loaders}):
             if rank in seen:
                 raise ArgumentError(
-                    f"{seen[rank]} and {name} both tell of rank {rank}, so they are two runs and not parts of one",
+                    f"{seen[rank]} and {name} both contain rank {rank}, so they are two runs, not parts of one",
                     hint=f"`stoker report {seen[rank]} --against {name}` compares two runs",
                 )
             seen[rank] = name

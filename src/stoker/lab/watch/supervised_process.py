@@ -1,4 +1,4 @@
-"""Commands that cannot outlive the process that has started them: each runs under a supervisor, a small process."""
+"""Run a command that cannot outlive this process: it runs under a supervisor, a small process of its own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from stoker.foundation.processes import BLOCKED_SIGNALS
 from stoker.lab.watch import supervisor_script
 
 _HELD = {*BLOCKED_SIGNALS, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
-"""Signals of a terminal, which reach a supervisor until it has left the terminal's session."""
+"""Signals of a terminal, which would reach the supervisor until it has left the terminal's session."""
 
 
 class SupervisedProcess:
-    """A command that is killed, with all that it has started, when this process dies, however it dies.
+    """A command that is killed, with everything that it started, when this process dies, however it dies.
 
-    When the command ends by itself, what it has left running goes on, unless `ends_all`.
+    If the command ends by itself, whatever it left running continues, unless `ends_all`.
     """
 
     def __init__(
@@ -42,18 +42,18 @@ class SupervisedProcess:
         """Run a command; raise the `OSError` if it cannot be run.
 
         Args:
-            output: where it writes to in the place of our output, and of our errors.
-            descriptors: are passed on, under the same numbers. Without them, none are but the standard streams.
+            output: where its output and errors go, instead of this process's.
+            descriptors: passed on under the same numbers, besides the standard streams.
             blocked_signals: its signal mask; by default that of the calling thread.
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
-        ours, theirs = socket.socketpair()
-        self._channel = ours
+        channel, theirs = socket.socketpair()
+        self._channel = channel
         self._status: int | None = None
         self._descriptor = -1
         try:
             with theirs:
-                # what `-I -S` leaves out takes ten times as long as the rest, and is the command's business
+                # what `-I -S` leaves out takes ten times as long as the rest, and is not needed here
                 start = [sys.executable, "-I", "-S", supervisor_script.__file__, str(theirs.fileno()), str(os.getpid())]
                 self._supervisor = subprocess.Popen(
                     start,
@@ -63,7 +63,7 @@ class SupervisedProcess:
                     stderr=output,
                 )
         except BaseException:
-            ours.close()
+            channel.close()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -77,7 +77,7 @@ class SupervisedProcess:
                 descriptors=list(descriptors),
             )
             content = marshal.dumps(tuple(request))
-            ours.sendall(supervisor_script.SIZE.pack(len(content)) + content)
+            channel.sendall(supervisor_script.SIZE.pack(len(content)) + content)
             self.pid, error = self._received() or (0, errno.ECHILD)
             if error:
                 raise OSError(error, os.strerror(error), command[0])
@@ -89,7 +89,7 @@ class SupervisedProcess:
 
     @property
     def descriptor(self) -> int:
-        """A pidfd of the command, which can be read from when the command has ended; -1 if there is none."""
+        """A pidfd of the command, readable once the command has ended; -1 if there is none."""
         return self._descriptor
 
     def poll(self) -> int | None:
@@ -99,26 +99,26 @@ class SupervisedProcess:
         return self._status
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """Return the wait status of the command when it has ended; None if that takes longer than so many seconds."""
+        """Return the wait status of the command when it has ended; None if that takes longer than `seconds`."""
         if self._status is None and self._has_reply(seconds):
             self._conclude()
         return self._status
 
     def close(self) -> None:
-        """Kill the command, if it still runs, and return when it is gone, and all of its descendants with it."""
+        """Kill the command and its descendants, if it still runs, and return when they are gone."""
         if self._status is None:
             with suppress(OSError):  # the supervisor has ended
                 self._channel.shutdown(socket.SHUT_WR)  # unlike `close`, it counts though forks share the socket
             self.wait()
 
     def _has_reply(self, seconds: float | None) -> bool:
-        """Wait for so long; return whether the supervisor has something to say, or has ended."""
+        """Wait up to `seconds`; return whether the supervisor has sent something, or has ended."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         return bool(poll.poll(None if seconds is None else 1000 * seconds))
 
     def _conclude(self) -> None:
-        """Note how the command ended: by SIGKILL, if the supervisor does not say."""
+        """Note how the command ended: by SIGKILL, if the supervisor was killed."""
         found = self._received()
         self._status = int(signal.SIGKILL) if found is None else found[0]
         with suppress(OSError):  # it has ended by itself
@@ -144,7 +144,7 @@ class SupervisedProcess:
 
 
 def inherited_descriptors() -> list[int]:
-    """Return the descriptors that a program started by this process would inherit, but for the standard streams."""
+    """Return the descriptors that a program started by this process inherits, except for the standard streams."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the one that lists the folder

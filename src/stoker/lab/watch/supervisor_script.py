@@ -1,10 +1,10 @@
-"""Run one command, and kill all that it has started if the process that asked for it dies.
+"""Run one command, and kill everything that it started if the process that requested it dies.
 
 This file is run as a script by `stoker.lab.watch.supervised_process` and imports nothing of Stoker: it starts in 20 ms.
 The supervisor is the parent of the command and, as its subreaper, of everything that the command leaves behind: nothing
 escapes by forking twice or by leaving the process group. It watches its owner through a socket and a pidfd. If the
-owner ends first, even by SIGKILL, the supervisor kills the command and all of its descendants, and removes the folders
-that dead doctors have left. If the supervisor is killed too, the kernel kills the command (PR_SET_PDEATHSIG).
+owner ends first, even by SIGKILL, the supervisor kills the command and its descendants, and removes the folders of
+doctors that were killed. If the supervisor is killed too, the kernel kills the command (PR_SET_PDEATHSIG).
 
 The owner sends one message, `marshal` of a `Request` as a tuple, after its size. It gets back the process id and an
 errno, and in the end the wait status, with a SIGCHLD; it answers that with a byte. The end of the stream without that
@@ -72,8 +72,8 @@ def main(descriptor: int, owner: int) -> None:
     request = _received(descriptor)
     if request is None or os.getppid() != owner:
         return
-    command, error = _started(request)
-    _let_go(request.descriptors)
+    command, error = _start(request)
+    _detach(request.descriptors)
     with suppress(OSError):
         os.write(descriptor, REPLY.pack(command, error))
     if error:
@@ -115,14 +115,14 @@ def _is_answered(descriptor: int) -> bool:
 def kill_all() -> None:
     """Kill all descendants, and return when they are gone.
 
-    Only children are killed, which keep their number until they are waited for. Theirs become ours with that.
+    Only children are killed, whose process ids stay theirs until they are waited for. Their children then become ours.
     """
     deadline = time.monotonic() + CLEANING_SECONDS
     while True:
         left = children()
         killable = 0
         cleaners = [pid for pid in left if _is_cleaner(pid)]
-        # what cleans up ends by itself, once all others are gone
+        # processes that clean up end by themselves, once all others are gone
         is_over = time.monotonic() > deadline
         for pid in left if is_over else [pid for pid in left if pid not in cleaners]:
             with suppress(ProcessLookupError, PermissionError):
@@ -139,7 +139,7 @@ def kill_all() -> None:
 
 
 def children() -> list[int]:
-    """Return the children of this process, those included that have ended and were not waited for."""
+    """Return the children of this process, including those that have ended and were not waited for."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(pid) for pid in file.read().split()]
@@ -173,7 +173,7 @@ def _reaped(command: int) -> int | None:
         os.waitpid(found.si_pid, 0)
 
 
-def _started(request: Request) -> tuple[int, int]:
+def _start(request: Request) -> tuple[int, int]:
     """Return the process id of the command; 0 and an errno if it cannot be run."""
     read, write = os.pipe2(os.O_CLOEXEC)
     supervisor = os.getpid()
@@ -206,8 +206,8 @@ def _started(request: Request) -> tuple[int, int]:
     return pid, 0
 
 
-def _let_go(theirs: list[int]) -> None:
-    """Leave the session and the folder, and close what is the command's: whoever reads from it is to see its end."""
+def _detach(theirs: list[int]) -> None:
+    """Leave the session and the folder, and close the command's files, so that their readers see the end of them."""
     with suppress(OSError):  # a leader of a group stays
         os.setsid()
     os.chdir("/")

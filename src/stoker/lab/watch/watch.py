@@ -1,4 +1,4 @@
-"""Watching a loader, anyone's, in this process: its batches come as they would, and are timed on the way."""
+"""Watch a loader of any kind in this process: its batches are delivered unchanged, and timed on the way."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from stoker.engine.stats import Stats
 from stoker.errors import ArgumentError
 from stoker.foundation.machine import described
 from stoker.lab.watch.collector import Collector
-from stoker.lab.watch.hook import install, recording, stoker_loader
-from stoker.lab.watch.hook import watched_iteration as courses
+from stoker.lab.watch.hook import install, recording, stoker_loader, watched_iteration
 from stoker.lab.watch.hook.periodic_thread import PeriodicThread
 from stoker.lab.watch.monitor import Monitor
 from stoker.lab.watch.run import Run
-from stoker.lab.watch.shared_folder import Folder, new_folder
+from stoker.lab.watch.shared_folder import SharedFolder, new_folder
 
 if TYPE_CHECKING:
     from stoker.lab.diagnose.diagnosis import Diagnosis
@@ -32,31 +31,31 @@ T = TypeVar("T")
 
 
 class Watch(Generic[T]):
-    """A loader that is watched: iterate over it in the place of the loader itself.
+    """A watched loader: iterate over it instead of the loader itself.
 
-    Its batches, its length and its attributes are the loader's. Ends with `close`, as a context manager, or when
-    nobody holds it any more.
+    Its batches, its length and its attributes are the loader's. Watching ends with `close`, at the end of a `with`
+    block, or when the last reference is gone.
     """
 
     def __init__(self, loader: Iterable[T], *, name: str = "") -> None:
         if not hasattr(loader, "__iter__"):
             raise ArgumentError(
-                f"{type(loader).__name__} cannot be watched: it cannot be iterated over",
-                hint="give a loader, a generator or any other iterable of batches",
+                f"{type(loader).__name__} cannot be watched: it is not iterable",
+                hint="pass a loader, a generator or any other iterable of batches",
             )
         self._loader, self._name = loader, name
-        self._session: Session | None = None
+        self._session: WatchSession | None = None
         self._end: Any = None
         self._last: Run | None = None
-        """What was seen before it was closed."""
+        """What was recorded before it was closed."""
         self._kind = _kind_of(loader)
 
     def __iter__(self) -> Iterator[T]:
         session = self._session
         if session is None:
-            session = self._session = join()
-            self._end = finalize(self, part, session)
-        return _Watched(self._loader, self._kind, session)
+            session = self._session = join_session()
+            self._end = finalize(self, leave_session, session)
+        return _WatchingIterator(self._loader, self._kind, session)
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -67,19 +66,18 @@ class Watch(Generic[T]):
         return getattr(self._loader, name)
 
     def run(self) -> Run:
-        """Return what was seen so far, as a record. It may be asked for at any time, also in the middle of an epoch and
-        when it was closed.
-        """
+        """Return what was recorded so far. Works at any time, also in the middle of an epoch and after `close`."""
         session = self._session
         if session is None and self._last is not None:
             return self._last
-        stats = None if session is None else session.stats_of(courses.number_of(self._loader))
+        title = self._name or f"{type(self._loader).__module__.partition('.')[0]}.{type(self._loader).__name__}"
+        stats = None if session is None else session.stats_of(watched_iteration.number_of(self._loader))
         if session is None or stats is None:
-            return Run(title=self._title, machine=described())
+            return Run(title=title, machine=described())
         if self._name:
             stats = replace(stats, name=self._name)
         return Run(
-            title=self._title,
+            title=title,
             machine=described(),
             seconds=session.seconds,
             began=session.monitor.began,
@@ -88,19 +86,15 @@ class Watch(Generic[T]):
         )
 
     def diagnosis(self) -> Diagnosis:
-        """Return what holds the training back, as far as it was seen."""
+        """Return what slows the training down, as far as it was recorded."""
         from stoker.lab.diagnose.verdict import diagnose
 
         return diagnose(self.run())
 
-    @property
-    def _title(self) -> str:
-        return self._name or f"{type(self._loader).__module__.partition('.')[0]}.{type(self._loader).__name__}"
-
     def close(self) -> None:
-        """Watch no more. What was seen is kept, until it is iterated over again."""
+        """Stop watching. What was recorded remains available until the next iteration."""
         if self._session is not None:
-            with suppress(Exception):  # an error of the training's, after which this may be called, is not to be hidden
+            with suppress(Exception):  # must not hide an error of the training that led here
                 self._last = self.run()
         if self._end is not None:
             self._end()
@@ -116,7 +110,7 @@ class Watch(Generic[T]):
 
 
 def watch(loader: Iterable[T], *, name: str = "") -> Watch[T]:
-    """Return a loader that gives the same batches, and can say what holds them up: `watched.diagnosis()`.
+    """Return a loader that delivers the same batches and knows what holds them up: `watched.diagnosis()`.
 
     >>> watched = watch([[1, 2], [3, 4]])
     >>> for batch in watched: pass
@@ -126,27 +120,27 @@ def watch(loader: Iterable[T], *, name: str = "") -> Watch[T]:
     return Watch(loader, name=name)
 
 
-class _Watched(Generic[T]):
-    """One iteration over a loader that is watched."""
+class _WatchingIterator(Generic[T]):
+    """One iteration over a watched loader."""
 
-    def __init__(self, loader: Iterable[T], kind: str, session: Session) -> None:
-        now = session.now
-        self._now, self._loader = now, loader
-        self._course: courses.WatchedIteration | None = None
+    def __init__(self, loader: Iterable[T], kind: str, session: WatchSession) -> None:
+        self._now, self._loader = session.now, loader
+        self._iteration: watched_iteration.WatchedIteration | None = None
+        """Where this object records; None if the hook in the loader records, or is expected to."""
         session.enter()
         self._end = finalize(self, session.leave)
         try:
             if kind == "iterable":
-                self._course = courses.begun(now, loader, kind=kind, config=_config_of(loader))
-                now.probe.start()
+                self._iteration = self._begin()
+                self._now.probe.start()
             began = perf_counter()
-            num_before = _num_iterations(now, loader)
+            num_before = self._num_recorded()
             with self._inside():
                 self._iterator = iter(loader)
-            self._num_before = num_before if self._course is None else None
-            """Iterations that were recorded before this one; None when it is known who records it."""
-            if self._course is not None:
-                self._course.setup_seconds = perf_counter() - began
+            self._num_before = num_before if self._iteration is None else None
+            """Iterations recorded before this one; None once it is known who records this one."""
+            if self._iteration is not None:
+                self._iteration.setup_seconds = perf_counter() - began
         except BaseException:
             self._end()
             raise
@@ -156,20 +150,31 @@ class _Watched(Generic[T]):
 
     def __next__(self) -> T:
         try:
-            if self._course is not None:
-                return self._handed(self._course)
+            if self._iteration is not None:
+                return self._record_next(self._iteration)
             batch: T = next(self._iterator)
+            # the hook is not in the iterators of some loaders that derive from torch's
             if self._num_before is not None:
-                self._see_to_it()
+                if self._num_recorded() == self._num_before and recording.current is self._now:
+                    self._iteration = self._begin()
+                self._num_before = None
             return batch
         except BaseException as error:
             if isinstance(error, StopIteration) or not isinstance(error, Exception):
                 self._end()
             raise
 
-    def _handed(self, course: courses.WatchedIteration) -> T:
-        """Return the next batch of something that knows nothing of laps."""
-        self._quietly(course.ask)
+    def _begin(self) -> watched_iteration.WatchedIteration:
+        return watched_iteration.begin(self._now, self._loader, kind="iterable", config=_config_of(self._loader))
+
+    def _num_recorded(self) -> int:
+        """Return how many iterations over the loader are recorded."""
+        number = str(watched_iteration.number_of(self._loader))
+        return int(self._now.trainer_note.get("loaders", {}).get(number, {}).get("iterations", 0))
+
+    def _record_next(self, iteration: watched_iteration.WatchedIteration) -> T:
+        """Return and record the next batch of a loader that the hook does not know."""
+        self._try(iteration.ask)
         is_begun = self._now.begin_work()
         try:
             with self._inside():
@@ -180,34 +185,26 @@ class _Watched(Generic[T]):
         finally:
             if is_begun:
                 self._now.end_work()
-        self._quietly(course.hand, batch)
+        self._try(iteration.hand, batch)
         return batch
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        """Let loaders that are iterated over meanwhile be known as parts of this one, if it is watched as a whole."""
+        """Mark loaders iterated in this block as parts of this one, if it is watched as a whole."""
         here = self._now.here
         before = here.within
-        if self._course is not None:
-            here.within = self._course.loader
+        if self._iteration is not None:
+            here.within = self._iteration.loader
         try:
             yield
         finally:
             here.within = before
 
-    def _quietly(self, do: Callable[..., None], *args: Any) -> None:
-        """Do something of ours; if it fails, nobody watches any more, and the loop goes on."""
+    def _try(self, record: Callable[..., None], *args: Any) -> None:
+        """Record something; if that fails, watching ends and the loop continues."""
         if recording.current is self._now:
-            try:
-                do(*args)
-            except Exception:
-                recording.give_up()
-
-    def _see_to_it(self) -> None:
-        """Record the iteration here, if a loader that derives from torch's has an iterator that the hook is not in."""
-        if _num_iterations(self._now, self._loader) == self._num_before and recording.current is self._now:
-            self._course = courses.begun(self._now, self._loader, kind="iterable", config=_config_of(self._loader))
-        self._num_before = None
+            with recording.giving_up_on_errors:
+                record(*args)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_iterator" not in self.__dict__:
@@ -215,14 +212,9 @@ class _Watched(Generic[T]):
         return getattr(self._iterator, name)
 
 
-def _num_iterations(now: recording.Recording, loader: Any) -> int:
-    told = now.trainer_note.get("loaders", {}).get(str(courses.number_of(loader)), {})
-    return int(told.get("iterations", 0))
-
-
 def _kind_of(loader: Any) -> str:
     ours = sys.modules.get("stoker.loader.dataloader")
-    # by its own type: what stands for a loader, as that of accelerate does, may say that it is of the loader's class
+    # by its own type: a wrapper, such as accelerate's, may claim to be of the loader's class
     if ours is not None and issubclass(type(loader), ours.DataLoader) and not loader._is_foreign:
         return "stoker"
     torch_data = sys.modules.get("torch.utils.data")
@@ -236,46 +228,42 @@ def _config_of(loader: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}
 
 
-class Session:
-    """The watching of this process, from the first loader that is watched to the last.
+# -------------------------------------------------------------------- what all watched loaders of a process share
 
-    Threads run only while something is iterated over. A doctor that has started this process is not disturbed: it and
-    the session then read the same folder.
+
+class WatchSession:
+    """The watching of this process, from the first watched loader to the last: one hook, one folder, one thread.
+
+    The thread runs only during iterations. A doctor that started this process is not disturbed: it and the session
+    then read the same folder.
     """
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        before = recording.current
-        self._is_owner = before is None
-        folder: Folder | None = None
-        if before is None:
-            folder = new_folder()
-            path = folder.path
-        else:
-            path = Path(before.folder)
-        self._end = finalize(self, _ended, folder, self.process)
+        started_by_doctor = recording.current
+        folder = None if started_by_doctor is not None else new_folder()
+        path = Path(started_by_doctor.folder) if folder is None else folder.path  # type: ignore[union-attr]
+        self._end = finalize(self, _end_session, folder, self.process)
         self.now = install.attach(str(path))
-        self._collector = Collector(path, is_owner=self._is_owner)
+        self._collector = Collector(path, is_owner=folder is not None)
         self.monitor = Monitor([self.process], lambda: self._collector.trainers)
         self._lock = threading.RLock()
-        self._ticker = PeriodicThread("stoker-monitor", lambda: self.monitor.every_seconds, lambda _: self._tick())
+        self._thread = PeriodicThread("stoker-monitor", lambda: self.monitor.every_seconds, lambda _: self._sample())
         self._num_iterating = 0
         self.num_users = 0
         self._active_seconds = 0.0
-        self._began = 0.0
 
     def enter(self) -> None:
-        """An iteration begins."""
+        """Note that an iteration begins."""
         with self._lock:
             self._num_iterating += 1
             if self._num_iterating == 1:
-                self._began = perf_counter()
-                self.monitor.look()
-        self._ticker.start()
+                self.monitor.sample()
+        self._thread.start()
 
     def leave(self) -> None:
-        """An iteration is over, or given up."""
-        if os.getpid() != self.process:  # a worker that was forked in the middle of it, perhaps of the lock too
+        """Note that an iteration is over, or was abandoned."""
+        if os.getpid() != self.process:  # a worker forked in the middle of it, perhaps while the lock was held
             return
         with self._lock:
             self._num_iterating -= 1
@@ -283,9 +271,9 @@ class Session:
             if is_last:
                 self._active_seconds = perf_counter() - self.monitor.began
         if is_last:
-            self._ticker.stop()
+            self._thread.stop()
             self.now.probe.stop()
-            self._tick()
+            self._sample()
 
     @property
     def seconds(self) -> float:
@@ -293,55 +281,55 @@ class Session:
         return perf_counter() - self.monitor.began if self._num_iterating else self._active_seconds
 
     def stats_of(self, number: int) -> Stats | None:
-        """Return what was counted of a loader; None if it has given no batch."""
+        """Return the counters of a loader; None if it delivered no batch."""
         with self._lock:
             if recording.current is self.now:
-                stoker_loader.counted.write(self.now.folder)
-                self.now.note_laps()
+                stoker_loader.stats_file.write(self.now.folder)
+                self.now.write_trainer_note()
             self._collector.drain()
             return self._collector.stats_of(self.process, number, self.monitor.memory)
 
     @property
     def failures(self) -> list[str]:
-        """What has failed of ours."""
+        """Tracebacks of what failed in watching."""
         return self._collector.failures
 
-    def _tick(self) -> None:
+    def _sample(self) -> None:
         with self._lock:
-            self.monitor.look()
+            self.monitor.sample()
             self._collector.drain()
 
     def close(self) -> None:
-        """Take the hook out, and remove the folder."""
-        self._ticker.stop()
+        """Remove the hook and the folder."""
+        self._thread.stop()
         with self._lock:
             self._collector.close()
         self._end()
 
 
-def _ended(folder: Folder | None, process: int) -> None:
+def _end_session(folder: SharedFolder | None, process: int) -> None:
     if folder is not None and os.getpid() == process:
         install.detach()
         folder.remove()
 
 
-_shared: Session | None = None
+_shared: WatchSession | None = None
 _lock = threading.RLock()
 
 
-def join() -> Session:
-    """Return the session of this process, for one more user. Several threads may begin to watch at the same time."""
+def join_session() -> WatchSession:
+    """Return the session of this process, for one more user. Several threads may call this at the same time."""
     global _shared
     with _lock:
         if _shared is None or _shared.process != os.getpid():
-            _shared = Session()
-        install.install()  # what was imported since
+            _shared = WatchSession()
+        install.install()  # for modules imported since
         _shared.num_users += 1
         return _shared
 
 
-def part(session: Session) -> None:
-    """Let a user go; the session ends with the last one."""
+def leave_session(session: WatchSession) -> None:
+    """End the use of a session; it is closed with its last user."""
     global _shared
     with _lock:
         session.num_users -= 1
@@ -355,7 +343,7 @@ def part(session: Session) -> None:
 
 def _after_in_child() -> None:
     global _lock
-    _lock = threading.RLock()  # whoever held the other one is not here
+    _lock = threading.RLock()  # another thread of the parent may have held the other one
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""Attending a command: it runs as it would without us, and is watched from the first loader in it to its end."""
+"""Watch a command: it runs as it would without a doctor, and its loaders are recorded until it ends."""
 
 from __future__ import annotations
 
@@ -25,51 +25,51 @@ DOOR = Path(__file__).parent / "hook" / "door"
 """The folder that is put on Python's path."""
 
 PATIENCE_SECONDS = 10.0
-"""How long a command that is to end may take, before it is asked less kindly."""
+"""How long a command may take to end after a signal, before it gets the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedCommand:
-    """What was seen of a command, and how it ended."""
+    """What was recorded of a command, and how it ended."""
 
     run: Run
     code: int
-    """Its exit code; 128 and the number of the signal, if one ended it."""
+    """Its exit code; 128 plus the signal's number if a signal ended it."""
     was_stopped: bool = False
-    """It was ended by us, after the seconds that it was to be watched for."""
+    """Whether it was stopped after the seconds it was to be watched for."""
     had_loaders: bool = False
-    """Whether a process of it had imported anything that has loaders."""
+    """Whether one of its processes imported a module with loaders."""
     failures: list[str] = field(default_factory=list)
-    """What has failed of ours. The command did not notice."""
+    """Tracebacks of what failed in watching. The command did not notice."""
 
 
 def watch_command(
     command: Sequence[str],
     *,
     seconds: float | None = None,
-    teller: Callable[[Run], None] | None = None,
+    on_run: Callable[[Run], None] | None = None,
     every_seconds: float = 1.0,
     output: int | None = None,
 ) -> WatchedCommand:
-    """Run a command and watch it. It has our input and output; signals that come to us reach it.
+    """Run a command and watch it. It has this process's input and output, and gets the signals sent to this process.
 
-    If this process is killed, the command is too, with all that it has started. What it leaves running when it ends by
-    itself goes on.
+    If this process is killed, the command is killed too, with everything that it has started. If the command ends by
+    itself, whatever it leaves running continues.
 
     Args:
-        seconds: it is ended after it was watched for so long, counted from its first batch.
-        teller: is told what was seen so far, every so many seconds, in this thread.
-        output: a descriptor that it writes to in the place of our output, and of our errors.
+        seconds: stop the command so long after its first batch.
+        on_run: called with the record so far, every so many seconds, in this thread.
+        output: a descriptor for its output and errors, instead of this process's.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     folder = new_folder()
     collector = Collector(folder.path)
     process: SupervisedProcess | None = None
     try:
-        process = _started(command, folder.path, before, output)
+        process = _start(command, folder.path, before, output)
         monitor = Monitor([process.pid], lambda: collector.trainers)
 
-        def seen() -> Run:
+        def recorded() -> Run:
             collector.drain()
             return Run(
                 title=shlex.join(command),
@@ -80,19 +80,19 @@ def watch_command(
                 moments=list(monitor.moments),
             )
 
-        tell = None if teller is None else lambda: teller(seen())
-        vigil = _Vigil(process, collector, monitor, seconds, tell, every_seconds)
+        report = None if on_run is None else lambda: on_run(recorded())
+        watcher = _CommandWatcher(process, collector, monitor, seconds, report, every_seconds)
         try:
-            status, was_stopped = vigil.kept()
-        except Exception:  # a failure of ours does not end the training
-            vigil.wait()
+            status = watcher.watch()
+        except Exception:  # a failure in watching does not end the training
+            watcher.wait()
             raise
-        run = seen()
+        run = recorded()
         code = os.waitstatus_to_exitcode(status)
         return WatchedCommand(
             run=run,
             code=code if code >= 0 else 128 - code,
-            was_stopped=was_stopped,
+            was_stopped=watcher.was_stopped,
             had_loaders=bool(collector.commands),
             failures=list(collector.failures),
         )
@@ -104,8 +104,8 @@ def watch_command(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _started(
-    command: Sequence[str], folder: Path, mask: set[int | signal.Signals], output: int | None = None
+def _start(
+    command: Sequence[str], folder: Path, mask: set[int | signal.Signals], output: int | None
 ) -> SupervisedProcess:
     path = os.environ.get("PYTHONPATH")
     environment = os.environ | {
@@ -127,8 +127,8 @@ def _started(
         ) from None
 
 
-class _Vigil:
-    """Stays with a process until it ends."""
+class _CommandWatcher:
+    """Samples a command until it ends, and passes signals on to it."""
 
     def __init__(
         self,
@@ -136,67 +136,65 @@ class _Vigil:
         collector: Collector,
         monitor: Monitor,
         seconds: float | None,
-        tell: Callable[[], None] | None = None,
-        tell_every: float = 1.0,
+        report: Callable[[], None] | None,
+        report_every: float,
     ) -> None:
         self._process, self._collector, self._monitor, self._seconds = process, collector, monitor, seconds
-        self._tell, self._tell_every = tell, tell_every
-        self._over: float | None = None
-        """When it has been watched for long enough."""
-        self._urges = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
-        self._was_urged = False
+        self._report, self._report_every = report, report_every
+        self._stop_at: float | None = None
+        """When it gets the next signal to stop."""
+        self._stop_signals = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
+        self.was_stopped = False
 
-    def kept(self) -> tuple[int, bool]:
-        """Return how the process ended, and whether that was our doing."""
-        self._monitor.look()
+    def watch(self) -> int:
+        """Return the wait status of the command when it has ended."""
+        self._monitor.sample()
         due = perf_counter() + self._monitor.every_seconds
-        tell_due = perf_counter() if self._tell is not None else inf
-        while True:
-            status = self._process.poll()
-            if status is not None:
-                return status, self._was_urged
-            self._wait_for_signal(max(0.0, min(due, tell_due) - perf_counter()))
-            if self._tell is not None and perf_counter() >= tell_due:
-                self._tell()
-                tell_due = perf_counter() + self._tell_every
+        report_due = perf_counter() if self._report is not None else inf
+        while (status := self._process.poll()) is None:
+            self._wait_for_signal(max(0.0, min(due, report_due) - perf_counter()))
+            if self._report is not None and perf_counter() >= report_due:
+                self._report()
+                report_due = perf_counter() + self._report_every
             if (now := perf_counter()) >= due:
-                with suppress(OSError):  # of ours: the command is waited for all the same
-                    self._monitor.look()
+                with suppress(OSError):  # in watching: the command continues all the same
+                    self._monitor.sample()
                     self._collector.drain()
-                self._end_if_over(now)
+                self._stop_if_due(now)
                 due = perf_counter() + self._monitor.every_seconds
+        return status
 
     def wait(self) -> None:
-        """Return when the process has ended, and do nothing else but pass signals on."""
+        """Return when the command has ended, and only pass signals on until then."""
         while self._process.poll() is None:
             self._wait_for_signal(self._monitor.every_seconds)
 
     def _wait_for_signal(self, seconds: float) -> None:
         try:
-            told = signal.sigtimedwait(BLOCKED_SIGNALS, seconds)
-        except KeyboardInterrupt:  # a thread that does not block it got it; the terminal has told the command too
+            received = signal.sigtimedwait(BLOCKED_SIGNALS, seconds)
+        except KeyboardInterrupt:  # a thread that does not block it got it; the terminal sent it to the command, too
             return
-        # What the kernel sends comes from the terminal, and has gone to the whole group: to pass it on would be a
-        # second Ctrl-C, which many programs take for an order to end at once.
-        if told is not None and told.si_signo != signal.SIGCHLD and told.si_code <= 0:
+        # What the kernel sends comes from the terminal, and has reached the whole group: passed on, it would be a
+        # second Ctrl-C, which makes many programs exit at once.
+        if received is not None and received.si_signo != signal.SIGCHLD and received.si_code <= 0:
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, told.si_signo)
+                os.kill(self._process.pid, received.si_signo)
 
-    def _end_if_over(self, now: float) -> None:
+    def _stop_if_due(self, now: float) -> None:
         if self._seconds is None:
             return
-        if self._over is None:
+        if self._stop_at is None:
             if self._collector.has_begun:
-                self._over = now + self._seconds
+                self._stop_at = now + self._seconds
             return
-        if now < self._over or not self._urges:
+        if now < self._stop_at or not self._stop_signals:
             return
-        self._was_urged = True
-        self._over = now + PATIENCE_SECONDS
-        urge = self._urges.pop(0)
+        self.was_stopped = True
+        self._stop_at = now + PATIENCE_SECONDS
+        number = self._stop_signals.pop(0)
         group = os.getpgrp()
         for pid in list(tree(self._process.pid)):
-            # as the terminal does for Ctrl-C: everyone in the group is told
+            # as the terminal does for Ctrl-C: to every process in the group
             with suppress(ProcessLookupError, PermissionError):
-                if os.getpgid(pid) == group or urge == signal.SIGKILL:
-                    os.kill(pid, urge)
+                if os.getpgid(pid) == group or number == signal.SIGKILL:
+                    os.kill(pid, number)

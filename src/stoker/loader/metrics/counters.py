@@ -9,16 +9,18 @@ import os
 import threading
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stoker.deliver import CopyCounter
-from stoker.engine.processes.totals import WorkerTotals
-from stoker.engine.stats import ProcessStats, Quantiles, Stage, Stats
+from stoker.engine.stats import ProcessStats, Stats
 from stoker.engine.timing import FOLDED_TOGETHER, WIDTH, BatchTimeline
 from stoker.foundation import trees
 from stoker.foundation.machine import Usage, pss_bytes, thread_delay_seconds, usage_of
-from stoker.loader.metrics.stats_log import StatsLog
-from stoker.loader.work import BatchResult
+
+if TYPE_CHECKING:
+    from stoker.batch.result import BatchResult
+    from stoker.deliver import CopyCounter
+    from stoker.engine.processes.totals import WorkerTotals
+    from stoker.loader.metrics.stats_log import StatsLog
 
 on_begin: list[Callable[[Counters], None]] = []
 """Called at the start of each iteration of every loader: for whoever watches all of them."""
@@ -37,16 +39,37 @@ class Counters:
         """Whether there is something to `attend` to, before the next batch is taken."""
         self.decisions: list[str] = []
         """What "auto" has decided."""
-        self.laps, self.tally, self.copies = BatchTimeline(), WorkerTotals(), CopyCounter()
+        self.laps = BatchTimeline()
+        self._workers_used: WorkerTotals | None = None
+        self._copies: CopyCounter | None = None
         self._extend, self._unsummed = self.laps.extend, self.laps.unsummed
         self._thread: int | None = None
         self._process = os.getpid()
         self.reset()
 
+    @property
+    def worker_totals(self) -> WorkerTotals:
+        """What worker processes have used; they add to it."""
+        if self._workers_used is None:
+            from stoker.engine.processes.totals import WorkerTotals
+
+            self._workers_used = WorkerTotals()
+        return self._workers_used
+
+    @property
+    def copies(self) -> CopyCounter:
+        """How long copies to a device took; the delivery adds to it."""
+        if self._copies is None:
+            from stoker.deliver import CopyCounter
+
+            self._copies = CopyCounter()
+        return self._copies
+
     def reset(self) -> None:
         """Count from now on, also in the middle of an iteration."""
-        for part in (self.laps, self.tally, self.copies):
-            part.reset()
+        for part in (self.laps, self._workers_used, self._copies):
+            if part is not None:
+                part.reset()
         self._num_samples = self._num_iterations = 0
         self._sized_bytes = self._num_sized = 0
         self._num_left = 1
@@ -69,10 +92,10 @@ class Counters:
     def note(self, made: BatchResult, num_samples: int, asked: float, handed: float) -> None:
         """A batch is handed over."""
         # Every batch comes through here, so this is as short as it can be.
-        copy, copies = 0.0, self.copies
-        if copies.num:
+        copy, copies = 0.0, self._copies
+        if copies is not None and copies.num:
             copy, self._copied = copies.seconds - self._copied, copies.seconds
-        self._extend((asked, handed, copy) + made.times + made.trip)  # noqa: RUF005  # half the time of unpacking
+        self._extend((asked, handed, copy) + made.times + made.handover)  # noqa: RUF005  # half the time of unpacking
         self._num_samples += num_samples
         self._num_left -= 1
         if self._num_left <= 0:
@@ -104,54 +127,21 @@ class Counters:
 
     def stats(self, *, laps: bool = False) -> Stats:
         """Return what was counted; with `laps`, the latest batches one by one too."""
-        counted = self.laps
-        counted.fold()
-        config = self._config()
-        workers = self._workers()
-        seconds = counted.periods.total + sum(counted.first_seconds) + counted.forgotten_seconds
-        return Stats(
-            kind="stoker",
-            engine="processes" if config["num_workers"] else "threads" if config["num_threads"] else "inline",
-            config=config,
+        self.laps.fold()  # what each worker has loaded is known only then
+        return Stats.of_timeline(
+            self.laps,
+            config=self._config(),
             rank=self.rank,
             num_ranks=self.num_ranks,
-            seconds=seconds,
             num_iterations=self._num_iterations,
-            num_batches=len(counted),
             num_samples=self._num_samples,
-            num_bytes=self._sized_bytes * len(counted) // self._num_sized if self._num_sized else 0,
-            first_batch_seconds=list(counted.first_seconds),
-            batch_seconds=Quantiles.of(counted.periods),
-            wait_seconds=Quantiles.of(counted.waits),
-            step_seconds=Quantiles.of(counted.steps),
-            making_seconds=Quantiles.of(counted.makings),
-            stages=self._stages(seconds, config),
-            num_stalls=counted.num_stalls,
-            stall_seconds=counted.stall_seconds,
-            queue_depth=counted.mean_depth,
-            queue_empty_share=counted.num_empty / counted.num_asked if counted.num_asked else None,
+            num_bytes=self._sized_bytes * len(self.laps) // self._num_sized if self._num_sized else 0,
             trainer=self._trainer(),
-            workers=workers,
-            copies=self.copies.record(),
+            workers=self._workers(),
+            copies=None if self._copies is None else self._copies.record(),
             decisions=list(self.decisions),
-            laps=counted.latest() if laps else None,
+            laps=self.laps.latest() if laps else None,
         )
-
-    def _stages(self, seconds: float, config: dict[str, Any]) -> dict[str, Stage]:
-        counted, sums = self.laps, self.laps.sums
-        busy = sum(sums[name] for name in ("read", "transform", "collate", "pack"))
-        num_workers, num_threads = config["num_workers"], config["num_threads"]
-        hands = max(1, num_workers) * max(1, num_threads) if num_workers or num_threads else 0
-        idle = max(0.0, hands * seconds - busy)
-        return {
-            # whoever reads waits for the next recipe there, and for nothing else
-            "read": Stage(busy_seconds=sums["read"], waiting_seconds=idle),
-            "transform": Stage(busy_seconds=sums["transform"]),
-            "collate": Stage(busy_seconds=sums["collate"]),
-            "hand-over": Stage(busy_seconds=sums["pack"] + sums["unpack"], waiting_seconds=sums["ready"]),
-            "copy": Stage(busy_seconds=sums["copy"]),
-            "wait": Stage(waiting_seconds=counted.waits.total + sum(counted.first_seconds)),
-        }
 
     def _trainer(self) -> ProcessStats | None:
         now = usage_of()
@@ -159,13 +149,14 @@ class Counters:
             return None
         delay = None if self._thread is None else thread_delay_seconds(self._thread)
         before = self._delay_before
+        ended_read_bytes = 0 if self._workers_used is None else self._workers_used.ended_read_bytes
         return ProcessStats(
             pid=self._process,
             role="trainer",
             cpu_seconds=now.cpu_seconds - self._began.cpu_seconds,
             delay_seconds=None if delay is None or before is None else delay - before,
             # the kernel adds what ended children have read to what their parent has
-            read_bytes=max(0, now.read_bytes - self._began.read_bytes - self.tally.ended_read_bytes),
+            read_bytes=max(0, now.read_bytes - self._began.read_bytes - ended_read_bytes),
             pss_bytes=pss_bytes(),
             num_batches=self.laps.num_by_worker.get(-1),
             busy_seconds=self.laps.busy_by_worker.get(-1),
@@ -173,6 +164,8 @@ class Counters:
 
     def _workers(self) -> list[ProcessStats]:
         counted = self.laps
+        if self._workers_used is None:
+            return []
         return [
             ProcessStats.from_dict(
                 record.as_dict()
@@ -181,5 +174,5 @@ class Counters:
                     "busy_seconds": counted.busy_by_worker.get(worker, 0.0),
                 }
             )
-            for worker, record in self.tally.stats()
+            for worker, record in self._workers_used.stats()
         ]

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from stoker.engine.stats import Quantiles, Stats
+from stoker.engine.stats import Quantiles, Stats, metric_counters
 from stoker.errors import ArgumentError, MissingExtra
 from stoker.loader.metrics.counters import Counters
 
-_COUNTS: dict[str, tuple[str, Callable[[Stats], float]]] = {
-    "stoker_batches": ("Batches handed to the trainer.", lambda stats: stats.num_batches),
-    "stoker_samples": ("Samples handed to the trainer.", lambda stats: stats.num_samples),
-    "stoker_bytes": ("Bytes handed to the trainer, judged from some batches.", lambda stats: stats.num_bytes),
-    "stoker_seconds": ("Time in iterations, with the trainer's own.", lambda stats: stats.seconds),
-    "stoker_stalls": ("Waits of the trainer that were long.", lambda stats: stats.num_stalls),
-    "stoker_stall_seconds": ("How long these were, together.", lambda stats: stats.stall_seconds),
-}
-_QUANTILES: dict[str, tuple[str, Callable[[Stats], Quantiles]]] = {
-    "stoker_batch_seconds": ("From batch to batch.", lambda stats: stats.batch_seconds),
-    "stoker_wait_seconds": ("How long the trainer waited for a batch.", lambda stats: stats.wait_seconds),
-    "stoker_step_seconds": ("The trainer's own time between two batches.", lambda stats: stats.step_seconds),
-    "stoker_making_seconds": ("How long the making of a batch took.", lambda stats: stats.making_seconds),
-}
 _LABELS = ["loader", "rank"]
 
 
@@ -45,7 +31,7 @@ class LoaderCollector:
             warnings.warn(
                 f"another loader was told to Prometheus as {name!r}, and no longer is\n"
                 'hint: give each a name of its own, such as loader.prometheus("validation")',
-                stacklevel=4,
+                stacklevel=5,
             )
         self._loaders[name] = ref(counters)
 
@@ -55,16 +41,17 @@ class LoaderCollector:
 
         living = {name: counters for name, held in self._loaders.items() if (counters := held()) is not None}
         told = [([name, str(stats.rank)], stats) for name, counters in living.items() for stats in (counters.stats(),)]
-        for name, (what, value) in _COUNTS.items():
-            counter = CounterMetricFamily(name, what, labels=_LABELS)
+        for field, name, description in metric_counters():
+            if not isinstance(getattr(Stats(), field), Quantiles):
+                counter = CounterMetricFamily(name, description, labels=_LABELS)
+                for labels, stats in told:
+                    counter.add_metric(labels, getattr(stats, field))
+                yield counter
+                continue
+            summary = SummaryMetricFamily(name, description, labels=_LABELS)
+            gauge = GaugeMetricFamily(f"{name}_quantile", f"{description} Quantiles.", labels=[*_LABELS, "quantile"])
             for labels, stats in told:
-                counter.add_metric(labels, value(stats))
-            yield counter
-        for name, (what, quantiles) in _QUANTILES.items():
-            summary = SummaryMetricFamily(name, what, labels=_LABELS)
-            gauge = GaugeMetricFamily(f"{name}_quantile", f"{what} Quantiles.", labels=[*_LABELS, "quantile"])
-            for labels, stats in told:
-                found = quantiles(stats)
+                found: Quantiles = getattr(stats, field)
                 summary.add_metric(labels, found.num, found.mean * found.num)
                 for share, seconds in (("0.5", found.p50), ("0.9", found.p90), ("0.99", found.p99)):
                     gauge.add_metric([*labels, share], seconds)

@@ -1,4 +1,4 @@
-"""A loader's counters in words, and those of all ranks."""
+"""Print a loader's counters, and those of all ranks."""
 
 from __future__ import annotations
 
@@ -7,104 +7,90 @@ from typing import Any
 
 import torch.distributed
 
-from stoker.engine.stats import STAGES, Quantiles, Stats
+from stoker.engine.stats import STAGES, Quantiles, Stats, labeled_counters
 from stoker.errors import ArgumentError
+from stoker.foundation.text import format_bytes, format_count, format_duration, format_number, format_percent
 
 
 def format_stats(stats: Stats) -> str:
-    """Return what was counted, in a few lines."""
+    """Return the counters as a few lines of text."""
     if not stats.num_batches:
         return "nothing was counted yet: the loader has given no batch"
-    config = stats.config
-    hands = {
-        "inline": "inline",
-        "threads": _counted(config.get("num_threads"), "thread"),
-        "processes": _counted(config.get("num_workers"), "worker")
-        + (f" of {_counted(config['num_threads'], 'thread')}" if config.get("num_threads") else ""),
-    }[stats.engine]
-    rank = f", rank {stats.rank} of {stats.num_ranks}" if stats.num_ranks > 1 else ""
+    stalls = format_count(stats.num_stalls, "stall")
+    stall = format_duration(stats.stall_seconds / max(1, stats.num_stalls))
     lines = [
-        f"{stats.num_batches:,} batches, {stats.num_samples:,} samples, {_size(stats.num_bytes)} in "
-        f"{_time(stats.seconds)}: {stats.samples_per_second:,.0f} samples/s ({hands}{rank})",
-        f"waiting for data: {stats.wait_share:.1%} of the time, {stats.num_stalls:,} stalls of "
-        f"{_time(stats.stall_seconds / max(1, stats.num_stalls))} on average; first batch after "
-        + ", ".join(_time(seconds) for seconds in stats.first_batch_seconds[-3:]),
+        f"{format_count(stats.num_batches, 'batch', 'batches')}, {format_count(stats.num_samples, 'sample')}, "
+        f"{format_bytes(stats.num_bytes)} in {format_duration(stats.seconds)}: "
+        f"{stats.samples_per_second:,.0f} samples/s ({_format_workers(stats)})",
+        f"waiting for data: {format_percent(stats.wait_share)} of the time, {stalls} of {stall} "
+        f"on average; first batch after "
+        + ", ".join(format_duration(seconds) for seconds in stats.first_batch_seconds[-3:]),
         "",
-        f"{'':14}{'p50':>10}{'p90':>10}{'p99':>10}{'most':>10}",
-        *(
-            _row(name, quantiles)
-            for name, quantiles in (
-                ("batch", stats.batch_seconds),
-                ("wait", stats.wait_seconds),
-                ("step", stats.step_seconds),
-                ("making", stats.making_seconds),
-            )
-        ),
+        f"{'':14}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}",
+        *(_format_row(label, getattr(stats, name)) for name, label in labeled_counters()),
         "",
         f"{'stage':14}{'busy':>10}{'waiting':>10}",
     ]
     for name in STAGES:
         stage = stats.stages[name]
-        lines.append(f"{name:14}{_time(stage.busy_seconds):>10}{_time(stage.waiting_seconds):>10}")
+        busy, waiting = format_duration(stage.busy_seconds), format_duration(stage.waiting_seconds)
+        lines.append(f"{name:14}{busy:>10}{waiting:>10}")
     if stats.engine != "inline" and stats.queue_depth is not None and stats.queue_empty_share is not None:
         lines += [
             "",
-            f"ready when asked for: {stats.queue_depth:.1f} batches, none at {stats.queue_empty_share:.0%} of the asks",
+            f"queue: {format_number(stats.queue_depth, 2)} batches ready on average, empty at "
+            f"{format_percent(stats.queue_empty_share)} of requests",
         ]
-    lines += _processes(stats)
+    lines += _format_processes(stats)
     if stats.decisions:
         lines += ["", *(f"auto: {decision}" for decision in stats.decisions[-5:])]
     return "\n".join(lines)
 
 
-def _processes(stats: Stats) -> list[str]:
+def _format_workers(stats: Stats) -> str:
+    num_workers, num_threads = stats.config.get("num_workers"), stats.config.get("num_threads")
+    workers = {
+        "inline": "inline",
+        "threads": format_count(num_threads, "thread"),
+        "processes": format_count(num_workers, "worker")
+        + (f" of {format_count(num_threads, 'thread')}" if num_threads else ""),
+    }[stats.engine]
+    return f"{workers}, rank {stats.rank} of {stats.num_ranks}" if stats.num_ranks > 1 else workers
+
+
+def _format_processes(stats: Stats) -> list[str]:
     processes = [process for process in (stats.trainer, *stats.workers) if process is not None]
     if not processes or not stats.seconds:
         return []
-    lines = ["", f"{'process':14}{'batches':>10}{'busy':>10}{'CPU':>10}{'no core':>10}{'memory':>10}"]
+
+    def share(seconds: float | None) -> str:
+        return "" if seconds is None else format_percent(seconds / stats.seconds)
+
+    lines = ["", f"{'process':14}{'batches':>10}{'busy':>12}{'CPU':>12}{'no core':>12}{'memory':>10}"]
     for process in processes:
-        busy = "" if process.busy_seconds is None else f"{process.busy_seconds / stats.seconds:.0%}"
-        delay = "" if process.delay_seconds is None else f"{process.delay_seconds / stats.seconds:.1%}"
+        batches = "" if process.num_batches is None else process.num_batches
+        memory = "" if process.pss_bytes is None else format_bytes(process.pss_bytes)
+        shares = (process.busy_seconds, process.cpu_seconds, process.delay_seconds)
         lines.append(
-            f"{process.role:14}{'' if process.num_batches is None else process.num_batches:>10}{busy:>10}"
-            f"{process.cpu_seconds / stats.seconds:>10.0%}{delay:>10}"
-            f"{'' if process.pss_bytes is None else _size(process.pss_bytes):>10}"
+            f"{process.role:14}{batches:>10}" + "".join(f"{share(one):>12}" for one in shares) + f"{memory:>10}"
         )
     return lines
 
 
-def _counted(number: Any, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _row(name: str, quantiles: Quantiles) -> str:
+def _format_row(name: str, quantiles: Quantiles) -> str:
     values = (quantiles.p50, quantiles.p90, quantiles.p99, quantiles.most)
-    return f"{name:14}" + "".join(f"{_time(seconds):>10}" for seconds in values)
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1000:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
+    return f"{name:14}" + "".join(f"{format_duration(seconds):>10}" for seconds in values)
 
 
 # -------------------------------------------------------------------- ranks
 
 
 def gather_stats(stats: Stats) -> list[Stats]:
-    """Return the stats of all ranks, in their order. All ranks have to call it."""
+    """Return the stats of all ranks, in order. All ranks must call it."""
     distributed: Any = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         raise ArgumentError(
-            "there are no other ranks to ask: torch.distributed is not initialised",
+            "there are no other ranks: torch.distributed is not initialized",
             hint="call init_process_group first; or let every rank write log_stats() to one file",
         )
     answers: list[Any] = [None] * distributed.get_world_size()
@@ -113,27 +99,26 @@ def gather_stats(stats: Stats) -> list[Stats]:
 
 
 def slowest_rank(ranks: Sequence[Stats]) -> Stats:
-    """Return the rank that waits longest for its data. All others wait for it, in their steps."""
+    """Return the rank that waits longest for its data. All others wait for it in their steps."""
     return max(ranks, key=lambda stats: stats.wait_seconds.mean)
 
 
 def format_rank_stats(ranks: Sequence[Stats]) -> str:
-    """Return what all ranks have counted, a line each, and who is the slowest."""
+    """Return the counters of all ranks, a line each, and name the slowest."""
     lines = [
-        f"{'rank':6}{'samples/s':>12}{'batch p50':>12}{'wait p50':>12}{'wait p99':>12}{'waiting':>10}{'step p50':>12}"
+        f"{'rank':6}{'samples/s':>12}{'batch p50':>12}{'wait p50':>12}{'wait p99':>12}{'waiting':>12}{'step p50':>12}"
     ]
-    lines += [
-        f"{stats.rank:<6}{stats.samples_per_second:>12,.0f}{_time(stats.batch_seconds.p50):>12}"
-        f"{_time(stats.wait_seconds.p50):>12}{_time(stats.wait_seconds.p99):>12}{stats.wait_share:>10.1%}"
-        f"{_time(stats.step_seconds.p50):>12}"
-        for stats in ranks
-    ]
+    for stats in ranks:
+        batch, wait, step = stats.batch_seconds, stats.wait_seconds, stats.step_seconds
+        first, last = (format_duration(seconds) for seconds in (batch.p50, step.p50))
+        waits = "".join(f"{format_duration(seconds):>12}" for seconds in (wait.p50, wait.p99))
+        share = format_percent(stats.wait_share)
+        lines.append(f"{stats.rank:<6}{stats.samples_per_second:>12,.0f}{first:>12}{waits}{share:>12}{last:>12}")
     slowest = slowest_rank(ranks)
     others = [stats.wait_seconds.mean for stats in ranks if stats is not slowest]
     if others:
-        rest = sum(others) / len(others)
         lines.append(
-            f"slowest: rank {slowest.rank}, which waits {_time(slowest.wait_seconds.mean)} for a batch, "
-            f"the others {_time(rest)}"
+            f"slowest: rank {slowest.rank}, which waits {format_duration(slowest.wait_seconds.mean)} for a batch, "
+            f"the others {format_duration(sum(others) / len(others))}"
         )
     return "\n".join(lines)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from stoker.compose.mixtures.mixture import Mixture
 from stoker.errors import ArgumentError
 from stoker.plan import Plan
+from stoker.source.protocols import has_epochs, mixes_sources
 
 
 class SampleLocation(NamedTuple):
@@ -28,7 +28,7 @@ def find_locations(
     dataset: Any, plan: Plan, number: int, *, epoch: int, num_ranks: int, source: str | None
 ) -> list[SampleLocation]:
     """Return where sample `number` comes; of packed rows, where document `number` does, from its beginning on."""
-    mixture = dataset if isinstance(dataset, Mixture) else None
+    mixture = dataset if mixes_sources(dataset) else None
     if (mixture is None) != (source is None):
         raise ArgumentError(
             "samples of a mixture are found by source" if mixture else f"source={source!r}, but there is only one",
@@ -42,7 +42,7 @@ def find_locations(
             )
         rows = mixture.sources[source]
     spans: list[tuple[int, range | None]] = [(number, None)]
-    if hasattr(rows, "find") and hasattr(rows, "in_epoch") and not isinstance(rows, Mixture):
+    if hasattr(rows, "find") and has_epochs(rows) and not mixes_sources(rows):
         spans = [(span.row, span.columns) for span in rows.in_epoch(epoch).find(number)]
     found = []
     for position, columns in spans:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from stoker.errors import ArgumentError
+from stoker.loader.arguments import Arguments
 from stoker.loader.order.planned_sampler import PlannedPositions
 from stoker.loader.order.schedule import Schedule
 
@@ -15,41 +17,49 @@ _INNER = ("sampler", "batch_sampler", "_sampler", "_batch_sampler", "dataset")
 _DEEPEST = 4
 
 
-class Rebuilt(NamedTuple):
-    """What the sampler of a new loader says about the loader it was taken from."""
+def take_over(given: Arguments) -> tuple[Arguments, Schedule | None]:
+    """Return the arguments with the order, tail, share and skips of the loader that the sampler was taken from.
 
-    schedule: Schedule
-    rank: int
-    num_ranks: int
-    batch_size: int | None
-    """That of a batch sampler; None if there is none."""
-    drops_last: bool | None
-
-
-def rebuilt(dataset: Any, sampler: Any, batch_sampler: Any) -> Rebuilt | None:
-    """Return what is known if the sampler is our own, from a loader of the same dataset; None for every other one.
-
-    A `DistributedSampler` around it shares our order out among ranks. Any other wrapper is a sampler of the user's.
+    And that loader's schedule: None, and the arguments as they are, unless the sampler is our own, from a loader of the
+    same dataset. A `DistributedSampler` around it shares our order out among ranks. Any other wrapper is a sampler of
+    the user's.
     """
-    batch_size = drops_last = None
-    if type(batch_sampler) is BatchSampler:
-        sampler, batch_size, drops_last = batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last
+    sampler = given.sampler
+    batch_size, drop_last = given.batch_size, given.drop_last
+    if type(given.batch_sampler) is BatchSampler:
+        sampler = given.batch_sampler.sampler
+        batch_size, drop_last = given.batch_sampler.batch_size, given.batch_sampler.drop_last
     positions = sampler
     if isinstance(sampler, DistributedSampler) and not isinstance(sampler, PlannedPositions):
         positions = planned_inside(sampler)
-    if not isinstance(positions, PlannedPositions) or positions.schedule.dataset is not dataset:
-        return None
+    if not isinstance(positions, PlannedPositions) or positions.schedule.dataset is not given.dataset:
+        return given, None
     schedule = positions.schedule
-    if positions is sampler or sampler.num_replicas == 1:
-        return Rebuilt(schedule, schedule.rank, schedule.num_ranks, batch_size, drops_last)
-    if schedule.is_shared_out:
-        raise ArgumentError(
-            f"{describe_class(sampler)} would share out a loader that already reads only the part of rank "
-            f"{schedule.rank} of {schedule.num_ranks}: most samples would never be read",
-            hint="leave out distributed=, rank=, num_ranks= and mesh= and let the trainer set the rank, or keep them "
-            "and turn off the trainer's sampler (Trainer(use_distributed_sampler=False) in Lightning)",
-        )
-    return Rebuilt(schedule, int(sampler.rank), int(sampler.num_replicas), batch_size, drops_last)
+    rank, num_ranks = schedule.rank, schedule.num_ranks
+    if positions is not sampler and sampler.num_replicas > 1:
+        if schedule.placement.is_set:
+            raise ArgumentError(
+                f"{describe_class(sampler)} would share out a loader that already reads only the part of rank {rank} "
+                f"of {num_ranks}: most samples would never be read",
+                hint="leave out distributed=, rank=, num_ranks= and mesh= and let the trainer set the rank, or keep "
+                "them and turn off the trainer's sampler (Trainer(use_distributed_sampler=False) in Lightning)",
+            )
+        rank, num_ranks = int(sampler.rank), int(sampler.num_replicas)
+    arguments = replace(
+        given,
+        sampler=None,
+        batch_sampler=None,
+        shuffle=None,
+        order=schedule.order,
+        rank=rank,
+        num_ranks=num_ranks,
+        distributed=False,
+        batch_size=batch_size,
+        drop_last=drop_last,
+        tail=None if drop_last or (given.tail or schedule.tail) == "drop" else given.tail or schedule.tail,
+        skip=given.skip or schedule.skip,
+    )
+    return arguments, schedule
 
 
 def planned_inside(sampler: Any) -> PlannedPositions | None:

@@ -4,41 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from stoker.loader.arguments import length_of
-from stoker.plan import Layout, Order, Origin, Plan, Tail
+from stoker.loader.arguments import Arguments
+from stoker.loader.checks import length_of
+from stoker.loader.sharing.placement import RankPlacement
+from stoker.plan import Layout, Order, Origin, Plan, Sequential, Shuffle, Tail, order_named
 
 
 class Schedule:
     """What a loader and its sampler share. Holds the dataset and never the loader, so that neither keeps the other."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        batch_size: int | None,
-        order: Order,
-        tail: Tail,
-        skip: tuple[tuple[int, int], ...],
-        rank: int,
-        num_ranks: int,
-        seed: int | None,
-        generator: torch.Generator | None,
-    ) -> None:
-        self.dataset, self.order, self.tail, self.skip = dataset, order, tail, skip
-        self.batch_size = batch_size or 1
-        self.rank, self.num_ranks = rank, num_ranks
-        self.drawn_seed, self.generator = seed, generator
-        self.has_peers = False
-        """Whether other processes read the very same batches, as on a mesh."""
+    def __init__(self, arguments: Arguments, placement: RankPlacement) -> None:
+        order, tail = arguments.order, arguments.tail
+        self.dataset, self.skip = arguments.dataset, arguments.skip
+        self.order: Order = order_named(
+            order if order is not None else Shuffle() if arguments.shuffle else Sequential()
+        )
+        self.tail: Tail = tail or ("drop" if arguments.drop_last else "keep")
+        self.batch_size = arguments.batch_size or 1
+        self.placement = placement
+        self.drawn_seed = arguments.seed
+        self.generator = arguments.generator
         self.is_seed_drawn = False
         """Whether the seed is one that a restarted program may not draw again."""
         self.layout: Layout = "interleaved"
         self.next_epoch = 0
         self._plan: Plan | None = None
+
+    @property
+    def rank(self) -> int:
+        """Which share of each batch this process reads."""
+        return self.placement.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """How many shares each batch has."""
+        return self.placement.num_ranks
 
     @property
     def seed(self) -> int:
@@ -49,14 +52,9 @@ class Schedule:
         return self.drawn_seed
 
     @property
-    def is_shared_out(self) -> bool:
-        """Whether the user has said which part this rank reads, so that nobody else may."""
-        return self.num_ranks > 1 or self.has_peers
-
-    @property
     def draws_seed(self) -> bool:
         """Whether a seed is drawn where the user gave none. Ranks must agree, and torch's own generators need not."""
-        return self.generator is not None or not self.is_shared_out
+        return self.generator is not None or not self.placement.is_set
 
     def draw(self) -> int:
         """Draw a seed as torch's loader does at the start of an iteration."""

@@ -154,14 +154,12 @@ def resolved_mesh(
     rank: int | None = None,
     num_ranks: int | None = None,
     in_order: bool = True,
-) -> ResolvedMesh | None:
-    """Return what a loader's `mesh=` means for this process; None without one.
+) -> ResolvedMesh:
+    """Return what a loader's `mesh=` means for this process.
 
     The other arguments are the loader's own, which are refused where they contradict the mesh. `distributed=True` does
     not: it finds the rank where a mesh finds it.
     """
-    if mesh is None:
-        return None
     chosen = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
     names, sizes = _dimensions(chosen.mesh)
     coordinates = _coordinates(chosen, names, sizes)
@@ -227,24 +225,23 @@ def check_samplers(mesh: ResolvedMesh, *samplers: Any) -> None:
 # ------------------------------------------------------------ state
 
 
-def mesh_state(mesh: ResolvedMesh | None) -> dict[str, Any]:
+def mesh_state(mesh: ResolvedMesh) -> dict[str, Any]:
     """Return the entries of a loader's state that describe its mesh. They are the same on all ranks.
 
     Without a dict in them: torch.distributed.checkpoint looks for every key of a dict, so a state with other dimensions
     could not be read.
     """
-    sizes = None if mesh is None else [[name, size] for name, size in mesh.sizes.items()]
-    return {"mesh": sizes, "split_sequence": None if mesh is None else _order(mesh)}
+    return {"mesh": [[name, size] for name, size in mesh.sizes.items()], "split_sequence": _order(mesh)}
 
 
-def check_mesh_state(state: Mapping[str, Any], mesh: ResolvedMesh | None) -> None:
+def check_mesh_state(state: Mapping[str, Any], mesh: ResolvedMesh) -> None:
     """Raise `StateMismatch` if a loader with this mesh would not go on with the data of `state`.
 
     Which samples are in a step follows from the plan alone, so sizes and dimensions may change freely, and the sequence
     may be split where it was not, or no longer be. Only another order of the same split is refused: a model made for
     one order trains on the other without an error, with its tokens in the wrong places.
     """
-    theirs, ours = state.get("split_sequence"), None if mesh is None else _order(mesh)
+    theirs, ours = state.get("split_sequence"), _order(mesh)
     if None not in (theirs, ours) and theirs != ours:
         raise StateMismatch({"split_sequence": (theirs, ours)})
 

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from stoker.errors import StateUnreadable
+from stoker.source.protocols import has_state, loads_state
 
 
 def state_between_epochs(dataset: Any) -> Any:
     """Return the state with which a copy of the dataset begins the next epoch as the dataset would; None if none."""
-    if _is_hugging_face(dataset) or not hasattr(dataset, "state_dict"):
+    if _is_hugging_face(dataset) or not has_state(dataset):
         return None
     return copy.deepcopy(dataset.state_dict())
 
@@ -33,7 +34,7 @@ def load_own_state(target: Any, state: Any) -> None:
 
 def with_state(dataset: Any, state: Any) -> Any:
     """Return the dataset with a state loaded. That of Hugging Face is a copy: later epochs begin at the start again."""
-    if not hasattr(dataset, "load_state_dict"):
+    if not loads_state(dataset):
         return dataset
     if _is_hugging_face(dataset):
         # by hand: `copy` would give both of them one and the same dict of attributes

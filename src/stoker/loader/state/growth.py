@@ -13,12 +13,6 @@ from stoker.loader.state.progress import check_sums
 _log = logging.getLogger("stoker")
 
 
-def has_grown_from(dataset: Any, fingerprint: Any) -> bool:
-    """Return whether a dataset has the data of this fingerprint at its beginning, and more behind it."""
-    earlier = getattr(dataset, "earlier_fingerprints", None)
-    return callable(earlier) and any(known == fingerprint for known in earlier())
-
-
 def next_epoch(state: dict[str, Any], progress: PlanProgress) -> dict[str, Any]:
     """Return the state as of the beginning of the epoch that comes next, for a plan of the samples there are now.
 

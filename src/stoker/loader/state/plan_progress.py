@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from stoker.batch.result import BatchResult
 from stoker.errors import StateError, StateMismatch
 from stoker.loader.state.progress import VERSION, differing
-from stoker.loader.work import BatchResult
 from stoker.plan import Origin, Plan, Recipe
 from stoker.plan.mixing import MASK
 

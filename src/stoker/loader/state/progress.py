@@ -15,9 +15,9 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from stoker.batch.result import BatchResult
 from stoker.errors import StateError, StateUnreadable
 from stoker.loader.state.fields import check_fields
-from stoker.loader.work import BatchResult
 from stoker.plan import Recipe
 
 VERSION = 1

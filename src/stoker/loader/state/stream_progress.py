@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from stoker.batch.result import BatchResult, EndOfStream
 from stoker.errors import StateError
 from stoker.loader.state.dataset_state import state_between_epochs
 from stoker.loader.state.progress import VERSION, differing
 from stoker.loader.state.running_digest import RunningDigest
 from stoker.loader.stream import StreamSetting, Turn
-from stoker.loader.work import BatchResult, EndOfStream
 from stoker.plan import Recipe
+from stoker.source.protocols import can_split
 
 _TOLD = ("steps", "samples", "cuts", "is_ended", "state")
 """What a reader tells of its place after each batch."""
@@ -201,8 +202,8 @@ class StreamProgress:
         if {theirs["sharing"], ours["sharing"]} == {"whole"}:
             return False  # there are none
         differences = differing(theirs, ours)
-        can_split = self.setting.hides_worker and callable(getattr(self.dataset, "split", None))
-        if can_split and theirs["sharing"] != "own" and not {"rank", "num_ranks"} & set(differences):
+        is_splitting = self.setting.hides_worker and can_split(self.dataset)
+        if is_splitting and theirs["sharing"] != "own" and not {"rank", "num_ranks"} & set(differences):
             return True
         if differences:
             told = "; ".join(f"{name} was {a}, is {b}" for name, (a, b) in differences.items())

@@ -28,7 +28,7 @@ def _says(loader: LoaderProfile) -> str:
 
 
 def _evidence(loader: LoaderProfile) -> list[str]:
-    unknown = "not profiled: `stoker doctor -- python ...` tells Python from native code"
+    unknown = "not profiled: `stoker doctor -- python ...` distinguishes Python from native code"
     return [*describe_work(loader), *([unknown] if loader.gil_share is None else [])]
 
 

@@ -16,7 +16,7 @@ VERDICT = Verdict(
 )
 
 MIN_SHARE = 0.2
-"""Share of repeated samples from which it is no coincidence."""
+"""Share of repeated samples from which it is not a coincidence."""
 
 
 def diagnose(loaders: list[Stats]) -> Diagnosis | None:

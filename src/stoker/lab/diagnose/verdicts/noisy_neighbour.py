@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.foundation.text import format_cores, format_duration, format_number, format_percent, trim_zeros
+from stoker.foundation.text import format_cores, format_duration, format_percent
 from stoker.lab.diagnose.advice import OWN_THREADS, fewer_workers_than_cores, loader_call
 from stoker.lab.diagnose.diagnosis import Diagnosis
 from stoker.lab.diagnose.evidence import describe_gain, describe_step, workers_were
@@ -40,8 +40,7 @@ def diagnose(
     ]
     if machine.is_measured:
         trainer, workers, others = (
-            trim_zeros(format_number(cores, 2))
-            for cores in (machine.trainer_cores, machine.workers_cores, machine.others_cores)
+            f"{cores:.1f}" for cores in (machine.trainer_cores, machine.workers_cores, machine.others_cores)
         )
         of = f", of {machine.cores}" if machine.cores else ""
         evidence.append(

@@ -1,7 +1,7 @@
-"""What a doctor puts into the processes that it watches: it times, counts and looks, and changes nothing.
+"""What a doctor installs in the processes that it watches: it times, counts and samples, and changes nothing.
 
-It may have to work in an environment in which Stoker is not installed, so nothing here needs more than the standard
-library and `stoker.foundation.machine`; what it has to do with torch, it takes from the torch that is there.
+It may have to work in an environment in which Stoker is not installed. So nothing here needs more than the standard
+library, `stoker.foundation.machine` and `stoker.foundation.trees`; torch is taken from where the process has it.
 """
 
 from __future__ import annotations

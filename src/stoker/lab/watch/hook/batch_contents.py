@@ -1,6 +1,6 @@
-"""What is in a batch, whatever it is made of: how large it is, how many samples it has, what tells them apart.
+"""Inspect batches of any kind: how many samples they have, and what distinguishes these.
 
-Tensors and arrays are known by what they can do, so that neither torch nor NumPy has to be imported here.
+Tensors and arrays are recognized by their attributes, so that neither torch nor NumPy has to be imported here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from stoker.foundation import trees
 
 MAX_DEPTH = 6
 MAX_LEAVES = 64
-PRINTED_SAMPLES = 8
-"""Samples of a batch that are told apart."""
-PRINTED_LEAVES = 4
-PRINTED_NUMBERS = 16
-"""Numbers of a sample that are looked at, spread over all of it."""
+MAX_SAMPLES = 8
+"""Samples of a batch that get a fingerprint."""
+MAX_TENSORS = 4
+MAX_NUMBERS = 16
+"""Numbers of a sample that go into its fingerprint, spread over all of it."""
 
 
 def num_samples_of(batch: Any) -> int:
@@ -29,26 +29,26 @@ def num_samples_of(batch: Any) -> int:
         if inside is None:
             return 1 if batch is not None else 0
         is_list = isinstance(batch, list | tuple) and len(batch) > 0
-        # collated samples are a short list of tensors; others, a list of samples
+        # collated samples are a short list of tensors, others a list of samples
         if is_list and not hasattr(batch[0], "shape") and (depth or not isinstance(batch[0], Mapping | list | tuple)):
             return len(batch)
         batch = next(iter(inside), None)
     return 1
 
 
-def prints_of(batch: Any) -> list[int]:
-    """Return numbers that tell some samples of a batch from others: equal samples have equal ones."""
+def sample_fingerprints(batch: Any) -> list[int]:
+    """Return numbers that distinguish some samples of a batch from others: equal samples have equal ones."""
     parts: list[list[Any]] = []
     num_samples = 0
     for number, leaf in enumerate(_leaves(batch)):
-        if number >= MAX_LEAVES or len(parts) >= PRINTED_LEAVES:
+        if number >= MAX_LEAVES or len(parts) >= MAX_TENSORS:
             break
         if isinstance(leaf, str | bytes) or not len(leaf.shape) or getattr(leaf, "is_cuda", False):
             continue
         if num_samples and len(leaf) != num_samples:
             continue
         num_samples = len(leaf)
-        parts.append([_numbers(leaf[row]) for row in range(min(num_samples, PRINTED_SAMPLES))])
+        parts.append([_numbers(leaf[row]) for row in range(min(num_samples, MAX_SAMPLES))])
     return [hash(tuple(map(repr, sample))) for sample in zip(*parts)]
 
 
@@ -61,4 +61,4 @@ def _leaves(batch: Any) -> Iterator[Any]:
 
 def _numbers(sample: Any) -> Any:
     flat = sample.reshape(-1)
-    return flat[:: max(1, len(flat) // PRINTED_NUMBERS)][:PRINTED_NUMBERS].tolist()
+    return flat[:: max(1, len(flat) // MAX_NUMBERS)][:MAX_NUMBERS].tolist()

@@ -1,6 +1,6 @@
-"""Copies of batches to the device, counted where the trainer asks for them: `tensor.to("cuda")`, `tensor.cuda()`.
+"""Count copies of batches to the device, where the trainer requests them: `tensor.to("cuda")`, `tensor.cuda()`.
 
-Nothing is put in anyone's way before CUDA is used in this process.
+Nothing is patched before this process uses CUDA.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 from stoker.lab.watch.hook import recording
 from stoker.lab.watch.hook.patches import Patches
 
-SMALLEST_BYTES = 16 * 1024
-"""Tensors below this are no batch, and their copy costs what any call does."""
+MIN_BYTES = 16 * 1024
+"""Smaller tensors are not batches, and copying them costs what any call does."""
 
 TIMED_EVERY = 16
-"""Copies of which one is timed on the device."""
+"""One of so many copies is timed on the device."""
 
 _timed: list[tuple[Any, Any]] = []
 
 
 def install(patches: Patches, torch: Any) -> None:
-    """Count copies from when CUDA is used for the first time, in this process.
+    """Count copies from the first use of CUDA in this process on.
 
-    torch's lock for what is to be done then is not taken: workers that another thread forks meanwhile would find it
-    taken for ever, and wait for it when they seed their random numbers.
+    torch's lock for calls queued until then is not taken: a worker forked meanwhile by another thread would inherit it
+    locked, and wait for it forever when it seeds its random numbers.
     """
 
     def begin() -> None:
@@ -41,7 +41,7 @@ def install(patches: Patches, torch: Any) -> None:
     if torch.cuda.is_initialized():
         begin()
     else:
-        torch.cuda._queued_calls.append((begin, []))  # with the stack that an error of it would be told with
+        torch.cuda._queued_calls.append((begin, []))  # the list is the stack that torch would show with an error of it
 
 
 def counted(original: Any, torch: Any, *, goes: Callable[[Any, Any], bool]) -> Any:
@@ -56,8 +56,8 @@ def counted(original: Any, torch: Any, *, goes: Callable[[Any, Any], bool]) -> A
     )
     is_overridden, overridden = torch.overrides.has_torch_function, torch.overrides.handle_torch_function
 
-    def as_ever(self: Any, args: Any, named: Any) -> Any:
-        # subclasses and modes compare what is called with torch's own methods, so it is those that they have to see
+    def call_original(self: Any, args: Any, named: Any) -> Any:
+        # subclasses and modes compare the called function with torch's own methods, so they must get to see those
         involved = (self, *args, *named.values())
         if is_overridden(involved):
             return overridden(original, involved, self, *args, **named)
@@ -66,16 +66,16 @@ def counted(original: Any, torch: Any, *, goes: Callable[[Any, Any], bool]) -> A
     def copy(self: Any, *args: Any, **named: Any) -> Any:
         now = recording.current
         if now is None or type(self) is not plain or not goes(args, named) or self.is_cuda or is_compiling():
-            return as_ever(self, args, named)
-        # what is captured into a graph must not be asked about, and does not happen yet
+            return call_original(self, args, named)
+        # a copy captured into a CUDA graph must not be synchronized with, and is not executed yet
         if threading.get_native_id() != now.trainer_note.get("thread") or now.here.is_delivering or is_capturing():
-            return as_ever(self, args, named)
+            return call_original(self, args, named)
         began = perf_counter()
         events = _begun(now, torch)
-        result = as_ever(self, args, named)
+        result = call_original(self, args, named)
         try:
-            if result is not self and result.is_cuda and self.numel() * self.element_size() >= SMALLEST_BYTES:
-                # events are those of the device that is current, and so of its stream
+            if result is not self and result.is_cuda and self.numel() * self.element_size() >= MIN_BYTES:
+                # events are recorded on the current device's stream
                 if events is not None and result.device.index == torch.cuda.current_device():
                     events[1].record()
                     _timed.append(events)
@@ -93,7 +93,7 @@ def counted(original: Any, torch: Any, *, goes: Callable[[Any, Any], bool]) -> A
 
 def _goes_to_device(args: Any, named: Any) -> bool:
     for value in (*args, *named.values()):
-        kind = type(value).__name__  # other tensors, if they are of a class of their own, would notice being looked at
+        kind = type(value).__name__  # by name: tensor subclasses could notice other checks
         if (
             (kind == "str" and value.startswith("cuda"))
             or (kind == "device" and value.type == "cuda")
@@ -105,10 +105,10 @@ def _goes_to_device(args: Any, named: Any) -> bool:
 
 
 def _begun(now: recording.Recording, torch: Any) -> tuple[Any, Any] | None:
-    """Return two events, the first of them recorded, if this copy is one of those that are timed."""
+    """Return two events, of which the first is recorded, if this copy is to be timed."""
     num = now.trainer_note.get("copies", {}).get("num", 0)
     try:
-        if num % TIMED_EVERY != 1 or len(_timed) > 8:  # not the first, for which memory has to be found
+        if num % TIMED_EVERY != 1 or len(_timed) > 8:  # not the first, which allocates memory
             return None
         events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         events[0].record()
@@ -118,15 +118,15 @@ def _begun(now: recording.Recording, torch: Any) -> tuple[Any, Any] | None:
 
 
 def _count(now: recording.Recording, tensor: Any, seconds: float, *, is_blocking: bool) -> None:
-    told = now.trainer_note.setdefault(
+    totals = now.trainer_note.setdefault(
         "copies", {"num": 0, "pageable": 0, "blocking": 0, "seconds": 0.0, "timed": 0, "device_seconds": 0.0}
     )
-    told["num"] += 1
-    told["pageable"] += not tensor.is_pinned()
-    told["blocking"] += is_blocking
-    told["seconds"] += seconds
+    totals["num"] += 1
+    totals["pageable"] += not tensor.is_pinned()
+    totals["blocking"] += is_blocking
+    totals["seconds"] += seconds
     now.here.copy_seconds += seconds
     while _timed and _timed[0][1].query():
         first, second = _timed.pop(0)
-        told["timed"] += 1
-        told["device_seconds"] += first.elapsed_time(second) / 1000
+        totals["timed"] += 1
+        totals["device_seconds"] += first.elapsed_time(second) / 1000

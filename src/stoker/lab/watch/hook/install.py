@@ -1,11 +1,10 @@
-"""Putting the hook into a process, and taking it out again."""
+"""Install the hook in a process, and remove it."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import suppress
-from typing import Any
 
 from stoker.lab.watch.hook import recording, torch_loader
 from stoker.lab.watch.hook.patches import Patches
@@ -13,23 +12,22 @@ from stoker.lab.watch.hook.patches import Patches
 _patches = Patches()
 _installed: set[str] = set()
 
-HELLO = ".hello"
-"""Left by a process in which there are loaders to be watched."""
+HELLO_SUFFIX = ".hello"
+"""A file left by each process that imported a module with loaders."""
 
 
 def attach(folder: str) -> recording.Recording:
-    """Watch this process from now on: what is imported of torch's and of Stoker's loaders."""
+    """Watch the loaders of this process from now on, and record into `folder`."""
     now = recording.begin(folder)
     install()
     return now
 
 
 def install() -> None:
-    """Put the hook into what is imported."""
+    """Hook into the modules with loaders that are imported."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and "torch" not in _installed:
         _installed.add("torch")
-        torch_loader.install_fetchers(_patches, torch_data)
         torch_loader.install(_patches, torch_data)
     stateful = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
     if torch_data is not None and stateful is not None and "torchdata" not in _installed:
@@ -44,18 +42,14 @@ def install() -> None:
 
 
 def detach() -> None:
-    """Watch no more, and leave everything as it was."""
+    """Stop watching, and leave everything as it was."""
     recording.end()
     _patches.undo()
     _installed.clear()
 
 
 def imported(folder: str) -> None:
-    """Called when a module with loaders has been imported, in a process that a doctor has started."""
+    """Watch this process, which a doctor has started and which has just imported a module with loaders."""
     attach(folder)
-    with suppress(OSError), open(os.path.join(folder, f"{os.getpid()}{HELLO}"), "w") as file:
-        file.write(" ".join(map(str, _command())))
-
-
-def _command() -> list[Any]:
-    return list(getattr(sys, "argv", []))
+    with suppress(OSError), open(os.path.join(folder, f"{os.getpid()}{HELLO_SUFFIX}"), "w") as file:
+        file.write(" ".join(map(str, getattr(sys, "argv", []))))

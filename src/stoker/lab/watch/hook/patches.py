@@ -1,4 +1,4 @@
-"""Functions put in the place of others, which can be put back."""
+"""Replace functions of other modules, and put them back."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ _MISSING = object()
 
 
 class Patches:
-    """What was replaced, and by what it was."""
+    """The functions that were replaced, and the originals."""
 
     def __init__(self) -> None:
-        self._undone: list[tuple[Any, str, Any]] = []
+        self._originals: list[tuple[Any, str, Any]] = []
 
     def wrap(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-        """Put `around(original)` in the place of `owner.name`; nothing happens if there is no such thing."""
+        """Replace `owner.name` by `around(original)`; do nothing if it does not exist."""
         original = getattr(owner, name, _MISSING)
         if original is _MISSING:
             return
         wrapped = around(original)
         if callable(original) and not isinstance(wrapped, type):
             functools.update_wrapper(wrapped, original)
-        # what was inherited is taken away again, and not put where it did not use to be
-        own = vars(owner).get(name, _MISSING)
-        self._undone.append((owner, name, own))
+        # an inherited attribute is removed again, rather than set where it was not before
+        self._originals.append((owner, name, vars(owner).get(name, _MISSING)))
         setattr(owner, name, wrapped)
 
     def undo(self) -> None:
-        """Put back all that was replaced, the latest first."""
-        while self._undone:
-            owner, name, own = self._undone.pop()
+        """Put all originals back, the latest first."""
+        while self._originals:
+            owner, name, own = self._originals.pop()
             if own is _MISSING:
                 delattr(owner, name)
             else:

@@ -1,7 +1,14 @@
-"""A thread that does something every so often, and is out of the way whenever the process is forked.
+"""A thread that does something every so often, and stands aside whenever the process forks.
 
-A process that has threads is forked with them in the middle of something; Python warns of that, and the user's
-training would get the warning because of us.
+A process with threads is forked while they are in the middle of something; Python warns about that, and the user's
+training would get the warning because of the doctor.
+
+Each time the thread wakes up, it knows whether the GIL was held, and how long it waited for it. A thread that wakes up
+and finds the GIL free continues; one that finds it held blocks once more. The kernel counts how often a thread blocks,
+so the answer does not depend on how fast or how busy the machine is. A kernel timer counts how often it has expired by
+the moment at which the thread has a core again, before it asks for the GIL. Time beyond that is the wait for the GIL.
+Without such a timer, a thread that is late was either woken late or waited for the GIL, and short waits cannot be
+distinguished.
 """
 
 from __future__ import annotations
@@ -20,21 +27,21 @@ from weakref import WeakSet
 from stoker.foundation.machine import Clock
 
 TICK_SECONDS = 2e-5
-"""What the timer counts in."""
+"""Resolution of the timer."""
 
 HELD_SECONDS_UNTIMED = 4e-4
-"""A wait for the GIL where it is not known when the thread was woken: a tenth of a millisecond or two for that."""
+"""A wait for the GIL, where it is unknown when the thread was woken: that takes a tenth of a millisecond or two."""
 
 _CLOEXEC, _MONOTONIC, _ABSOLUTE = os.O_CLOEXEC, time.CLOCK_MONOTONIC, 1
 
 
-class Rest(NamedTuple):
-    """What came of sleeping."""
+class Wakeup(NamedTuple):
+    """How a thread came to run again after sleeping."""
 
-    lock_seconds: float
-    """How long the GIL was waited for afterwards."""
-    is_held: bool
-    """Whether another thread held it."""
+    gil_wait_seconds: float
+    """How long it waited for the GIL."""
+    is_gil_held: bool
+    """Whether another thread held the GIL."""
 
 
 class _TimeSpec(ctypes.Structure):
@@ -49,44 +56,44 @@ class _TimerSpec(ctypes.Structure):
     _fields_ = (("interval", _TimeSpec), ("value", _TimeSpec))
 
 
-class Alarm:
-    """Lets one thread sleep, until another one ends that for good."""
+class WakeupTimer:
+    """Lets one thread sleep, until another thread ends that for good."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
-        self._lock = threading.RLock()  # what is collected meanwhile may come here again
+        self._lock = threading.RLock()  # reentrant: garbage collected meanwhile may call `end`
         self._timer = -1
         with suppress(OSError, AttributeError):  # another system, or one that does not allow it
-            self._libc = ctypes.PyDLL(None)  # keeps the GIL: to set the timer is no place to wait for it
+            self._libc = ctypes.PyDLL(None)  # keeps the GIL: setting the timer must not wait for it
             self._timer = self._libc.timerfd_create(_MONOTONIC, _CLOEXEC)
 
-    def rest(self, seconds: float, clock: Clock) -> Rest | None:
-        """Sleep for so long, in the thread whose clock it is; return None if it is over."""
+    def sleep(self, seconds: float, clock: Clock) -> Wakeup | None:
+        """Sleep in the thread that `clock` belongs to; return None if it is over."""
         if self._timer < 0:
             began, delay_began = time.monotonic(), clock.times()[1]
             self._over.wait(seconds)
             # being woken includes getting a core
             waited = time.monotonic() - began - seconds - (clock.times()[1] - delay_began)
-            return None if self._over.is_set() else Rest(waited, waited > HELD_SECONDS_UNTIMED)
-        with self._lock:  # or it would be set again just after it was ended
+            return None if self._over.is_set() else Wakeup(waited, waited > HELD_SECONDS_UNTIMED)
+        with self._lock:  # or it could be set again just after it was ended
             due = time.monotonic() + seconds
             if not self._over.is_set():
                 self._set(due, _ABSOLUTE)
         num_blocked = _num_blocked()
         (count,) = struct.unpack("Q", os.read(self._timer, 8))
         waited = time.monotonic() - due - (count - 1) * TICK_SECONDS
-        num_blocked = _num_blocked() - num_blocked - 1  # but for the sleep itself
-        return None if self._over.is_set() else Rest(waited, num_blocked > 0)
+        num_blocked = _num_blocked() - num_blocked - 1  # not counting the sleep itself
+        return None if self._over.is_set() else Wakeup(waited, num_blocked > 0)
 
     def end(self) -> None:
-        """Wake the thread up, now or when it next wants to sleep."""
+        """Wake the thread up, now or when it next sleeps."""
         self._over.set()
         with self._lock:
             if self._timer >= 0:
                 self._set(0.0)
 
     def close(self) -> None:
-        """Let go of the timer; called by the thread that has slept, at its end."""
+        """Release the timer; called at its end by the thread that slept."""
         with self._lock:
             timer, self._timer = self._timer, -1
         if timer >= 0:
@@ -103,14 +110,13 @@ def _num_blocked() -> int:
 
 
 class PeriodicThread:
-    """Calls `do` every `every_seconds`, with what it was to wake up for that."""
+    """Calls `do` every `every_seconds`, with how the thread woke up."""
 
-    def __init__(self, name: str, every_seconds: Callable[[], float], do: Callable[[Rest], None]) -> None:
+    def __init__(self, name: str, every_seconds: Callable[[], float], do: Callable[[Wakeup], None]) -> None:
         self._name, self._every_seconds, self._do = name, every_seconds, do
         self._thread: threading.Thread | None = None
-        self._alarm: Alarm | None = None
-        self._lock = threading.RLock()  # what is collected meanwhile may come here again
-        self._process = os.getpid()
+        self._timer: WakeupTimer | None = None
+        self._lock = threading.RLock()  # reentrant: garbage collected meanwhile may call `stop`
         _all.add(self)
 
     @property
@@ -119,12 +125,12 @@ class PeriodicThread:
         return self._thread is not None
 
     def start(self) -> None:
-        """Begin, unless it does already. Any thread may ask for it."""
+        """Start the thread, unless it runs already. Any thread may call this."""
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
-                    self._alarm = Alarm()
-                    thread = threading.Thread(target=self._run, args=(self._alarm,), name=self._name, daemon=True)
+                    self._timer = WakeupTimer()
+                    thread = threading.Thread(target=self._run, args=(self._timer,), name=self._name, daemon=True)
                     thread.start()
                     self._thread = thread
 
@@ -132,19 +138,19 @@ class PeriodicThread:
         """End the thread; with `waits`, before control returns."""
         with self._lock:
             thread, self._thread = self._thread, None
-            if self._alarm is not None:
-                self._alarm.end()
+            if self._timer is not None:
+                self._timer.end()
         if thread is not None and waits and thread is not threading.current_thread():
             thread.join()
 
-    def _run(self, alarm: Alarm) -> None:
+    def _run(self, timer: WakeupTimer) -> None:
         clock = Clock()
         try:
-            while (rest := alarm.rest(self._every_seconds(), clock)) is not None:
-                self._do(rest)
+            while (wakeup := timer.sleep(self._every_seconds(), clock)) is not None:
+                self._do(wakeup)
         finally:
             clock.close()
-            alarm.close()
+            timer.close()
 
 
 _all: WeakSet[PeriodicThread] = WeakSet()

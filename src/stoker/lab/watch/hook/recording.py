@@ -1,6 +1,6 @@
-"""What one process records while it is watched: its files, who works in it, and the loaders that are iterated in it.
+"""What one process records while it is watched: spool files, which threads load batches, which loaders are iterated.
 
-There is one recording in a process at a time, `recording.current`. A forked child gets one of its own.
+There is one recording in a process at a time, `recording.current`. A forked child gets a recording of its own.
 """
 
 from __future__ import annotations
@@ -12,132 +12,127 @@ import time
 import traceback
 from contextlib import suppress
 from itertools import count
+from types import TracebackType
 from typing import Any
 
 from stoker.foundation.machine import Clock
 from stoker.lab.watch.hook.probe import Probe
-from stoker.lab.watch.hook.spool import LAPS, WORK, LapRow, Strip, Work
+from stoker.lab.watch.hook.spool import TRAINER_SUFFIX, WORKER_SUFFIX, SpoolWriter, TrainerRow, WorkerRow
 
-NOTED_EVERY = 0.5
-"""Seconds between two notes, which cost more than a row does."""
+NOTE_SECONDS = 0.5
+"""Minimum time between two notes, which cost more than a row does."""
 
-FAILURE = ".failure"
+FAILURE_SUFFIX = ".failure"
 
 BRIEF = ("num_workers", "num_threads", "batch_size", "prefetch_factor", "persistent_workers", "is_iterable")
-"""What is told of arguments where there is room for no more."""
+"""Arguments that are noted even if there is no room for the others."""
 
 
-class _Clocks(threading.local):
-    """The clock of the thread that asks."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-
-
-class Here(threading.local):
-    """What goes on in the thread that asks: several may iterate over loaders at the same time."""
+class ThreadState(threading.local):
+    """What the calling thread is doing: several threads may iterate over loaders at the same time."""
 
     def __init__(self) -> None:
+        self.clock: Clock | None = None
         self.is_asking = False
         """Whether it waits for a batch."""
         self.is_delivering = False
-        """Whether Stoker's own loader is at it, which counts its copies to the device itself."""
+        """Whether it is in Stoker's own loader, which counts its copies to the device itself."""
         self.unpack_seconds = 0.0
-        """How long what came from workers was unpickled, since the last lap."""
+        """How long data from workers was unpickled since the last batch."""
         self.copy_seconds = 0.0
-        """How long tensors were copied to the device, since the last lap."""
+        """How long tensors were copied to the device since the last batch."""
         self.last_work = (-1, -1)
-        """Turn and ordinal of what was made last."""
+        """Turn and ordinal of the batch loaded last."""
         self.within: int | None = None
-        """The number of what is watched as a whole and gives a batch now; loaders that it iterates are inside it."""
+        """The number of the watched object that delivers a batch now; loaders iterated meanwhile are inside it."""
 
 
 class Recording:
-    """What this process tells a doctor. Nothing is written before there is something to tell."""
+    """What this process writes for a doctor. No file is created before there is something to write."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.process = folder, os.getpid()
         self.working: dict[int, float] = {}
-        """The threads that are making a batch now, as far as they say so, and since when."""
+        """The threads known to load a batch now, and since when."""
         self.last_work = (0.0, 0.0)
-        """When the latest batch was begun and made, of those that are made."""
-        self.here = Here()
+        """When the batch finished last was begun and finished."""
+        self.here = ThreadState()
         self.worker_note: dict[str, Any] = {}
         self.trainer_note: dict[str, Any] = {}
         self.turns = count()
-        """Numbers for fetchers, as they come; one for each, whatever thread it is in."""
+        """Numbers for fetchers, in the order in which they are created, whatever thread they are in."""
         self.probe = Probe(self)
-        self._clocks = _Clocks()
-        self._strips: dict[str, Strip] = {}
+        self._writers: dict[str, SpoolWriter] = {}
         self._lock = threading.RLock()
         self._noted = 0.0
 
     # ---------------------------------------------------------------- writing
 
-    def _strip(self, kind: str) -> Strip:
-        strip = self._strips.get(kind)
-        if strip is None:
+    def _writer(self, suffix: str) -> SpoolWriter:
+        writer = self._writers.get(suffix)
+        if writer is None:
             with self._lock:
-                strip = self._strips.get(kind)
-                if strip is None:
-                    width = len(Work._fields) if kind == WORK else len(LapRow._fields)
-                    path = os.path.join(self.folder, f"{self.process}-{time.monotonic_ns()}{kind}")
-                    strip = self._strips[kind] = Strip(path, width)
-        return strip
+                writer = self._writers.get(suffix)
+                if writer is None:
+                    width = len((WorkerRow if suffix == WORKER_SUFFIX else TrainerRow)._fields)
+                    path = os.path.join(self.folder, f"{self.process}-{time.monotonic_ns()}{suffix}")
+                    writer = self._writers[suffix] = SpoolWriter(path, width)
+        return writer
 
-    def add_work(self, *values: float) -> int:
-        """Write what `Work` has, without the serial number, which is returned."""
-        strip = self._strips.get(WORK)
-        if strip is None:
-            strip = self._strip(WORK)
-            self.note_work()
-        return strip.add(*values)
+    def add_worker_row(self, *values: float) -> int:
+        """Write a `WorkerRow` without its serial number, which is returned."""
+        writer = self._writers.get(WORKER_SUFFIX)
+        if writer is None:
+            writer = self._writer(WORKER_SUFFIX)
+            self.write_worker_note()
+        return writer.add(*values)
 
     def put_sent(self, serial: int, sent: float) -> None:
-        """Write when a batch had left."""
-        self._strip(WORK).put(serial, Work._fields.index("sent"), sent)
+        """Write when the batch with this serial number had been pickled."""
+        self._writer(WORKER_SUFFIX).put(serial, WorkerRow._fields.index("sent"), sent)
 
-    def add_lap(self, *values: float) -> None:
-        """Write what `LapRow` has, without the serial number."""
-        self._strip(LAPS).add(*values)
+    def add_trainer_row(self, *values: float) -> None:
+        """Write a `TrainerRow` without its serial number."""
+        self._writer(TRAINER_SUFFIX).add(*values)
 
-    def note_work(self, **told: Any) -> None:
-        """Write the note about who works here."""
+    def write_worker_note(self, **values: Any) -> None:
+        """Update and write the note on this process as a worker."""
         with self._lock:
-            self.worker_note.update(told, pid=self.process)
-            self._strip(WORK).note(self.worker_note)
+            self.worker_note.update(values, pid=self.process)
+            self._writer(WORKER_SUFFIX).note(self.worker_note)
 
-    def note_laps(self, *, now: float = 0.0) -> None:
-        """Write the note about the loaders that are iterated here; with `now`, only if the last one is old."""
-        if now and now - self._noted < NOTED_EVERY:
+    def write_trainer_note(self, *, now: float = 0.0) -> None:
+        """Write the note on the loaders that are iterated here; given `now`, only if the last one is old."""
+        if now and now - self._noted < NOTE_SECONDS:
             return
         self._noted = now or time.perf_counter()
         with self._lock:
-            note = self.trainer_note
+            note, writer = self.trainer_note, self._writer(TRAINER_SUFFIX)
             note["pid"] = self.process
             note["steps"] = self.probe.sampled_steps
-            if self._strip(LAPS).note(note):
+            if writer.note(note):
                 return
-            # dozens of loaders, or one with much to tell: what they are called is worth more than what they read
-            for told in note.get("loaders", {}).values():
-                told.pop("facts", None)
-            if not self._strip(LAPS).note(note):
-                for told in note.get("loaders", {}).values():
-                    told["config"] = {name: told["config"][name] for name in BRIEF if told["config"].get(name)}
-                self._strip(LAPS).note(note)
+            # dozens of loaders, or large facts: names matter more than facts, and those more than most arguments
+            loaders = note.get("loaders", {}).values()
+            for loader in loaders:
+                loader.pop("facts", None)
+            if not writer.note(note):
+                for loader in loaders:
+                    loader["config"] = {name: loader["config"][name] for name in BRIEF if loader["config"].get(name)}
+                writer.note(note)
 
     # ---------------------------------------------------------------- working
 
     def begin_work(self) -> bool:
-        """Note that the calling thread makes a batch; return whether it is not known to do so already."""
+        """Note that the calling thread loads a batch; return False if that is noted already."""
         thread = threading.get_ident()
-        if thread in self.working:  # for something that is watched as a whole
+        if thread in self.working:  # for an object that is watched as a whole
             return False
         self.working[thread] = time.perf_counter()
         return True
 
     def end_work(self) -> None:
-        """Note that the batch is made."""
+        """Note that the batch is loaded."""
         began = self.working.pop(threading.get_ident(), None)
         if began is not None:
             self.last_work = began, time.perf_counter()
@@ -145,31 +140,34 @@ class Recording:
     # ---------------------------------------------------------------- times
 
     def times(self) -> tuple[float, float]:
-        """Return how long the calling thread was on a core, and was ready and had none."""
-        return self._clocks.clock.times()
+        """Return how long the calling thread was on a core, and ready to run without one."""
+        clock = self.here.clock
+        if clock is None:
+            clock = self.here.clock = Clock()
+        return clock.times()
 
     @staticmethod
     def used() -> tuple[float, float]:
-        """Return the CPU seconds of this process, and the bytes that it read from disks."""
-        told = resource.getrusage(resource.RUSAGE_SELF)
-        return told.ru_utime + told.ru_stime, told.ru_inblock * 512.0
+        """Return the CPU seconds of this process, and the bytes that it read from disk."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return usage.ru_utime + usage.ru_stime, usage.ru_inblock * 512.0
 
     # ---------------------------------------------------------------- ending
 
     def close(self) -> None:
-        """End the probe and let go of the files. Their contents stay for whoever reads them."""
+        """End the probe and close the files. Their contents stay for readers."""
         self.probe.stop()
         with self._lock:
-            for strip in self._strips.values():
-                strip.close()
-            self._strips.clear()
+            for writer in self._writers.values():
+                writer.close()
+            self._writers.clear()
 
 
 current: Recording | None = None
 
 
 def begin(folder: str) -> Recording:
-    """Let this process record into `folder`, if it does not yet."""
+    """Let this process record into `folder`, unless it does already."""
     global current
     if current is None or current.folder != folder or current.process != os.getpid():
         current = Recording(folder)
@@ -177,7 +175,7 @@ def begin(folder: str) -> Recording:
 
 
 def end() -> None:
-    """Record no more."""
+    """Stop recording."""
     global current
     recording, current = current, None
     if recording is not None and recording.process == os.getpid():
@@ -185,23 +183,38 @@ def end() -> None:
 
 
 def give_up() -> None:
-    """Record no more, because something of ours has failed; the training goes on as if nobody had watched.
+    """Stop recording because the recording has failed; the training continues as if it were not watched.
 
-    What has failed is left where the doctor finds it. Called where the error is being handled.
+    The error being handled is written to where the doctor finds it.
     """
     global current
     recording, current = current, None
     if recording is not None:
-        tell_failure(recording.folder, traceback.format_exc())
+        path = os.path.join(recording.folder, f"{os.getpid()}{FAILURE_SUFFIX}")
+        with suppress(OSError), open(path, "a") as file:
+            file.write(traceback.format_exc())
         recording.working.clear()
         with suppress(Exception):
             recording.probe.stop(waits=False)
 
 
-def tell_failure(folder: str, text: str) -> None:
-    """Leave word of what has failed."""
-    with suppress(OSError), open(os.path.join(folder, f"{os.getpid()}{FAILURE}"), "a") as file:
-        file.write(text)
+class _GivingUp:
+    """A block whose errors end the recording, and do not reach the training."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> bool:
+        if kind is None or not issubclass(kind, Exception):
+            return False
+        give_up()
+        return True
+
+
+giving_up_on_errors = _GivingUp()
+"""Use as `with giving_up_on_errors:`; afterwards `current` is another recording, or None, if the block has failed."""
 
 
 def _after_in_child() -> None:

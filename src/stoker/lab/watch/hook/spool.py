@@ -1,8 +1,11 @@
-"""Files through which a watched process tells what it does, in memory that outlives it: rows of numbers, and a note.
+"""Spool files, into which a watched process writes what it does: rows of numbers, and a note in JSON.
 
-A file is mapped by whoever writes it, so that a row costs a microsecond and is there even if the process is killed in
-the next. It is of fixed size, and reserved when it is made: a full disk is noticed then, and not as a crash later.
-The rows are a ring; whoever reads them has to come by before they are written over.
+The writer maps the file, so that a row costs a microsecond and survives if the process is killed in the next. The file
+has a fixed size and is allocated when it is created: a full disk is noticed then, and is not a crash later. The rows
+are a ring buffer; a reader has to read them before they are overwritten.
+
+Layout: a head of 64 bytes (magic, row width in doubles, number of rows, rows written, notes written, lengths of
+both notes), two places for notes, of which the latest is never the one being written, and the rows.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any, NamedTuple
 CAPACITY = 1024
 NOTE_BYTES = 24 * 1024
 NOTE_TRIES = 100
-"""How often a note is read again because it was written anew meanwhile, and may be half of each."""
+"""How often a note is read again because another one was written meanwhile, so that it may be half of each."""
 
 _MAGIC = b"STOKER-1"
 _HEAD = struct.Struct("<8sII")
@@ -27,40 +30,40 @@ _F64 = struct.Struct("<d")
 _NOTES = 64
 _ROWS = _NOTES + 2 * NOTE_BYTES
 
-WORK, LAPS = ".work", ".laps"
-"""How the names of files end: what was made here, and what was handed to the trainer here."""
+WORKER_SUFFIX, TRAINER_SUFFIX = ".work", ".laps"
+"""How the names of files end: batches loaded in this process, and batches delivered to the trainer in this process."""
 
 
-class Work(NamedTuple):
-    """The making of one batch. Times are in seconds."""
+class WorkerRow(NamedTuple):
+    """How one batch was loaded. Times are in seconds."""
 
     serial: float
     turn: float
-    """Which fetcher of this process made it, from 0; a worker has a new one for each epoch."""
+    """Which fetcher of this process loaded it, from 0; a worker has a new one for each epoch."""
     ordinal: float
-    """Which one of this fetcher's it was, from 0."""
+    """Which of this fetcher's batches it was, from 0."""
     began: float
     made: float
     sent: float
-    """When it had been pickled for the trainer; 0 until then."""
+    """When it was pickled for the trainer; 0 until then."""
     read: float
     read_cpu: float
     collate: float
     collate_cpu: float
     delay: float
-    """How long the thread was ready and had no core."""
+    """How long the thread was ready to run without a core."""
     num_samples: float
     cpu: float
-    """Of the process, since it began."""
+    """Of the process, since it started."""
     read_bytes: float
-    """From disks, by the process, since it began."""
+    """From disk, by the process, since it started."""
 
 
 BEGINS, HANDED, ENDS = 0.0, 1.0, 2.0
 
 
-class LapRow(NamedTuple):
-    """The beginning of an iteration, a batch that the trainer got, or the end of an iteration."""
+class TrainerRow(NamedTuple):
+    """The beginning of an iteration, a batch that the trainer received, or the end of an iteration."""
 
     serial: float
     kind: float
@@ -69,28 +72,28 @@ class LapRow(NamedTuple):
     asked: float
     handed: float
     worker: float
-    """-1 if it was made in this process."""
+    """-1 if it was loaded in this process."""
     pid: float
-    """Of who made it; 0 if that is not known."""
+    """Of the process that loaded it; 0 if unknown."""
     turn: float
     ordinal: float
     unpack: float
     copy: float
     num_samples: float
-    """0 if that is not known."""
+    """0 if unknown."""
     num_bytes: float
-    """0 if that was not looked at."""
+    """0 if not measured."""
     wait_cpu: float
     wait_delay: float
     cpu: float
-    """Of the process, since it began."""
+    """Of the process, since it started."""
     delay: float
-    """Of the thread, since it began."""
+    """Of the thread, since it started."""
     read_bytes: float
 
 
-class Strip:
-    """A file being written."""
+class SpoolWriter:
+    """A spool file being written."""
 
     def __init__(self, path: str, width: int) -> None:
         size = _ROWS + width * CAPACITY * 8
@@ -104,13 +107,13 @@ class Strip:
         finally:
             os.close(file)
         self.path, self.count = path, 0
-        self._lock = threading.RLock()  # what is collected meanwhile may come here again
+        self._lock = threading.RLock()  # reentrant: garbage collected meanwhile may call `add`
         self._row = struct.Struct(f"<{width}d")
         self._turn = 0
         _HEAD.pack_into(self._memory, 0, _MAGIC, width, CAPACITY)
 
     def add(self, *values: float) -> int:
-        """Write a row, without its serial number, which is returned. Any thread may."""
+        """Write a row, given without its serial number, which is returned. Any thread may call this."""
         with self._lock:
             serial = self.count
             self._row.pack_into(self._memory, _ROWS + serial % CAPACITY * self._row.size, serial, *values)
@@ -119,13 +122,13 @@ class Strip:
         return serial
 
     def put(self, serial: int, column: int, value: float) -> None:
-        """Change one number of a row, if it is still there."""
+        """Change one number of a row, unless it was overwritten."""
         if self.count - serial < CAPACITY:
             _F64.pack_into(self._memory, _ROWS + serial % CAPACITY * self._row.size + column * 8, value)
 
-    def note(self, told: dict[str, Any]) -> bool:
-        """Write the note anew; return whether it fits. Whoever reads meanwhile gets the one before."""
-        content = json.dumps(told).encode()
+    def note(self, values: dict[str, Any]) -> bool:
+        """Replace the note; return whether it fits. Readers get the one before until this one is complete."""
+        content = json.dumps(values).encode()
         if len(content) > NOTE_BYTES:
             return False
         with self._lock:
@@ -138,12 +141,12 @@ class Strip:
         return True
 
     def close(self) -> None:
-        """Let go of the memory. The file stays."""
+        """Unmap the file. It stays on disk."""
         self._memory.close()
 
 
-class Reader:
-    """A file being read, while it is written or afterwards."""
+class SpoolReader:
+    """A spool file being read, while it is written or afterwards."""
 
     def __init__(self, path: str) -> None:
         with open(path, "rb") as file:
@@ -151,12 +154,12 @@ class Reader:
         magic, width, self._capacity = _HEAD.unpack_from(self._memory, 0)
         if magic != _MAGIC or len(self._memory) < _ROWS + width * self._capacity * 8:
             self._memory.close()
-            raise ValueError(f"{path} is not written by a version that is understood here")
+            raise ValueError(f"{path} was not written by a version supported here")
         self._row = struct.Struct(f"<{width}d")
         self._next = 0
 
     def rows(self) -> list[tuple[float, ...]]:
-        """Return the rows that are new since the last time; what was written over meanwhile is left out."""
+        """Return the rows written since the last call, except those already overwritten."""
         (count,) = _U64.unpack_from(self._memory, _COUNT)
         found = []
         for serial in range(max(self._next, count - self._capacity), count):
@@ -167,12 +170,12 @@ class Reader:
         return found
 
     def row(self, serial: int) -> tuple[float, ...] | None:
-        """Return one row as it is now; None if it is no longer there."""
+        """Return one row as it is now; None if it was overwritten."""
         row = self._row.unpack_from(self._memory, _ROWS + serial % self._capacity * self._row.size)
         return row if row[0] == serial else None
 
     def note(self) -> dict[str, Any]:
-        """Return the note; empty if there is none yet, or if it is written anew quicker than it can be read."""
+        """Return the note; empty if there is none yet, or if it is replaced faster than it can be read."""
         for _ in range(NOTE_TRIES):
             (turn,) = _U64.unpack_from(self._memory, _TURN)
             if not turn:
@@ -181,11 +184,11 @@ class Reader:
             (length,) = _U64.unpack_from(self._memory, _LENGTHS + side * 8)
             start = _NOTES + side * NOTE_BYTES
             content = self._memory[start : start + length]
-            if _U64.unpack_from(self._memory, _TURN) == (turn,):  # nobody is at this side of it
-                told: dict[str, Any] = json.loads(content)
-                return told
+            if _U64.unpack_from(self._memory, _TURN) == (turn,):  # this place was not being written
+                note: dict[str, Any] = json.loads(content)
+                return note
         return {}
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Unmap the file."""
         self._memory.close()

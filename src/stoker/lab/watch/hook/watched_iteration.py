@@ -1,4 +1,4 @@
-"""One iteration over a loader, as the trainer's process records it."""
+"""Record one iteration over a loader in the trainer's process."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from weakref import WeakKeyDictionary, ref
 from stoker.foundation import trees
 from stoker.foundation.machine import usage_of
 from stoker.lab.watch.hook import recording
-from stoker.lab.watch.hook.batch_contents import num_samples_of, prints_of
+from stoker.lab.watch.hook.batch_contents import num_samples_of, sample_fingerprints
 from stoker.lab.watch.hook.dataset_facts import facts_of, lengths_of
 from stoker.lab.watch.hook.probe import is_of_library
 from stoker.lab.watch.hook.spool import BEGINS, ENDS, HANDED
 
 SIZED_FIRST, SIZED_EVERY = 4, 64
-"""Batches that are looked at for their size: the first ones, and one out of so many."""
+"""Batches whose size is measured: the first ones, and one out of so many."""
 
-PRINTED_FIRST = 64
+MAX_COMPARED = 64
 """Batches of each worker of a stream that are compared with those of the others."""
 
+MAX_ALIKE = 8
+"""Loaders that look the same, exist at the same time, and have numbers of their own."""
+
 _made: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
-"""What is known of loaders from when they were made."""
+"""What was noted of loaders when they were created."""
 _numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _new_numbers = count()
 _places: dict[str, list[tuple[ref[Any], int]]] = {}
-"""By the line that made them and all that they look like: loaders, and the numbers by which they are known."""
-_on: set[int] = set()
-"""The loaders that are being iterated over, or were left in the middle."""
-
-MOST_ALIKE = 8
-"""Loaders that look the same, are there at the same time, and are told apart."""
+"""Loaders and their numbers, by the line that created them and everything that they look like."""
+_running: set[int] = set()
+"""The loaders that are iterated over, or were left in the middle."""
 
 
 class WatchedIteration:
-    """An iteration that is on."""
+    """A running iteration."""
 
-    def __init__(self, now: recording.Recording, loader: int, iteration: int) -> None:
-        self.now, self.loader, self.iteration = now, loader, iteration
+    def __init__(self, now: recording.Recording, loader: int, number: int) -> None:
+        self.now, self.loader, self.number = now, loader, number
         self.setup_seconds = 0.0
-        """How long making the iterator took, which the first batch is charged with."""
-        self.num_laps = 0
+        """How long creating the iterator took, which counts as waiting for the first batch."""
+        self.num_batches = 0
         self.is_inline = False
-        """Whether it is the thread that asks which makes batches, as far as the hook has to see to that being known."""
+        """Whether the requesting thread loads batches itself, and only the hook can note that."""
         self.worker, self.pid, self.turn, self.ordinal = -1, 0, -1, -1
-        """Who made the batch that is handed over now, as far as that is known."""
-        self.prints: Prints | None = None
+        """Where the batch being delivered was loaded, as far as that is known."""
+        self.fingerprints: SampleFingerprints | None = None
         self._wait = (0.0, 0.0, 0.0)
 
     def ask(self) -> None:
-        """The trainer asks for a batch."""
+        """Record that the trainer requests a batch."""
         now = self.now
         now.probe.end_step()
         now.here.is_asking = True
@@ -64,21 +64,21 @@ class WatchedIteration:
         self.setup_seconds = 0.0
 
     def hand(self, batch: Any) -> None:
-        """The trainer has it."""
+        """Record that the trainer received the batch."""
         handed = perf_counter()
         now, here = self.now, self.now.here
         here.is_asking = False
         asked, cpu, delay = self._wait
         cpu_now, delay_now = now.times()
-        number = self.num_laps
-        self.num_laps = number + 1
+        number = self.num_batches
+        self.num_batches = number + 1
         num_samples = num_samples_of(batch)
         is_sized = number < SIZED_FIRST or not number % SIZED_EVERY
         process_cpu, read_bytes = now.used()
-        now.add_lap(
+        now.add_trainer_row(
             HANDED,
             self.loader,
-            self.iteration,
+            self.number,
             asked,
             handed,
             self.worker,
@@ -96,77 +96,79 @@ class WatchedIteration:
             read_bytes,
         )
         here.unpack_seconds = here.copy_seconds = 0.0
-        if self.prints is not None:
-            self.prints.add(self.worker, batch)
-        now.note_laps(now=handed)
+        if self.fingerprints is not None:
+            self.fingerprints.add(self.worker, batch)
+        now.write_trainer_note(now=handed)
         now.probe.begin_step(self.loader)
 
     def mark(self, kind: float) -> None:
-        """Note that the iteration begins or ends."""
+        """Record that the iteration begins or ends."""
         now = self.now
         now.here.is_asking = False
         when, (_, delay), (cpu, read_bytes) = perf_counter(), now.times(), now.used()
         blank = [0.0] * 8
-        now.add_lap(kind, self.loader, self.iteration, when, when, -1, *blank, 0.0, cpu, delay, read_bytes)
-        now.note_laps()
+        now.add_trainer_row(kind, self.loader, self.number, when, when, -1, *blank, 0.0, cpu, delay, read_bytes)
+        now.write_trainer_note()
+
+    def end(self) -> None:
+        """Record the end of the iteration."""
+        _running.discard(self.loader)
+        self.mark(ENDS)
+
+    def note_inside(self, began: float) -> None:
+        """If this loader is iterated inside an object that is watched, note that it was waited for since `began`."""
+        within = self.now.here.within
+        whole = None if within is None else self.now.trainer_note.get("loaders", {}).get(str(within))
+        if whole is not None:
+            inside, number = whole.setdefault("inside", {}), str(self.loader)
+            inside[number] = inside.get(number, 0.0) + perf_counter() - began
 
 
-class Prints:
-    """Tells whether workers of a stream give the same samples, from some of their bytes."""
+class SampleFingerprints:
+    """Counts samples of a stream that several workers deliver, recognized by some of their bytes."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self._told = told
-        self._before = told.get("num_distinct", 0), told.get("num_over_all", 0)
-        """Of the iterations before: what comes again in the next one is no repetition."""
+    def __init__(self, note: dict[str, Any]) -> None:
+        self._note = note
+        self._before = note.get("num_distinct", 0), note.get("num_over_all", 0)
+        """Of earlier iterations: a sample that comes again in the next iteration is not a repetition."""
         self._by_worker: dict[int, set[int]] = {}
         self._num_batches: dict[int, int] = {}
 
     def add(self, worker: int, batch: Any) -> None:
-        """Look at a batch, unless enough were looked at."""
+        """Count a batch, unless enough of this worker's were counted."""
         num_batches = self._num_batches.get(worker, 0)
-        if num_batches >= PRINTED_FIRST:
+        if num_batches >= MAX_COMPARED:
             return
         self._num_batches[worker] = num_batches + 1
-        prints = prints_of(batch)
-        own = self._by_worker.setdefault(worker, set())
-        told = self._told
-        told["num"] = told.get("num", 0) + len(prints)
-        own.update(prints)
-        distinct = [len(own) for own in self._by_worker.values()]
-        told["num_distinct"] = self._before[0] + sum(distinct)
-        """Within each worker, added up."""
-        told["num_over_all"] = self._before[1] + len(set().union(*self._by_worker.values()))
+        found = sample_fingerprints(batch)
+        own, note = self._by_worker.setdefault(worker, set()), self._note
+        note["num"] = note.get("num", 0) + len(found)
+        own.update(found)
+        # within each worker, added up; and over all workers
+        note["num_distinct"] = self._before[0] + sum(len(own) for own in self._by_worker.values())
+        note["num_over_all"] = self._before[1] + len(set().union(*self._by_worker.values()))
 
 
-def begun(now: recording.Recording, loader: Any, *, kind: str, config: dict[str, Any]) -> WatchedIteration:
-    """Return the record of an iteration over `loader` that begins now."""
-    known = _known_of(loader)
-    number = _succeeded(loader, kind, known.get("name"), config)
+def begin(now: recording.Recording, loader: Any, *, kind: str, config: dict[str, Any]) -> WatchedIteration:
+    """Record that an iteration over `loader` begins."""
+    known = _noted_of(loader)
+    number = _number_like_before(loader, kind, known.get("name"), config)
     loaders = now.trainer_note.setdefault("loaders", {})
-    told = loaders.get(str(number))
-    if told is None:
-        told = loaders[str(number)] = {"kind": kind, **known, "iterations": 0}
-        told["facts"] = facts_of(loader)
-    told["config"] = config
-    told["iterations"] += 1
-    _on.add(number)
+    note = loaders.get(str(number))
+    if note is None:
+        note = loaders[str(number)] = {"kind": kind, **known, "iterations": 0}
+        note["facts"] = facts_of(loader)
+    note["config"] = config
+    note["iterations"] += 1
+    _running.add(number)
     now.trainer_note["thread"] = threading.get_native_id()
-    now.trainer_note.update(ranks())
-    course = WatchedIteration(now, number, told["iterations"])
+    now.trainer_note.update(_ranks())
+    iteration = WatchedIteration(now, number, note["iterations"])
     if config.get("is_iterable") and (config.get("num_workers") or 0) > 1:
-        course.prints = Prints(told.setdefault("prints", {}))
-    course.mark(BEGINS)
+        iteration.fingerprints = SampleFingerprints(note.setdefault("prints", {}))
+    iteration.mark(BEGINS)
     now.probe.start()
-    return course
-
-
-def note_inside(course: WatchedIteration, began: float) -> None:
-    """Note, if this is inside of something that is watched as a whole, that the loader was waited for since `began`."""
-    within = course.now.here.within
-    whole = None if within is None else course.now.trainer_note.get("loaders", {}).get(str(within))
-    if whole is not None:
-        inside, number = whole.setdefault("inside", {}), str(course.loader)
-        inside[number] = inside.get(number, 0.0) + perf_counter() - began
+    return iteration
 
 
 def number_of(loader: Any) -> int:
@@ -175,15 +177,15 @@ def number_of(loader: Any) -> int:
         number = _numbers.get(loader)
         if number is None:
             number = _numbers[loader] = next(_new_numbers)
-    except TypeError:  # cannot be referred to weakly, or hashed: its address has to do
+    except TypeError:  # not hashable, or not weakly referable
         return id(loader)
     return number
 
 
-def _succeeded(loader: Any, kind: str, name: str | None, config: dict[str, Any]) -> int:
-    """Return the number of a loader. One that is made anew for every epoch is one loader, and goes by one number: that
-    of the one before, which was made by the same line in the same way and is gone. Where such ones are kept, and
-    become many, it is enough that nobody iterates over them.
+def _number_like_before(loader: Any, kind: str, name: str | None, config: dict[str, Any]) -> int:
+    """Return the number of a loader. A loader re-created in every epoch keeps its number: that of a loader that was
+    created by the same line in the same way and is gone. If such loaders are kept, and there are many, it is enough
+    that the other one is not iterated over.
     """
     try:
         if not name or loader in _numbers:
@@ -193,7 +195,7 @@ def _succeeded(loader: Any, kind: str, name: str | None, config: dict[str, Any])
         return number_of(loader)
     places = _places.setdefault(look, [])
     for at, (before, number) in enumerate(places):
-        if before() is None or (len(places) >= MOST_ALIKE and number not in _on):
+        if before() is None or (len(places) >= MAX_ALIKE and number not in _running):
             places[at] = ref(loader), number
             _numbers[loader] = number
             return number
@@ -203,29 +205,22 @@ def _succeeded(loader: Any, kind: str, name: str | None, config: dict[str, Any])
 
 
 def note_made(loader: Any, seconds: float) -> None:
-    """Note how long a loader took to make, and where that was written."""
-    told = {"construction_seconds": seconds, "name": _where(loader)}
+    """Note how long creating a loader took, and the line that created it."""
     try:
-        _made[loader] = told
+        _made[loader] = {"construction_seconds": seconds, "name": _creating_line(loader)}
     except TypeError:
         return
 
 
-def _known_of(loader: Any) -> dict[str, Any]:
+def _noted_of(loader: Any) -> dict[str, Any]:
     try:
         return _made.get(loader, {})
     except TypeError:
         return {}
 
 
-def ended(course: WatchedIteration) -> None:
-    """The iteration is over."""
-    _on.discard(course.loader)
-    course.mark(ENDS)
-
-
-def ranks() -> dict[str, int]:
-    """Return which rank this process is, out of how many."""
+def _ranks() -> dict[str, int]:
+    """Return the rank of this process, and the number of ranks."""
     distributed = sys.modules.get("torch.distributed")
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -235,9 +230,9 @@ def ranks() -> dict[str, int]:
         return {"rank": 0, "num_ranks": 1}
 
 
-def _where(loader: Any) -> str:
-    """Return the line that made a loader: the innermost one of the user's own, and not of a library that makes loaders
-    for others; without one, the innermost that is not part of a constructor of it.
+def _creating_line(loader: Any) -> str:
+    """Return the line that created a loader: the innermost line of the user's own code, not of a library that creates
+    loaders for others; without one, the innermost that is not part of a constructor of the loader.
     """
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_locals.get("self") is loader:
@@ -250,26 +245,24 @@ def _where(loader: Any) -> str:
 
 
 class WatchedWorkerInit:
-    """A `worker_init_fn` that lets the worker be looked at, before it calls the one that it stands for."""
+    """A `worker_init_fn` that starts recording in the worker, and then calls the user's own."""
 
     def __init__(self, folder: str, loader: int, then: Callable[[int], Any] | None, *, is_ours: bool) -> None:
         self.folder, self.loader, self.then, self.is_ours = folder, loader, then, is_ours
 
     def __call__(self, worker: int) -> None:
-        """Begin to record in this process."""
-        try:
+        """Start recording in this process."""
+        with recording.giving_up_on_errors:
             if self.is_ours:
                 now = recording.begin(self.folder)
                 used = usage_of()
                 before = (0.0, 0.0) if used is None else (used.cpu_seconds, used.delay_seconds)
-                now.note_work(loader=self.loader, worker=worker, before=before)
+                now.write_worker_note(loader=self.loader, worker=worker, before=before)
                 now.probe.sees_ours = True
                 now.probe.start()
             else:
                 from stoker.lab.watch.hook.install import attach
 
                 attach(self.folder)
-        except Exception:
-            recording.give_up()
         if self.then is not None:
             self.then(worker)
