@@ -217,7 +217,7 @@ def test_a_subset_has_the_same_classes_and_is_written_in_place_too() -> None:
     assert batches(chosen, num_workers=1)[0].image.shape == (4, 3, 24, 20)
     with pytest.raises(PositionError, match="position 24"):
         images.subset([24])
-    with pytest.raises(ArgumentError, match="choose no pictures"):
+    with pytest.raises(ArgumentError, match="choose no images"):
         images.subset([0.5])
 
 
