@@ -39,7 +39,7 @@ def turns(
     def watch_memory(name: str, child: Child, ask: Callable[[], Turn]) -> Turn:
         with ProcessMemoryWatch(child.pid) as witness:
             turn = ask()
-            witness.look()
+            witness.measure()
         if name in CONTENDERS:
             peaks[name] = sum(one.held_bytes or 0 for one in witness.processes)
         return turn

@@ -182,13 +182,13 @@ def run_trial(order: TrialRequest, config: Mapping[str, Any], *, number: int = 0
     with _child(order) as child:
         phase = PHASES[0]
         try:
-            with ProcessMemoryWatch(child.pid) as witness:
+            with ProcessMemoryWatch(child.pid) as memory:
                 for phase in PHASES:
                     found[phase] = _asked(child, phase, order, before)
                     if failure := found[phase].get("failed"):
                         return _failed(base, phase, failure, found)
                     if phase in ("first", "count"):
-                        witness.look()
+                        memory.measure()
         except ChildSlow:
             error = f"hung {DOING[phase]}: given up after {order.limit_seconds:g} s"
             return Trial(**base, **_seen(found), outcome=HUNG, error=error, trace=_stacks(child.said()))
@@ -197,7 +197,7 @@ def run_trial(order: TrialRequest, config: Mapping[str, Any], *, number: int = 0
             if end.end == "SIGKILL":
                 error += ", as the system does when memory runs out"
             return Trial(**base, **_seen(found), outcome=KILLED, error=error, trace=end.said or None)
-    return _ok(base, found, witness, before)
+    return _ok(base, found, memory, before)
 
 
 def record_run_of_trial(order: TrialRequest, config: Mapping[str, Any]) -> Run | None:
@@ -280,10 +280,10 @@ def _seen(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"kind": made["kind"], "found": made["found"]} if "kind" in made else {}
 
 
-def _ok(base: dict[str, Any], found: dict[str, dict[str, Any]], witness: ProcessMemoryWatch, before: float) -> Trial:
+def _ok(base: dict[str, Any], found: dict[str, dict[str, Any]], memory: ProcessMemoryWatch, before: float) -> Trial:
     imports, made, first, count = found["imports"], found["make"], found["first"], found["count"]
     num_samples = count["num_cpu_samples"]
-    processes = witness.processes
+    processes = memory.processes
     held = {one.name: one.held_bytes for one in processes if one.held_bytes is not None}
     return Trial(
         **base,
@@ -303,7 +303,7 @@ def _ok(base: dict[str, Any], found: dict[str, dict[str, Any]], witness: Process
         cpu_seconds_per_sample=count["cpu_seconds"] / num_samples if num_samples else None,
         trainer_bytes=held.get(TRAINER),
         workers_bytes=sum(held.values()) - held[TRAINER] if held else None,
-        private_bytes=witness.private_bytes,
+        private_bytes=memory.private_bytes,
         processes=processes,
         num_processes=len(held),
         digest=first["digest"],
