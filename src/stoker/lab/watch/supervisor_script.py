@@ -7,8 +7,8 @@ owner ends first, even by SIGKILL, the supervisor kills the command and its desc
 doctors that were killed. If the supervisor is killed too, the kernel kills the command (PR_SET_PDEATHSIG).
 
 The owner sends one message, `marshal` of a `CommandRequest` as a tuple, after its size. It gets back the process id and
-an errno, and in the end the wait status, with a SIGCHLD; it answers that with a byte. The end of the stream without that
-means: kill everything.
+an errno, and in the end the wait status, with a SIGCHLD; it answers that with a byte. The end of the stream without
+that means: kill everything.
 """
 
 import ctypes
