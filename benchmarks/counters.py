@@ -71,16 +71,16 @@ def run(setting: Setting) -> Report:
         columns=(
             Column("µs a batch, best", lambda record: f"{record.best:,.2f}"),
             Column("median", lambda record: f"{record.median:,.2f}"),
-            Column("more, µs", lambda record: _told(record, "more_us")),
-            Column("share", lambda record: _told(record, "share", percent=True)),
-            Column("noise", lambda record: _told(record, "noise", percent=True)),
+            Column("more, µs", lambda record: _format_value(record, "more_us")),
+            Column("share", lambda record: _format_value(record, "share", percent=True)),
+            Column("noise", lambda record: _format_value(record, "noise", percent=True)),
             Column("trainer's CPU, µs", lambda record: f"{record.median_cpu:,.2f}"),
-            Column("more of it, µs", lambda record: _told(record, "more_cpu_us")),
+            Column("more of it, µs", lambda record: _format_value(record, "more_cpu_us")),
         ),
     )
 
 
-def _told(record: Measurement, name: str, *, percent: bool = False) -> str:
+def _format_value(record: Measurement, name: str, *, percent: bool = False) -> str:
     value = record.more.get(name)
     return "" if value is None else f"{value:.2%}" if percent else f"{value:.2f}"
 
@@ -180,13 +180,13 @@ def _shows(records: list[Measurement]) -> list[str]:
         f"longer than {100 * alone:.0f} µs."
     ]
     for engine in ENGINES:
-        told = [
+        summary = [
             f"{record.more['more_us']:.1f} µs of {record.median:,.0f} (noise {record.more['noise_us']:.1f}; "
             f"{record.more['more_cpu_us']:.1f} µs of the trainer's CPU time) for "
             f"samples of {'one number' if record.case['samples'] == 'number' else record.case['samples']}"
             for record in only(records, ON, engine=engine)
         ]
-        sentences.append(f"{engine}, by rounds: with counters a batch costs {', '.join(told)} more.")
+        sentences.append(f"{engine}, by rounds: with counters a batch costs {', '.join(summary)} more.")
     return sentences
 
 

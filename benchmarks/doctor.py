@@ -217,9 +217,9 @@ def run(setting: Setting) -> Report:
         trials.add(case, one)
         num_done += 1
         left = (time.perf_counter() - began) / num_done * (len(cases) - at - 1) / 60
-        told = f"{one['verdict']}{': ' + one['own_cause'] if one.get('own_cause') else ''}"
+        summary = f"{one['verdict']}{': ' + one['own_cause'] if one.get('own_cause') else ''}"
         console.print(
-            f"[dim]{at + 1} of {len(cases)}, {left:.0f} min left: {case.fault}, {case.kind}, {case.load}: {told}, "
+            f"[dim]{at + 1} of {len(cases)}, {left:.0f} min left: {case.fault}, {case.kind}, {case.load}: {summary}, "
             f"{one['outcome']}[/]"
         )
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}

@@ -122,7 +122,7 @@ def measured(size: Size, folder: Path | None) -> Report:
     given = photographs("photos", folder, num_entries=size.num_entries, num_packed=size.num_entries)
     trainer = Trainer(size)
     failed = {}
-    for error in made(given, ["store-short"], tell=console.print).values():
+    for error in made(given, ["store-short"], notify=console.print).values():
         failed[STORE] = failure_of(error)
     contenders = _contenders(given, size, trainer)
     turns: dict[str, Turns] = {name: Turns() for name in contenders}
@@ -167,7 +167,7 @@ def measured(size: Size, folder: Path | None) -> Report:
         draw=draw,
         columns=COLUMNS,
         extra={
-            "photographs": given.told(),
+            "photographs": given.describe(),
             "model": trainer.name,
             "workers": size.num_workers,
             "threads": size.num_threads,
@@ -410,22 +410,22 @@ def _record(name: str, turns: Turns, still: Turns, num_rounds: int, share: float
     return measurement_of(name, series, base, {}, "image", more)
 
 
-def _tell(key: str, form: str, scale: float = 1.0) -> Callable[[Measurement], str]:
-    def tell(record: Measurement) -> str:
+def _format(key: str, form: str, scale: float = 1.0) -> Callable[[Measurement], str]:
+    def cell(record: Measurement) -> str:
         return f"{record.more[key] * scale:{form}}" if key in record.more else ""
 
-    return tell
+    return cell
 
 
 COLUMNS = (
-    Column("images/s", _tell("images_per_second", ",.0f")),
-    Column("of resident", _tell("of_resident", ".3f")),
-    Column("GPU idle", _tell("idle", ".1%")),
-    Column("trainer, cores", _tell("trainer_cores", ".2f")),
-    Column("workers, cores", _tell("worker_cores", ".1f")),
-    Column("step p50, ms", _tell("p50_seconds", ".1f", 1e3)),
-    Column("p99, ms", _tell("p99_seconds", ".1f", 1e3)),
-    Column("left to the GPU", _tell("share_of_device", ".0%")),
+    Column("images/s", _format("images_per_second", ",.0f")),
+    Column("of resident", _format("of_resident", ".3f")),
+    Column("GPU idle", _format("idle", ".1%")),
+    Column("trainer, cores", _format("trainer_cores", ".2f")),
+    Column("workers, cores", _format("worker_cores", ".1f")),
+    Column("step p50, ms", _format("p50_seconds", ".1f", 1e3)),
+    Column("p99, ms", _format("p99_seconds", ".1f", 1e3)),
+    Column("left to the GPU", _format("share_of_device", ".0%")),
 )
 
 
@@ -435,7 +435,7 @@ def _shows(
     [still] = only(records, RESIDENT)
     sentences = [
         f"{trainer.name} trains {still.more['images_per_second']:,.0f} images/s from batches that lie on the device, "
-        f"fed from {given.told()}; {size.num_workers} workers"
+        f"fed from {given.describe()}; {size.num_workers} workers"
         + (f" of {size.num_threads} threads." if size.num_threads else ".")
     ]
     for record in records:

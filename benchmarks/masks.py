@@ -88,8 +88,8 @@ def run(setting: Setting) -> Report:
         ],
         draw=draw,
         columns=(
-            Column("median", lambda record: _told(record.median)),
-            Column("p90", lambda record: _told(record.p90)),
+            Column("median", lambda record: _format_value(record.median)),
+            Column("p90", lambda record: _format_value(record.p90)),
             Column("of reference", lambda record: f"{record.median_ratio:.3g}" if record.median_ratio else ""),
             Column("content tokens/s", lambda record: f"{record.more['rate']:,.0f}" if "rate" in record.more else ""),
         ),
@@ -351,11 +351,11 @@ def _training(documents: list[NDArray[np.uint16]], device: str, size: Size) -> t
         "report": str(report),
     }
     # the first turn of each only warms up: it has compiled the model
-    told = [
+    summary = [
         replace(record, more={"rate": median(rates[record.contender][1:])}) if record.contender in rates else record
         for record in records
     ]
-    return told, facts
+    return summary, facts
 
 
 def _content(batch: Mapping[str, Tensor]) -> Tensor:
@@ -384,7 +384,7 @@ def _endless(loader: Any) -> Generator[Any, None, None]:
 # ---------------------------------------------------------------- telling
 
 
-def _told(microseconds: float) -> str:
+def _format_value(microseconds: float) -> str:
     return f"{microseconds / 1000:,.2f} ms" if microseconds >= 1000 else f"{microseconds:,.1f} µs"
 
 
@@ -393,12 +393,12 @@ def _shows(records: list[Measurement], facts: dict[str, Any]) -> list[str]:
     for what in (DENSE, BLOCK, TABLES):
         for batch in dict.fromkeys(record.case["batch"] for record in only(records, what=what)):
             ours, *others = only(records, what=what, batch=batch)
-            told = ", ".join(
-                f"{other.contender} {_told(other.median)} ({other.median_ratio:.3g} times as long)"
+            summary = ", ".join(
+                f"{other.contender} {_format_value(other.median)} ({other.median_ratio:.3g} times as long)"
                 for other in others
                 if other.median_ratio is not None
             )
-            sentences.append(f"{what}, {batch}: {ours.contender} {_told(ours.median)}; {told}.")
+            sentences.append(f"{what}, {batch}: {ours.contender} {_format_value(ours.median)}; {summary}.")
     steps = only(records, what=TRAINING)
     [padded] = only(steps, PADDED)
     for record in steps:
@@ -412,9 +412,9 @@ def _shows(records: list[Measurement], facts: dict[str, Any]) -> list[str]:
             f"({padded.more['rate']:,.0f})."
         )
         sentences.append(
-            f"{record.contender}: a step on rows that the loader puts together takes {_told(fed.median)}, "
-            f"{fed.median / still.median:.4f} of one with the same batch on the device already ({_told(still.median)}; "
-            f"best by best {fed.best / still.best:.4f}), {side} the goal of {GOAL}."
+            f"{record.contender}: a step on rows that the loader puts together takes {_format_value(fed.median)}, "
+            f"{fed.median / still.median:.4f} of one with the same batch on the device already "
+            f"({_format_value(still.median)}; best by best {fed.best / still.best:.4f}), {side} the goal of {GOAL}."
         )
     sentences.append(
         f"the model has {facts['parameters'] / 1e6:.0f} million weights; packed rows are {facts['fill']:.2%} full, "
@@ -431,7 +431,7 @@ def draw(records: list[Measurement], _: Saved) -> Figure:
     for place, record in enumerate(made):
         left.barh(place, record.median, color=_ink(record.contender))
         left.annotate(
-            _told(record.median),
+            _format_value(record.median),
             (record.median, place),
             xytext=(4, 0),
             textcoords="offset points",

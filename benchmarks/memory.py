@@ -111,17 +111,17 @@ def run(setting: Setting) -> Report:
 def _shows(records: list[Measurement], num_bytes: int) -> list[str]:
     sentences = []
     for method in dict.fromkeys(record.case["start"] for record in records):
-        told = []
+        summary = []
         for name in NAMES:
             found = only(records, name, start=method)
             few, many = found[0], found[-1]
             num_more = many.case["workers"] - few.case["workers"]
             grown = (many.more["total_bytes"] - few.more["total_bytes"]) / 1e9
-            told.append(
+            summary.append(
                 f"{name} {many.more['total_bytes'] / 1e9:.2f} GB with {many.case['workers']} workers"
                 + (f", {grown / num_more:.2f} GB for each further worker" if num_more else "")
             )
-        sentences.append(f"{method}: {'; '.join(told)}. The dataset is {num_bytes / 1e9:g} GB.")
+        sentences.append(f"{method}: {'; '.join(summary)}. The dataset is {num_bytes / 1e9:g} GB.")
     return sentences
 
 

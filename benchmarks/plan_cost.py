@@ -174,8 +174,8 @@ def _memory_of(who: str, size: int) -> float | None:
     """Return the MiB a fresh process grows by in a hundred batches, beyond what a small order has already taken."""
     if not Path("/proc/self/status").exists():
         return None
-    told = subprocess.run([sys.executable, "-c", _PROBE, who, str(size)], capture_output=True, text=True, check=True)
-    return round(float(told.stdout), 1)
+    summary = subprocess.run([sys.executable, "-c", _PROBE, who, str(size)], capture_output=True, text=True, check=True)
+    return round(float(summary.stdout), 1)
 
 
 def _shows(records: list[Measurement], memory: dict[str, dict[str, float | None]]) -> list[str]:

@@ -144,12 +144,12 @@ def _shows(records: list[Measurement]) -> list[str]:
     most = max(record.case["workers"] for record in records)
     for dataset in dict.fromkeys(record.case["dataset"] for record in records):
         for method in dict.fromkeys(record.case["start"] for record in records):
-            told = []
+            summary = []
             for name in NAMES:
                 one, many = (
                     only(records, name, dataset=dataset, start=method, workers=count)[0] for count in (1, most)
                 )
-                told.append(
+                summary.append(
                     f"{name} {one.more['first_seconds']:.2f} s with 1 worker and {many.more['first_seconds']:.2f} s "
                     f"with {most} ({many.more['to_one_worker']:.2f} times), which are all up after "
                     f"{many.more['quiet_seconds']:.2f} s"
@@ -158,7 +158,7 @@ def _shows(records: list[Measurement]) -> list[str]:
             if method == "spawn":
                 is_reached = many.more["to_one_worker"] <= GOAL
                 goal = f" The goal of {GOAL:g} times for stoker is {'reached' if is_reached else 'not reached'}."
-            sentences.append(f"{dataset}, {method}: {'; '.join(told)}.{goal}")
+            sentences.append(f"{dataset}, {method}: {'; '.join(summary)}.{goal}")
     return sentences
 
 

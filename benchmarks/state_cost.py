@@ -168,18 +168,18 @@ def _shows(records: list[Measurement]) -> list[str]:
             name: "under" if time < LIMIT else "over"
             for name, time in (("median", dearest.median), ("p90", dearest.p90))
         }
-        told = " and ".join(f"the {name} {side}" for name, side in sides.items())
-        verdict = f": {told} the limit of {LIMIT:.0f} µs" if what == "state_dict" else ""
+        summary = " and ".join(f"the {name} {side}" for name, side in sides.items())
+        verdict = f": {summary} the limit of {LIMIT:.0f} µs" if what == "state_dict" else ""
         sentences.append(
             f"{what}: {plan.median:.1f} µs for a plan (p90 {plan.p90:.1f}); the dearest is {dearest.median:.1f} µs "
             f"(p90 {dearest.p90:.1f}, {dearest.contender}){verdict}; "
             f"StatefulDataLoader with a shuffle {peer.median:.1f} µs."
         )
     for step in sorted({record.case["step"] for record in only(records, what="resume")}):
-        told = ", ".join(
+        summary = ", ".join(
             f"{record.contender} {record.median / 1000:,.1f} ms" for record in only(records, what="resume", step=step)
         )
-        sentences.append(f"resume at step {power(step)}, shuffled: {told}. Each went on with the batch it should.")
+        sentences.append(f"resume at step {power(step)}, shuffled: {summary}. Each went on with the batch it should.")
     return sentences
 
 

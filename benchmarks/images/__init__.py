@@ -21,6 +21,7 @@ from rich.console import Console
 
 from benchmarks.images.bad_files import outcomes
 from benchmarks.images.contenders import CONTENDERS, is_there
+from benchmarks.images.findings import COLUMNS, draw, limits, shows
 from benchmarks.images.jobs import BATCH_SIZE, CROPS, FACES, PREFETCH_FACTOR, SIZE, Job
 from benchmarks.images.limit import limits_there
 from benchmarks.images.measuring import Pace, starts, turns
@@ -28,7 +29,6 @@ from benchmarks.images.others import show_ffmpeg
 from benchmarks.images.own import OURS, OURS_WHEELS
 from benchmarks.images.photographs import NUM_ENTRIES_QUICK, NUM_PACKED_QUICK, made, photographs
 from benchmarks.images.quality import likenesses, summed_up
-from benchmarks.images.telling import COLUMNS, draw, limits, shows
 from benchmarks.images.torch_loaders import TORCH_PIL
 from benchmarks.report import Report, Setting
 from benchmarks.turns import Failures, Turn, failure_of, run_alone, series_of
@@ -72,7 +72,7 @@ def run(setting: Setting) -> Report:
     for job in jobs.values():
         names = [name for name in CONTENDERS if name not in missing and job.name in CONTENDERS[name].jobs]
         formats = sorted({CONTENDERS[name].format_name for name in names} - {"files"})
-        for format_name, error in made(job.photographs, formats, tell=console.print).items():
+        for format_name, error in made(job.photographs, formats, notify=console.print).items():
             failures.reasons[f"{format_name} of {job.name}"] = failure_of(error)
             names = [name for name in names if CONTENDERS[name].format_name != format_name]
         console.print(f"[dim]{job.name}: {len(names)} loaders[/dim]")
@@ -86,7 +86,7 @@ def run(setting: Setting) -> Report:
                 likeness[f"{job.name}, {decoder}"] = summed_up(found)
     console.print("[dim]a file that ends in the middle[/dim]")
     fates = outcomes([name for name in CONTENDERS if name not in missing], jobs[FACES])
-    sources = {name: job.photographs.told() for name, job in jobs.items()}
+    sources = {name: job.photographs.describe() for name, job in jobs.items()}
     return Report(
         name="images",
         title=f"Photographs to batches of {BATCH_SIZE} pictures of {SIZE} x {SIZE}",

@@ -23,7 +23,7 @@ def outcomes(names: list[str], job: Job) -> dict[str, str]:
     """Return in a few words what each contender does with the bad file."""
     bad = job.over(with_bad_file(job.photographs, NUM_ENTRIES))
     formats = sorted({CONTENDERS[name].format_name for name in names} - {"files"})
-    unmade = made(bad.photographs, formats, tell=lambda _: None, limit_seconds=LIMIT_SECONDS)
+    unmade = made(bad.photographs, formats, notify=lambda _: None, limit_seconds=LIMIT_SECONDS)
     found = {}
     for name in names:
         error = unmade.get(CONTENDERS[name].format_name)
@@ -86,6 +86,6 @@ def skipped(job: Job) -> str:
         pictures, batch_size=BATCH_SIZE, drop_last=True, num_workers=job.num_workers, on_error="skip"
     )
     num_images = sum(len(batch[0]) for batch in loader)
-    told = " ".join(map(str, loader.ledger))
-    named = "the ledger names the file" if BAD_NAME in told else "the ledger does not name the file"
+    summary = " ".join(map(str, loader.ledger))
+    named = "the ledger names the file" if BAD_NAME in summary else "the ledger does not name the file"
     return f"{num_images} of {NUM_ENTRIES} pictures, {named}"

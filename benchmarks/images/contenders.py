@@ -1,4 +1,4 @@
-"""All who take part, in the order in which they are told."""
+"""All who take part, in the order of the plots."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Photographs:
         return sorted((self.home / "originals").iterdir())
 
     def entries(self) -> tuple[list[str], list[int]]:
-        """Return all paths and their labels: what the loaders of others are told."""
+        """Return all paths and their labels, as other loaders want them."""
         classes = sorted(entry.path for entry in os.scandir(self.folder))
         found = [
             (entry.path, label) for label, path in enumerate(classes) for entry in os.scandir(path) if entry.is_file()
@@ -71,7 +71,7 @@ class Photographs:
         found.sort()
         return [path for path, _ in found], [label for _, label in found]
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return what these are, for people."""
         originals = self.originals()
         kilobytes = sum(path.stat().st_size for path in originals) / len(originals) / 1000
@@ -207,7 +207,7 @@ def _jpeg(pixels: NDArray[np.float64], *, quality: int, subsampling: int) -> byt
 
 
 def made(
-    given: Photographs, formats: list[str], tell: Callable[[str], None], *, limit_seconds: float = 900
+    given: Photographs, formats: list[str], notify: Callable[[str], None], *, limit_seconds: float = 900
 ) -> dict[str, Exception]:
     """Make what is not there yet, and our own formats anew; return the errors of those that could not be made."""
     failed = {}
@@ -217,7 +217,7 @@ def made(
             shutil.rmtree(final, ignore_errors=True)
         if final.exists():
             continue
-        tell(f"making {final.relative_to(OUT.parent.parent)}")
+        notify(f"making {final.relative_to(OUT.parent.parent)}")
         try:
             run_alone(make, given, name, limit_seconds=limit_seconds)
         except Exception as error:

@@ -32,11 +32,11 @@ class Likeness:
 def summed_up(found: list[Likeness]) -> dict[str, Any]:
     """Return how many pictures are the same as Pillow's, and how near the others are."""
     others = [one for one in found if one.psnr < EQUAL_DECIBELS]
-    told: dict[str, Any] = {"num_pictures": len(found), "share_equal": 1 - len(others) / len(found)}
+    summary: dict[str, Any] = {"num_pictures": len(found), "share_equal": 1 - len(others) / len(found)}
     for of in ("psnr", "ssim") if others else ():
-        told[f"{of}_mean"] = fmean(getattr(one, of) for one in others)
-        told[f"{of}_min"] = min(getattr(one, of) for one in others)
-    return told
+        summary[f"{of}_mean"] = fmean(getattr(one, of) for one in others)
+        summary[f"{of}_min"] = min(getattr(one, of) for one in others)
+    return summary
 
 
 def likenesses(name: str, job: Job, num_views: int) -> tuple[str, list[Likeness]]:

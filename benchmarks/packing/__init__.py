@@ -20,9 +20,9 @@ from rich.console import Console
 
 from benchmarks.packing import batches, planners, scale
 from benchmarks.packing.batches import Form
+from benchmarks.packing.findings import COLUMNS, GOAL_OF_CROPS, GOAL_OF_LIMIT, draw, limits, shows
 from benchmarks.packing.limit import has_compiler
 from benchmarks.packing.planners import PLANNERS, Planner
-from benchmarks.packing.telling import COLUMNS, GOAL_OF_CROPS, GOAL_OF_LIMIT, draw, limits, shows
 from benchmarks.peers import is_installed
 from benchmarks.report import Report, Setting, power
 from benchmarks.turns import run_alone, series_of, take_turns
@@ -78,7 +78,7 @@ def run(setting: Setting) -> Report:
     console.print("[dim]many documents[/dim]")
     records += _scaled(pace, missing)
     corpus = corpora.Corpus(pace.num_tokens)
-    corpora.made(corpus, ["store"], tell=console.print)
+    corpora.made(corpus, ["store"], notify=console.print)
     opening = run_alone(batches.opened, corpus, FORMS[0].length)
     for form in FORMS[: 1 if setting.is_quick else None]:
         console.print(f"[dim]batches of {form}[/dim]")

@@ -61,7 +61,7 @@ def run(setting: Setting) -> Report:
     else:
         text = Text(NUM_FILES_GIGATOKEN, VOCAB_SIZE, setting.texts)
         num_files, num_many, num_rounds = NUM_FILES, NUM_FILES_GIGATOKEN, NUM_ROUNDS
-    made(text, tell=console.print)
+    made(text, notify=console.print)
     missing = [name for name, tool in TOOLS.items() if not is_installed(*tool.modules)]
     names = [name for name in TOOLS if name not in missing]
     failures = Failures(ours=(OURS, OURS_GIGATOKEN, BARE, BARE_GIGATOKEN))

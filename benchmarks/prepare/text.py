@@ -38,8 +38,8 @@ class Text:
 
     @property
     def folder(self) -> Path:
-        told = repr([(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in self.originals])
-        which = f"-{hashlib.sha256(told.encode()).hexdigest()[:8]}" if self.originals else ""
+        summary = repr([(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in self.originals])
+        which = f"-{hashlib.sha256(summary.encode()).hexdigest()[:8]}" if self.originals else ""
         return CORPORA / f"text-{self.num_files}{which}"
 
     @property
@@ -65,13 +65,13 @@ class Size:
     """Of text, in UTF-8."""
 
 
-def made(text: Text, tell: Callable[[str], None]) -> None:
+def made(text: Text, notify: Callable[[str], None]) -> None:
     """Make what is not there yet, in a process of its own."""
     if not text.folder.exists():
-        tell(f"making {text.num_files * FILE_BYTES // 10**6} MB of text")
+        notify(f"making {text.num_files * FILE_BYTES // 10**6} MB of text")
         run_alone(make, text, limit_seconds=1200)
     if not text.tokenizer.exists():
-        tell(f"training a tokenizer of {text.vocab_size:,} tokens")
+        notify(f"training a tokenizer of {text.vocab_size:,} tokens")
         run_alone(train, text, limit_seconds=1200)
 
 

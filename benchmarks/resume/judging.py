@@ -53,7 +53,7 @@ class Verdict:
 
 
 def judge(trained: Sequence[Step], expected: Sequence[Step], *, by_epoch: bool) -> Verdict:
-    """Compare a run with an uninterrupted one, epoch by epoch, or where epochs cannot be told apart, as a whole."""
+    """Compare a run with an uninterrupted one, epoch by epoch, or where epochs cannot be separated, as a whole."""
     if list(trained) == list(expected):
         return Verdict(EXACT)
     found, due = _counts(trained, by_epoch), _counts(expected, by_epoch)

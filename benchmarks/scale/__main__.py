@@ -63,7 +63,7 @@ def scale(
                 repetitions=repeat or (2 if quick else 5),
                 places=QUICK if quick else PLACES,
                 limit=limit,
-                tell=watch,
+                notify=watch,
             )
 
         def files() -> Iterator[File]:

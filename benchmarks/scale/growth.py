@@ -50,7 +50,7 @@ NUM_SAMPLES = 10**6
 """Where they are not what is varied; on the axis of steps done, as many as those take."""
 
 WHOLE = "whole_seconds"
-"""How long a measurement takes; it is not told, but it is limited."""
+"""How long a measurement takes; it is limited, but not reported."""
 
 
 def measure_scale(
@@ -59,7 +59,7 @@ def measure_scale(
     repetitions: int = 5,
     places: Mapping[str, Sequence[int]] = PLACES,
     limit: Limit | None = None,
-    tell: Callable[[int, int, str], None] | None = None,
+    notify: Callable[[int, int, str], None] | None = None,
 ) -> Scale:
     """Return the curves of all loaders that are installed along these axes.
 
@@ -80,8 +80,8 @@ def measure_scale(
     with _Stand(names, limit) as stand:
         try:
             for number, (round_number, case) in enumerate(_in_turn(cases, repetitions)):
-                if tell is not None:
-                    tell(number, repetitions * len(cases), f"{case.axis} = {case.x:,}, {case.loader}")
+                if notify is not None:
+                    notify(number, repetitions * len(cases), f"{case.axis} = {case.x:,}, {case.loader}")
                 if not round_number:
                     book.foresee(case)
                 if case not in book.skipped:

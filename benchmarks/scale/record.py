@@ -26,7 +26,7 @@ state; the memory of all processes together that has been added by then."""
 MEASURES = (FIRST, STEP, STATE, MEMORY)
 
 RESOLUTION = {MEMORY: 2.0**20, FIRST: 1e-6, STEP: 1e-6, STATE: 1e-7}
-"""Less than this cannot be told from nothing: pages that happen to be touched, the clock."""
+"""Less than this is indistinguishable from nothing: pages that happen to be touched, the clock."""
 
 MIN_FITTED = 3
 """Places that an exponent is taken from, at the least: those at the far end, where what grows is largest."""
@@ -37,7 +37,7 @@ class Limit(Plain):
     """What one measurement may take."""
 
     seconds: float = 10.0
-    """For all of it, not only for what is told of it."""
+    """For all of it, not only for the reported part."""
     memory_bytes: int | None = None
 
     @staticmethod

@@ -20,10 +20,10 @@ from rich.console import Console
 from benchmarks.peers import is_installed
 from benchmarks.report import Report, Setting
 from benchmarks.tokens.corpus import LENGTH, NUM_TOKENS, NUM_TOKENS_QUICK, Corpus, made
+from benchmarks.tokens.findings import COLUMNS, draw, limits, shows
 from benchmarks.tokens.limit import has_compiler
 from benchmarks.tokens.loaders import BATCH_SIZE, CONTENDERS, IN_C, IN_NUMPY, PREFETCH_FACTOR, Order
 from benchmarks.tokens.measuring import Pace, failures_of_peers, starts, turns, uses
-from benchmarks.tokens.telling import COLUMNS, draw, limits, shows
 from benchmarks.tokens.trials import Start, Use
 from benchmarks.turns import Turn, series_of
 from stoker.lab.trial.rounds import Measurement, Series, measurement_of
@@ -53,7 +53,7 @@ def run(setting: Setting) -> Report:
     if not has_compiler():
         missing.append(IN_C)
     names = [name for name in CONTENDERS if name not in missing]
-    made(corpus, sorted({CONTENDERS[name].format_name for name in names}), tell=console.print)
+    made(corpus, sorted({CONTENDERS[name].format_name for name in names}), notify=console.print)
 
     failures, records = failures_of_peers(), []
     limit = IN_C if IN_C in names else IN_NUMPY

@@ -70,7 +70,7 @@ class Corpus:
         return self.tokens()[: self.num_tokens // size * size].reshape(-1, size)
 
 
-def made(corpus: Corpus, formats: list[str], tell: Callable[[str], None]) -> None:
+def made(corpus: Corpus, formats: list[str], notify: Callable[[str], None]) -> None:
     """Make what is not there yet, in processes of their own: what makes a format must not be there when it is read.
 
     Our own store is made anew each time, in seconds: what it was made with may have changed meanwhile.
@@ -79,7 +79,7 @@ def made(corpus: Corpus, formats: list[str], tell: Callable[[str], None]) -> Non
         if name == "store":
             shutil.rmtree(corpus.at(name), ignore_errors=True)
         if not corpus.at(name).exists():
-            tell(f"making {corpus.at(name).relative_to(OUT.parent.parent)}")
+            notify(f"making {corpus.at(name).relative_to(OUT.parent.parent)}")
             run_alone(make, corpus, name, limit_seconds=1800)
 
 

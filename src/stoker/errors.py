@@ -1,4 +1,4 @@
-"""Every error Stoker raises on purpose.
+"""Every error that Stoker raises on purpose.
 
 ::
 
@@ -23,6 +23,7 @@
     ├── StateError (ValueError)             a state that cannot be loaded
     │   ├── StateUnreadable                 not a state of a loader, or from a newer version
     │   └── StateMismatch                   a state of another order or dataset
+    ├── CheckFailed (AssertionError)        a dataset breaks a promise (stoker.testing)
     └── WorkerError (RuntimeError)          something happened to a worker
         ├── NotPicklable                    an object cannot be sent to a worker process
         ├── WorkerStuck                     no batch within `timeout`
@@ -229,6 +230,14 @@ class NothingCollated(BatchError):
         self.function, self.step = function, step
 
 
+class CheckFailed(StokerError, AssertionError):
+    """A dataset breaks a promise of a protocol in `stoker.source.protocols`."""
+
+    def __init__(self, check: str, problem: str) -> None:
+        super().__init__(f"{check}: {problem}\nhint: stoker.source.protocols says what a dataset has to do for it")
+        self.check, self.problem = check, problem
+
+
 class StateError(StokerError, ValueError):
     """A state cannot be loaded."""
 
@@ -238,8 +247,7 @@ class StateUnreadable(StateError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"this is not a state that can be loaded: {reason}\n"
-            "hint: pass what `DataLoader.state_dict()` returned, unchanged"
+            f"this state cannot be loaded: {reason}\nhint: pass what `DataLoader.state_dict()` returned, unchanged"
         )
 
 
@@ -315,7 +323,9 @@ class OutOfSharedMemory(WorkerError, MemoryError):
     """No shared memory is left for a batch."""
 
     def __init__(self, num_bytes: int, *, reason: str, what: str = "a batch") -> None:
-        size = f"{num_bytes / 1e6:,.1f} MB of " if num_bytes else ""
+        from stoker.foundation.text import format_bytes  # late: `foundation` imports this module
+
+        size = f"{format_bytes(num_bytes)} of " if num_bytes else ""
         super().__init__(
             f"no shared memory for {size}{what}: {reason}\n"
             "hint: use fewer workers or a smaller prefetch_factor or batch_size, keep fewer batches, or raise the "
@@ -329,7 +339,7 @@ class OutOfDescriptors(WorkerError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"too many open files: no descriptor left for {what}\n"
+            f"too many open files: no file descriptor left for {what}\n"
             "hint: raise the limit (`ulimit -n 65536`), or close what is no longer needed; a loader itself takes about "
             "three descriptors per worker, and none per batch"
         )

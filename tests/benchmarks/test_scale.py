@@ -138,7 +138,7 @@ def test_shares_of_ranks_are_equal(num_ranks: int) -> None:
 @pytest.fixture(scope="module")
 def found() -> Scale:
     told: list[tuple[int, int, str]] = []
-    scale = measure_scale(repetitions=2, places=SMALL, tell=lambda *what: told.append(what))
+    scale = measure_scale(repetitions=2, places=SMALL, notify=lambda *what: told.append(what))
     assert [number for number, _, _ in told] == list(range(2 * 8 * len(loaders())))
     return scale
 

@@ -65,7 +65,7 @@ def test_a_file_and_a_step_are_named_too(tmp_path: Path) -> None:
     file.write_text("def make_loader(): return [[1, 2, 3]] * 500\ndef make_step(): return len\n")
     told = run("loader", f"{file}:make_loader", "--step", f"{file}:make_step", "--batches", "50", "--repeat", "1")
     assert "train.py:make_loader: 50 batches each" in told
-    assert "as it is" in told
+    assert "current settings" in told
     assert "/step" in told
 
 
@@ -152,7 +152,7 @@ def test_a_step_of_another_shape_is_told_before_anything_is_measured(tmp_path: P
 
 def test_a_dataset_is_no_loader_and_a_loader_no_dataset() -> None:
     told = run("loader", f"{TORCH}:make_dataset", *QUICK, code=1)
-    assert "failed: make_dataset() returned a dataset (Sleepy), which gives samples and not batches" in told
+    assert "failed: make_dataset() returned a dataset (Sleepy), which yields samples, not batches" in told
     assert "hint: return a loader of it: `DataLoader(dataset, batch_size=32)`" in told
     told = run("compare", f"{TORCH}:unmodified", "--workers", "0", "--only", "stoker", *QUICK, code=1)
     assert "torch; stoker: failed: unmodified() returned a DataLoader" in told

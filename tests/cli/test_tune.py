@@ -10,7 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from stoker.cli.app import app
-from stoker.cli.tune import _verdict
+from stoker.cli.tune import format_verdict
 from stoker.lab.trial.tuning import Tuning
 
 pytestmark = pytest.mark.timed
@@ -29,7 +29,7 @@ def test_the_best_arguments_are_printed_as_code_with_what_to_expect(tmp_path: Pa
     told = run(f"{PLAIN}:long", *QUICK, "--out", tmp_path)
     assert "DataLoader(..., num_workers=2)" in told
     assert "expected time per batch: " in told
-    assert "as it is (1 worker)" in told
+    assert "currently (1 worker)" in told
     assert "best" in told
     assert {path.name for path in tmp_path.iterdir()} == {
         "tune.json", "tune.csv", "tune_trials.csv", "tune_processes.csv", "tune.png", "run.json"
@@ -47,7 +47,7 @@ def test_with_a_step_its_time_is_told_as_json_too_and_the_word_loader_may_be_wri
     assert told["seconds"]["mean"] >= told["step_seconds"]
     assert told["sweep"]["trials"]
     tuning = Tuning.from_dict(told)
-    verdict = str(_verdict(tuning))
+    verdict = str(format_verdict(tuning))
     assert "expected time per step: " in verdict
     assert "waiting for the batch" in verdict
 

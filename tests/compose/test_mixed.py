@@ -374,7 +374,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (
         {"a": A, "b": B},
         {"schedule": {0: {"a": 1, "b": 1}, 1: {"a": 1}}, "batch_size": 2, "stop": "all_exhausted"},
-        "'b' is never seen whole",
+        "'b' is never read completely",
     ),
 ]
 
@@ -421,7 +421,7 @@ def test_there_is_nothing_before_the_beginning() -> None:
 
 def test_a_schedule_that_leaves_nobody_says_so() -> None:
     schedule = {0: {"a": 1}, 100: {"b": 1}}
-    with pytest.raises(ArgumentError, match="'b' is never seen whole: after 10 samples all that have a weight there"):
+    with pytest.raises(ArgumentError, match="'b' is never read completely: after 10 samples all sources with a weight"):
         stoker.mix({"a": A, "b": B}, schedule=schedule, batch_size=1, limits={"a": 1}, stop="all_exhausted")
 
 

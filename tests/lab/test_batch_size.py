@@ -302,9 +302,9 @@ def test_a_loader_beside_a_step_that_brings_its_own_batch_is_refused(file: Path)
 
 
 def test_sizes_and_margins_that_make_no_sense_are_refused(file: Path) -> None:
-    with pytest.raises(ArgumentError, match="batch sizes from 0 to 65536 cannot be tried"):
+    with pytest.raises(ArgumentError, match="start and most must be positive, got 0 and 65536"):
         tuned(file, "taking", start=0)
-    with pytest.raises(ArgumentError, match=r"margin=1.5 is no share"):
+    with pytest.raises(ArgumentError, match=r"margin must be from 0 to 0.9, got 1.5"):
         tuned(file, "taking", margin=1.5)
 
 

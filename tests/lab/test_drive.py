@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stoker.errors import ArgumentError
-from stoker.lab.trial.drive import Drive, Pace, arguments_of, batch_size_of, kind_of, num_ahead_of, quantiles
+from stoker.lab.trial.drive import LoaderDrive, Pace, arguments_of, batch_size_of, kind_of, num_ahead_of, quantiles
 from tests.lab import plain_loaders, torch_loaders
 
 pytestmark = pytest.mark.timed
@@ -55,9 +55,9 @@ def test_time_and_samples_are_those_of_the_middle_of_epochs(clock: Clock) -> Non
     num_ahead = num_ahead_of({"num_workers": 2, "prefetch_factor": 2})
     seconds = [1.0] + [0.0] * (num_ahead - 1) + [0.01] * 90
     loader = Timed(clock, seconds.__getitem__, len(seconds), num_workers=2, prefetch_factor=2)
-    driven = Drive(lambda: loader)
+    driven = LoaderDrive(lambda: loader)
     assert driven.first() == pytest.approx(1.0)
-    found = driven.counted(Pace(seconds=2.0), cpu_seconds=lambda: 0.0)
+    found = driven.measure(Pace(seconds=2.0), cpu_seconds=lambda: 0.0)
     assert found["seconds"] / found["num_batches"] == pytest.approx(0.01)
     assert found["num_samples"] == 4 * found["num_batches"]
     assert found["seconds"] >= 2.0
@@ -69,9 +69,9 @@ def test_time_and_samples_are_those_of_the_middle_of_epochs(clock: Clock) -> Non
 def test_of_epochs_without_a_middle_all_is_counted(clock: Clock) -> None:
     seconds = [1.0, 0.0, 0.0, 0.0]
     loader = Timed(clock, seconds.__getitem__, 4, num_workers=2, prefetch_factor=2)
-    driven = Drive(lambda: loader)
+    driven = LoaderDrive(lambda: loader)
     driven.first()
-    found = driven.counted(Pace(seconds=5.0), cpu_seconds=lambda: 0.0)
+    found = driven.measure(Pace(seconds=5.0), cpu_seconds=lambda: 0.0)
     assert found["counts_epoch_starts"]
     assert found["num_batches"] == 20
     assert found["seconds"] == pytest.approx(5.0), "five whole epochs, with the second that each begins with"
@@ -80,9 +80,9 @@ def test_of_epochs_without_a_middle_all_is_counted(clock: Clock) -> None:
 def test_an_epoch_that_turns_out_to_be_short_is_counted_anew_as_a_whole(clock: Clock) -> None:
     num_ahead = num_ahead_of({"num_workers": 1, "prefetch_factor": 2})
     loader = Timed(clock, lambda number: 0.0 if number else 1.0, num_ahead + 2, num_workers=1, prefetch_factor=2)
-    driven = Drive(lambda: loader)
+    driven = LoaderDrive(lambda: loader)
     driven.first()
-    found = driven.counted(Pace(seconds=3.0), cpu_seconds=lambda: 0.0)
+    found = driven.measure(Pace(seconds=3.0), cpu_seconds=lambda: 0.0)
     assert found["counts_epoch_starts"]
     assert found["seconds"] / found["num_batches"] == pytest.approx(1 / (num_ahead + 2))
 
@@ -94,9 +94,9 @@ def test_the_step_is_part_of_the_time_and_told_apart_from_the_wait(clock: Clock)
         seen.append(batch)
         clock.sleep(0.03)
 
-    driven = Drive(lambda: Timed(clock, lambda _: 0.01, 10_000), step)
+    driven = LoaderDrive(lambda: Timed(clock, lambda _: 0.01, 10_000), step)
     driven.first()
-    found = driven.counted(Pace(seconds=1.0), cpu_seconds=lambda: 0.0)
+    found = driven.measure(Pace(seconds=1.0), cpu_seconds=lambda: 0.0)
     assert found["seconds"] / found["num_batches"] == pytest.approx(0.04)
     assert found["wait_seconds"]["mean"] == pytest.approx(0.01)
     assert found["step_seconds"]["mean"] == pytest.approx(0.03)
@@ -104,24 +104,24 @@ def test_the_step_is_part_of_the_time_and_told_apart_from_the_wait(clock: Clock)
 
 
 def test_batches_are_counted_by_number_if_asked(clock: Clock) -> None:
-    driven = Drive(lambda: Timed(clock, lambda _: 0.01, 10_000))
+    driven = LoaderDrive(lambda: Timed(clock, lambda _: 0.01, 10_000))
     driven.first()
-    assert driven.counted(Pace(seconds=0.01, num_batches=37), cpu_seconds=lambda: 0.0)["num_batches"] == 37
+    assert driven.measure(Pace(seconds=0.01, num_batches=37), cpu_seconds=lambda: 0.0)["num_batches"] == 37
 
 
 def test_a_slow_loader_is_not_waited_for_longer_than_for_two_batches(clock: Clock) -> None:
-    driven = Drive(lambda: Timed(clock, lambda _: 50.0, 10_000))
+    driven = LoaderDrive(lambda: Timed(clock, lambda _: 50.0, 10_000))
     driven.first()
-    found = driven.counted(Pace(seconds=1.0), cpu_seconds=lambda: 0.0)
+    found = driven.measure(Pace(seconds=1.0), cpu_seconds=lambda: 0.0)
     assert found["num_batches"] == 2
     assert clock.now - 100.0 == pytest.approx(4 * 50.0), "the first one, one to warm up, two to count"
 
 
 def test_cpu_time_is_shared_out_over_all_samples_that_came_meanwhile(clock: Clock) -> None:
-    driven = Drive(lambda: Timed(clock, lambda _: 0.01, 20))
+    driven = LoaderDrive(lambda: Timed(clock, lambda _: 0.01, 20))
     driven.first()
     spent = iter([5.0, 9.0])
-    found = driven.counted(Pace(seconds=1.0), cpu_seconds=lambda: next(spent))
+    found = driven.measure(Pace(seconds=1.0), cpu_seconds=lambda: next(spent))
     assert found["cpu_seconds"] == 4.0
     assert found["num_cpu_samples"] > found["num_samples"], "those at the start of epochs cost as much as others"
 
@@ -133,16 +133,16 @@ def test_what_can_be_iterated_only_once_is_made_anew() -> None:
         made.append(1)
         return plain_loaders.once()
 
-    driven = Drive(make)
+    driven = LoaderDrive(make)
     driven.first()
-    found = driven.counted(Pace(seconds=0.2), cpu_seconds=lambda: 0.0)
+    found = driven.measure(Pace(seconds=0.2), cpu_seconds=lambda: 0.0)
     assert len(made) > 1
     assert found["num_batches"] > 40
 
 
 def test_a_loader_that_gives_nothing_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match="the loader gave no batch\nhint: see that its dataset is neither empty"):
-        Drive(plain_loaders.empty).first()
+    with pytest.raises(ArgumentError, match="the loader returned no batch\nhint: check that its dataset is not"):
+        LoaderDrive(plain_loaders.empty).first()
 
     class Once:
         is_gone = False
@@ -152,10 +152,10 @@ def test_a_loader_that_gives_nothing_is_an_error() -> None:
                 yield from range(5)
             self.is_gone = True
 
-    driven = Drive(Once)
+    driven = LoaderDrive(Once)
     driven.first()
     with pytest.raises(ArgumentError, match="no batch when it was iterated again"):
-        driven.counted(Pace(seconds=1.0))
+        driven.measure(Pace(seconds=1.0))
 
 
 def test_what_a_device_was_only_told_to_do_counts_when_it_is_done(
@@ -174,9 +174,9 @@ def test_what_a_device_was_only_told_to_do_counts_when_it_is_done(
         outstanding = 0.0
 
     monkeypatch.setattr("stoker.lab.trial.drive._synchronize", synchronize)
-    driven = Drive(lambda: Timed(clock, lambda _: 0.0, 10_000), step)
+    driven = LoaderDrive(lambda: Timed(clock, lambda _: 0.0, 10_000), step)
     driven.first()
-    found = driven.counted(Pace(num_batches=50), cpu_seconds=lambda: 0.0)
+    found = driven.measure(Pace(num_batches=50), cpu_seconds=lambda: 0.0)
     assert found["seconds"] / found["num_batches"] == pytest.approx(0.03)
 
 
@@ -189,7 +189,7 @@ def test_kernels_that_are_only_launched_are_waited_for() -> None:
         nonlocal large
         large = (large @ large).tanh()
 
-    driven = Drive(lambda: [[0]] * 1000, step)
+    driven = LoaderDrive(lambda: [[0]] * 1000, step)
     driven.first()
     step([0])
     torch.cuda.synchronize()
@@ -198,7 +198,7 @@ def test_kernels_that_are_only_launched_are_waited_for() -> None:
         step([0])
     torch.cuda.synchronize()
     alone = (time.perf_counter() - begin) / 10
-    found = driven.counted(Pace(num_batches=20), cpu_seconds=lambda: 0.0)
+    found = driven.measure(Pace(num_batches=20), cpu_seconds=lambda: 0.0)
     assert found["seconds"] / found["num_batches"] > 0.5 * alone
 
 

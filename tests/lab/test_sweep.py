@@ -51,7 +51,7 @@ def test_combinations_leave_out_what_makes_no_difference() -> None:
     both = configurations(workers=[0], threads=[0, 2], prefetches=[2, 4], batch_sizes=[8, 16])
     assert len(both) == 2 * (1 + 2)
     assert {"num_workers": 0, "num_threads": 2, "batch_size": 16, "prefetch_factor": 4} in both
-    with pytest.raises(ArgumentError, match="batch_size=0 is less than 1"):
+    with pytest.raises(ArgumentError, match="batch_size must be at least 1, got 0"):
         configurations(batch_sizes=[4, 0])
 
 
@@ -173,7 +173,7 @@ def test_labels_are_words() -> None:
     config = {"num_workers": 1, "num_threads": 2, "batch_size": 64, "prefetch_factor": 4}
     assert label_of(config) == "1 worker, 2 threads, batch 64, prefetch 4"
     assert label_of(config, ["batch_size"]) == "batch 64"
-    assert label_of({}) == "as it is"
+    assert label_of({}) == "current settings"
 
 
 def test_memory_that_is_not_known_does_not_grow(sweep: Sweep) -> None:
@@ -242,11 +242,11 @@ def test_ctrl_c_before_anything_is_known_is_just_that() -> None:
 
 def test_bad_arguments_are_refused_before_anything_is_started() -> None:
     for options, message in (
-        ({"num_rounds": 0}, "0 rounds measure nothing"),
-        ({"seconds": 0}, "there is nothing to count"),
-        ({"num_batches": 1}, "there is nothing to count"),
-        ({"seconds": 5, "limit_seconds": 4}, "cannot be over within 4 s"),
-        ({"workers": [-1]}, "num_workers=-1 is less than 0"),
+        ({"num_rounds": 0}, "num_rounds must be at least 1, got 0"),
+        ({"seconds": 0}, "seconds must be positive"),
+        ({"num_batches": 1}, "seconds must be positive"),
+        ({"seconds": 5, "limit_seconds": 4}, "the timeout must be longer than the measurement of 5 s, got 4 s"),
+        ({"workers": [-1]}, "num_workers must be at least 0, got -1"),
     ):
         with pytest.raises(ArgumentError, match=message):
             bench_loader(plain_loaders.long, **options)

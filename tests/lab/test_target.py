@@ -98,7 +98,7 @@ def test_a_file_is_imported_once(folder: Path) -> None:
         (":make", "':make' does not name a function"),
         ("train:", "'train:' does not name a function"),
         ("train:make loader", "does not name a function"),
-        ("a b:make", "'a b' is no name of a module"),
+        ("a b:make", "'a b' is not a module name"),
         ("nowhere.py:make", "there is no file nowhere.py"),
         ("some/where.py:make", "there is no file some/where.py"),
     ],
@@ -224,9 +224,9 @@ def test_what_nobody_takes_is_an_error() -> None:
 
 
 def test_what_is_no_loader_is_an_error() -> None:
-    with pytest.raises(ArgumentError, match=r"nothing\(\) returned None, which gives no batches\nhint: return the"):
+    with pytest.raises(ArgumentError, match=r"nothing\(\) returned None, which yields no batches\nhint: return the"):
         make_loader(plain_loaders.nothing)
-    with pytest.raises(ArgumentError, match=r"number\(\) returned int, which gives no batches"):
+    with pytest.raises(ArgumentError, match=r"number\(\) returned int, which yields no batches"):
         make_loader(plain_loaders.number)
     with pytest.raises(ArgumentError, match=r"pair\(\) returned a tuple of 2, and not one loader"):
         make_loader(torch_loaders.pair)
@@ -245,9 +245,9 @@ def test_a_dataset_or_a_text_is_not_taken_for_a_loader() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter([1, 2])
 
-    with pytest.raises(ArgumentError, match="returned a dataset .Photos., which gives samples.*\n.*DataLoader.dataset"):
+    with pytest.raises(ArgumentError, match="returned a dataset .Photos., which yields samples.*\n.*DataLoader.data"):
         make_loader(Photos)
-    with pytest.raises(ArgumentError, match="getcwd.. returned str, which gives no batches"):
+    with pytest.raises(ArgumentError, match="getcwd.. returned str, which yields no batches"):
         make_loader(os.getcwd)
     assert list(make_loader(Stream)) == [1, 2], "which may well give batches"
 
@@ -257,7 +257,7 @@ def test_a_dataset_of_any_kind_is_not_taken_for_a_loader() -> None:
         def __iter__(self) -> Iterator[Any]:
             return (self[position] for position in range(len(self)))
 
-    told = "returned a dataset .Sleepy., which gives samples and not batches\nhint: return a loader of it: `DataLoader"
+    told = "returned a dataset .Sleepy., which yields samples, not batches\nhint: return a loader of it: `DataLoader"
     with pytest.raises(ArgumentError, match=told):
         make_loader(torch_loaders.Sleepy)
     with pytest.raises(ArgumentError, match="returned a dataset .Iterated."):

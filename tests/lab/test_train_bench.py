@@ -170,7 +170,7 @@ def test_a_generator_that_runs_out_is_told() -> None:
 
 
 def test_an_empty_loader_and_a_step_that_is_none_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="the loader gave no batch"):
+    with pytest.raises(ArgumentError, match="the loader returned no batch"):
         bench_train(step, [], num_rounds=1)
     with pytest.raises(ArgumentError, match="the step is int, which cannot be called"):
         bench_train(3, [1], num_rounds=1)  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def test_an_empty_loader_and_a_step_that_is_none_are_refused() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
 def test_a_device_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="device 'cuda': there is no CUDA here"):
+    with pytest.raises(ArgumentError, match="device 'cuda': CUDA is not available"):
         bench_train(step, [1], num_rounds=1, device="cuda")
 
 

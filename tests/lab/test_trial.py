@@ -149,7 +149,7 @@ def test_a_failure_is_told_with_its_traceback() -> None:
     later = tried(f"{PLAIN}:failing_later")
     assert (later.outcome, later.error) == (FAILED, "OSError: [Errno 5] the disk is gone: 'data.bin'")
     assert tried(f"{PLAIN}:exiting").error == "SystemExit: that is all"
-    assert "the loader gave no batch" in (tried(f"{PLAIN}:empty").error or "")
+    assert "the loader returned no batch" in (tried(f"{PLAIN}:empty").error or "")
 
 
 @pytest.mark.parametrize("module", ["torch.utils.data", "stoker"])
@@ -182,7 +182,7 @@ def test_a_trial_that_hangs_is_given_up_and_tells_where_it_was() -> None:
     begin = time.monotonic()
     trial = tried(f"{PLAIN}:hanging", num_workers=2, limit_seconds=3.0)
     assert trial.outcome == HUNG
-    assert trial.error == "hung while the loader was made: given up after 3 s"
+    assert trial.error == "hung while making the loader: aborted after 3 s"
     assert trial.trace is not None
     assert "in hanging" in trial.trace
     assert time.monotonic() - begin < 30
@@ -192,7 +192,7 @@ def test_a_trial_that_is_killed_says_so() -> None:
     trial = tried(f"{PLAIN}:killed", num_workers=2)
     assert trial.outcome == KILLED
     assert trial.error is not None
-    assert trial.error.startswith("ended by SIGKILL while the loader was made")
+    assert trial.error.startswith("ended by SIGKILL while making the loader")
 
 
 def test_what_cannot_be_imported_is_an_error_at_once() -> None:

@@ -284,10 +284,10 @@ def test_an_empty_epoch_is_one() -> None:
 @pytest.mark.timed
 def test_hands_become_more_while_the_trainer_waits() -> None:
     loader = stoker.DataLoader(Sleeping(seconds=0.004), batch_size=8, **AUTO)
-    batches = trained(loader, lambda setting: setting.num_hands >= 6)
+    batches = trained(loader, lambda setting: setting.concurrency >= 6)
     positions = [position for batch in batches for position in batch]
     assert positions == list(range(len(positions)))
-    assert loader.auto.setting.num_hands <= 8  # type: ignore[union-attr]
+    assert loader.auto.setting.concurrency <= 8  # type: ignore[union-attr]
     assert "the trainer waits" in loader.auto.decisions[1]  # type: ignore[union-attr]
 
 
@@ -514,7 +514,7 @@ def test_an_iteration_that_another_one_has_overtaken_goes_on_as_it_is() -> None:
 def test_decisions_are_logged_counted_and_printed(caplog: pytest.LogCaptureFixture) -> None:
     loader = stoker.DataLoader(Sleeping(seconds=0.004), batch_size=8, **AUTO)
     with caplog.at_level(logging.INFO, "stoker"):
-        trained(loader, lambda setting: setting.num_hands > 2)
+        trained(loader, lambda setting: setting.concurrency > 2)
     auto = loader.auto
     assert auto is not None
     assert len(auto.decisions) >= 2

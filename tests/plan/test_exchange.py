@@ -65,7 +65,7 @@ def rows_of(sections: dict[str, NDArray[np.int64]], found: Exchanged) -> list[li
 def test_every_item_is_in_one_row_of_its_window_and_no_row_is_too_long(windows: list[list[int]], together: int) -> None:
     sections = sections_of(windows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange_module, "MOST_TOGETHER", together)
+        patch.setattr(exchange_module, "MOST_MIXED", together)
         found = exchanged(sections)
     rows = rows_of(sections, found)
     section_of = np.repeat(np.arange(len(sections["num_rows"])), sections["num_slots"])

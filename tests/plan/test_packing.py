@@ -91,12 +91,12 @@ def test_nothing_makes_no_rows() -> None:
 
 @pytest.mark.parametrize(("counts", "length"), [([1, 2], 4), ([0, 0, 0, 1], 2), ([0, -1], 4), ([[0, 1]], 4)], ids=str)
 def test_counts_that_cannot_be_are_refused(counts: list[int], length: int) -> None:
-    with pytest.raises(ArgumentError, match="are not those of items"):
+    with pytest.raises(ArgumentError, match="counts must be those of items"):
         best_fit(np.array(counts), length)
 
 
 def test_a_row_has_a_length() -> None:
-    with pytest.raises(ArgumentError, match="length=0 is not positive"):
+    with pytest.raises(ArgumentError, match="length must be at least 1, got 0"):
         best_fit(np.array([0]), 0)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stoker import native
 from stoker.errors import ArgumentError
-from stoker.plan.blend import Blend, Regime
+from stoker.plan.blend import Blend, WeightPhase
 from stoker.plan.quota import MAX_PERIOD, Quota, apportioned, exact, whole
 
 weights = st.lists(st.integers(1, 60), min_size=1, max_size=12)
@@ -113,11 +113,11 @@ def blends(draw: st.DrawFn) -> Blend:
     starts = sorted({0, *draw(st.lists(st.integers(1, 150), max_size=3))})
     caps = draw(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 60), max_size=4))
     schedule = tuple((start, draw(tables)) for start in starts)
-    regimes = [Regime(start=0, schedule=schedule, caps=caps)]
+    phases = [WeightPhase(start=0, schedule=schedule, caps=caps)]
     if draw(st.booleans()):
         start = draw(st.integers(1, 120))
-        regimes.append(Regime(start=start, schedule=((0, draw(tables)),), caps=caps))
-    return Blend("abcd", regimes)
+        phases.append(WeightPhase(start=start, schedule=((0, draw(tables)),), caps=caps))
+    return Blend("abcd", phases)
 
 
 @given(blend=blends())
@@ -134,8 +134,8 @@ def test_a_course_loses_and_repeats_nothing_over_its_segments(blend: Blend) -> N
         assert blend.find(source, own) == number
         seen[source] += 1
     assert counts[total].tolist() == seen
-    for name, cap in blend.regimes[-1].caps.items():
-        assert seen["abcd".index(name)] <= cap or len(blend.regimes) > 1
+    for name, cap in blend.phases[-1].caps.items():
+        assert seen["abcd".index(name)] <= cap or len(blend.phases) > 1
     for segment in blend.segments(total):
         stop = min(total, total if segment.stop is None else segment.stop)
         length = stop - segment.start
@@ -145,7 +145,7 @@ def test_a_course_loses_and_repeats_nothing_over_its_segments(blend: Blend) -> N
 
 def test_a_source_that_has_given_all_drops_out_and_the_others_share_its_place() -> None:
     weights = {"a": Fraction(2), "b": Fraction(1), "c": Fraction(1)}
-    blend = Blend("abc", [Regime(start=0, schedule=((0, weights),), caps={"a": 10})])
+    blend = Blend("abc", [WeightPhase(start=0, schedule=((0, weights),), caps={"a": 10})])
     counts = blend.counts(np.array([20, 120]))
     assert counts.tolist() == [[10, 5, 5], [10, 55, 55]]
     assert blend.find(0, 10) is None
@@ -154,7 +154,7 @@ def test_a_source_that_has_given_all_drops_out_and_the_others_share_its_place() 
 
 def test_a_thread_that_sees_a_segment_finds_where_it_starts() -> None:
     weights = {"a": Fraction(1), "b": Fraction(1)}
-    blend = Blend("ab", [Regime(start=0, schedule=((0, weights),), caps={"a": 2})])
+    blend = Blend("ab", [WeightPhase(start=0, schedule=((0, weights),), caps={"a": 2})])
     found: list[int] = []
 
     class Watched(list[Any]):

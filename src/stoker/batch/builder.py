@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
+from itertools import chain
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +20,7 @@ import torch
 
 from stoker.batch.collation import Collation, describe_recipe, noted, positions_of
 from stoker.batch.ledger import Policy, Skipped
-from stoker.batch.memory import Memory, Pool, Slot, SlotMemory, placed
+from stoker.batch.memory import BatchMemory, BatchSlot, Pool, SlotMemory, placed
 from stoker.batch.result import BatchResult
 from stoker.errors import EarlyStop
 from stoker.foundation import trees
@@ -46,6 +48,11 @@ R = TypeVar("R")
 ReadTimes = tuple[float, float, float]
 """When reading began; how long samples were read and transformed, in seconds."""
 
+Part = tuple[int, float, float, float, Sequence[Any], list[Skipped]]
+"""What one call has read: its first row; when it began, seconds of reading and transforming; the samples, unless the
+dataset has put them into the batch itself; bad ones among them.
+"""
+
 
 class Builders(Generic[R]):
     """Creates the builder of each batch of a loader. `R` says which batch: a recipe, or the turn of a stream."""
@@ -56,7 +63,7 @@ class Builders(Generic[R]):
     is_pure = False
     """Reading draws no random numbers, so that generators need not be seeded."""
 
-    def builder(self, recipe: R, slot: Slot | None = None, hint: Any = None) -> Any:
+    def builder(self, recipe: R, slot: BatchSlot | None = None, hint: Any = None) -> Any:
         """Return the builder of a batch (an engine's `BatchBuilder`), in the memory of `slot` if there is one."""
         raise NotImplementedError
 
@@ -64,15 +71,15 @@ class Builders(Generic[R]):
         """Return the key that the process-wide generators are seeded with."""
         raise NotImplementedError
 
-    def build(self, recipe: R, slot: Slot | None = None, hint: Any = None) -> Any:
+    def build(self, recipe: R, slot: BatchSlot | None = None, hint: Any = None) -> Any:
         """Return a batch built by this thread alone, with the process-wide generators seeded for it."""
         if self.is_pure:
             return self._build((recipe, slot, hint))
         # a worker's own generators need not be given back
         return self.borrowed.run(self._build, (recipe, slot, hint), self.key(recipe), gives_back=slot is None)
 
-    def _build(self, request: tuple[R, Slot | None, Any]) -> Any:
-        builder = self.builder(*request)
+    def _build(self, request: tuple[R, BatchSlot | None, Any]) -> Any:
+        builder: Any = self.builder(*request)
         if builder.size:
             builder.do(0, builder.size)
         return builder.finish()
@@ -111,7 +118,7 @@ class MapBuilders(Builders[Recipe]):
         self._has_epochs = has_epochs(dataset)
         self._view: tuple[int | None, Any] = (None, dataset)
 
-    def builder(self, recipe: Recipe, slot: Slot | None = None, hint: Any = None) -> MapBatchBuilder:
+    def builder(self, recipe: Recipe, slot: BatchSlot | None = None, hint: Any = None) -> MapBatchBuilder:
         """Return the builder of a batch; `hint` is what the trainer's process said of it."""
         return MapBatchBuilder(self, recipe, slot, hint)
 
@@ -129,7 +136,7 @@ class MapBuilders(Builders[Recipe]):
             self._view = (epoch, view)
         return view
 
-    def open_rows(self, recipe: Recipe, slot: Slot | None, hint: Any) -> RowWriter | None:
+    def open_rows(self, recipe: Recipe, slot: BatchSlot | None, hint: Any) -> RowWriter | None:
         """Return the dataset's row writer for a batch; None if it has none after all."""
         dataset, num_samples = self.dataset_in(recipe.epoch), len(recipe.positions)
         if hint is None:
@@ -147,15 +154,15 @@ class MapBuilders(Builders[Recipe]):
             return None
         return writer  # type: ignore[no-any-return]
 
-    def memory(self, slot: Slot | None) -> Memory:
+    def memory(self, slot: BatchSlot | None) -> BatchMemory:
         """Return where the arrays of a batch are allocated."""
         return self._pool if slot is None or not self.collation.uses_slot else SlotMemory(slot)
 
-    def _placed(self, slot: Slot | None) -> Any:
+    def _placed(self, slot: BatchSlot | None) -> Any:
         """Let what the dataset collates by itself lie in the slot, too."""
         return _NOWHERE if slot is None or not self.collation.uses_slot else placed(slot.take)
 
-    def whole_batch(self, recipe: Recipe, slot: Slot | None) -> Any:
+    def whole_batch(self, recipe: Recipe, slot: BatchSlot | None) -> Any:
         """Return the batch as the dataset makes it, arrays as tensors; `NotImplemented` if it makes none, or fails
         where bad samples are replaced.
         """
@@ -164,10 +171,14 @@ class MapBuilders(Builders[Recipe]):
             positions = positions_of(recipe)
             previous = entered(self._context(recipe, positions, iter(positions)))
         try:
-            with self._placed(slot):
-                batch = self.dataset_in(recipe.epoch).__getbatch__(recipe.positions, self.memory(slot).empty)
-                if batch is not NotImplemented:
-                    return to_tensors(batch)
+            dataset = self.dataset_in(recipe.epoch) if self._has_epochs else self.dataset
+            if slot is None or not self.collation.uses_slot:
+                batch = dataset.__getbatch__(recipe.positions, self._pool.empty)
+            else:
+                with placed(slot.take):  # what the dataset collates by itself lies in the slot, too
+                    batch = dataset.__getbatch__(recipe.positions, SlotMemory(slot).empty)
+            if batch is not NotImplemented:
+                return to_tensors(batch)
         except Exception as error:
             if self.policy.action != "raise":
                 return NotImplemented
@@ -181,7 +192,7 @@ class MapBuilders(Builders[Recipe]):
         self.makes_batches = self.is_pure = False
         return NotImplemented
 
-    def close_rows(self, recipe: Recipe, writer: RowWriter, slot: Slot | None) -> Any:
+    def close_rows(self, recipe: Recipe, writer: RowWriter, slot: BatchSlot | None) -> Any:
         """Return the batch whose rows are all written."""
         try:
             with self._placed(slot):
@@ -318,85 +329,79 @@ class MapBuilders(Builders[Recipe]):
 class MapBatchBuilder:
     """Builds one batch of a dataset that is addressed by position."""
 
-    __slots__ = (
-        "_batch",
-        "_builders",
-        "_positions",
-        "_read_times",
-        "_recipe",
-        "_skipped",
-        "_slot",
-        "_writer",
-        "samples",
-        "size",
-    )
+    __slots__ = ("_batch", "_builders", "_positions", "_recipe", "_slot", "_writer", "parts", "size")
 
-    def __init__(self, builders: MapBuilders, recipe: Recipe, slot: Slot | None, hint: Any) -> None:
+    def __init__(self, builders: MapBuilders, recipe: Recipe, slot: BatchSlot | None, hint: Any) -> None:
         self._builders, self._recipe, self._slot = builders, recipe, slot
         if slot is not None:
             slot.clear()  # the batch may be built a second time
         self._writer = builders.open_rows(recipe, slot, hint) if builders.writes_rows else None
         self._batch: Any = NotImplemented
         """As the dataset has made it."""
-        self._skipped: list[tuple[int, list[Skipped]]] = []
-        self._read_times: list[ReadTimes] = []
-        """Of each part: appended to by several threads, and added up when all are done."""
-        self.samples: list[Any] = []
-        """What was read, where the dataset has not put it together itself."""
-        self._positions: list[Any] = []
-        if self._writer is None and (builders.makes_batches or builders.reads_many):
-            self.size = 1  # one call for all: the dataset may want to see them together
-        else:
+        self.parts: list[Part] = []
+        """What was done: appended to by several threads, and put together when all is done."""
+        self._positions: list[Any] | None = None
+        """None if one call reads all: the dataset may want to see them together."""
+        self.size = 1
+        if self._writer is not None or not (builders.makes_batches or builders.reads_many):
             self._positions = positions_of(recipe)
             self.size = len(self._positions)
-            if self._writer is None:
-                self.samples = [None] * self.size
 
     def do(self, start: int, stop: int) -> None:
         """Read some of the samples."""
         began, before = perf_counter(), watch.seconds
-        builders, recipe = self._builders, self._recipe
+        builders, recipe, positions, writer = self._builders, self._recipe, self._positions, self._writer
+        samples: Sequence[Any] = ()
         skipped: list[Skipped] = []
-        if self._writer is not None:
-            builders.write(recipe, self._writer, self._positions[start:stop], start, skipped)
-        elif self.samples:
-            self.samples[start:stop] = builders.read(recipe, self._positions[start:stop], skipped, start)
+        if positions is None:
+            samples = self._read_together(skipped)
         else:
-            if builders.makes_batches:
-                self._batch = builders.whole_batch(recipe, self._slot)
-                if self._batch is NotImplemented and self._slot is not None:
-                    self._slot.clear()
-            if self._batch is NotImplemented:
-                self.samples = builders.read(recipe, positions_of(recipe), skipped)
-        if skipped:
-            self._skipped.append((start, skipped))
+            if stop - start < self.size:
+                positions = positions[start:stop]
+            if writer is None:
+                samples = builders.read(recipe, positions, skipped, start)
+            else:
+                builders.write(recipe, writer, positions, start, skipped)
         transform = watch.seconds - before
-        self._read_times.append((began, perf_counter() - began - transform, transform))
+        self.parts.append((start, began, perf_counter() - began - transform, transform, samples, skipped))
+
+    def _read_together(self, skipped: list[Skipped]) -> Sequence[Any]:
+        """Read all samples in one call: as a batch, else return them."""
+        builders, recipe, slot = self._builders, self._recipe, self._slot
+        if builders.makes_batches:
+            self._batch = builders.whole_batch(recipe, slot)
+            if self._batch is not NotImplemented:
+                return ()
+            if slot is not None:
+                slot.clear()
+        return builders.read(recipe, positions_of(recipe), skipped)
 
     def finish(self) -> BatchResult:
         """Return the batch."""
-        builders, recipe, slot = self._builders, self._recipe, self._slot
-        finishing = perf_counter()
-        if self._writer is not None:
-            batch = builders.collation.complete(recipe, builders.close_rows(recipe, self._writer, slot))
-        elif self._batch is not NotImplemented:
-            batch = builders.collation.complete(recipe, self._batch)
+        collation, recipe, slot = self._builders.collation, self._recipe, self._slot
+        samples: Any
+        if len(self.parts) == 1:
+            _, began, read, transform, samples, skipped = self.parts[0]
+            finishing = began + read + transform  # this thread has just read it
         else:
-            batch = builders.collation.collate(recipe, self.samples, slot)
-        ended = perf_counter()
-        if len(self._read_times) == 1:
-            began, read, transform = self._read_times[0]
-        else:
-            begins, reads, transforms = zip(*self._read_times)
+            _, begins, reads, transforms, read_samples, replaced = zip(*sorted(self.parts, key=itemgetter(0)))
             began, read, transform = min(begins), sum(reads), sum(transforms)
-        skipped: Sequence[Skipped] = ()
-        if self._skipped:
-            skipped = [entry for _, part in sorted(self._skipped, key=lambda item: item[0]) for entry in part]
+            samples, skipped = list(chain(*read_samples)), list(chain(*replaced))
+            finishing = perf_counter()
+        if self._writer is not None:
+            batch = collation.complete(recipe, self._builders.close_rows(recipe, self._writer, slot))
+        elif self._batch is not NotImplemented:
+            batch = collation.complete(recipe, self._batch)
+        else:
+            batch = collation.collate(recipe, samples, slot)
+        ended = perf_counter()
         return BatchResult(recipe, batch, skipped, None, (began, ended, read, transform, ended - finishing))
 
 
 def to_tensors(batch: Any) -> Any:
     """Return a batch with its arrays as tensors that share their memory."""
+    if type(batch) is np.ndarray:
+        return torch.from_numpy(batch)
     if type(batch) is dict and all(type(value) is np.ndarray for value in batch.values()):
         return {key: torch.from_numpy(value) for key, value in batch.items()}  # what nearly all datasets return
     return trees.map_leaves(lambda leaf: torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf, batch)

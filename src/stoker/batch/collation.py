@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.batch.collate import plain_collate
-from stoker.batch.memory import Slot, placed
+from stoker.batch.memory import BatchSlot, placed
 from stoker.batch.misfit import explain
 from stoker.errors import EarlyStop, NothingCollated, StokerError
 from stoker.foundation.randomness import reading_in_epoch
@@ -28,6 +28,7 @@ class Collation:
         self.collate_fn, self.is_batched, self.pin = collate_fn, is_batched, pin
         self._part = part
         """Takes this rank's part of every sequence, where ranks share a batch."""
+        self._is_complete = part is None and pin is None
         self._check = check if collate_fn is None and is_batched else None
         """Refuses samples of several datasets that do not go together."""
         self._collate: Callable[[Any], Any] | None = None
@@ -38,9 +39,9 @@ class Collation:
         self.uses_slot = collate_fn is None and part is None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "pin": None, "_collate": None}  # workers never pin
+        return {**self.__dict__, "pin": None, "_is_complete": self._part is None, "_collate": None}  # workers never pin
 
-    def collate(self, recipe: Recipe, samples: list[Any], slot: Slot | None = None) -> Any:
+    def collate(self, recipe: Recipe, samples: list[Any], slot: BatchSlot | None = None) -> Any:
         """Return the batch of `samples`, collated straight into the slot if there is one."""
         if slot is None or not self.uses_slot:
             return self._collated(recipe, samples)
@@ -69,7 +70,7 @@ class Collation:
             raise
         if batch is None and self.collate_fn is not None:
             raise NothingCollated(getattr(self.collate_fn, "__qualname__", repr(self.collate_fn)), step=recipe.step)
-        return self.complete(recipe, batch)
+        return batch if self._is_complete else self.complete(recipe, batch)
 
     def complete(self, recipe: Recipe, batch: Any) -> Any:
         """Return a whole batch as this rank gets it: its part of the sequences, in page-locked memory if asked for."""

@@ -26,7 +26,7 @@ Take = Callable[[int], tuple[Any, int]]
 """Called with a number of bytes, returns a buffer and the offset in it at which so many are free."""
 
 
-class Slot(Protocol):
+class BatchSlot(Protocol):
     """The shared memory of one batch."""
 
     def take(self, num_bytes: int, /) -> tuple[Any, int]:
@@ -38,7 +38,7 @@ class Slot(Protocol):
         ...
 
 
-class Memory(Protocol):
+class BatchMemory(Protocol):
     """Where arrays of a batch are allocated."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike, /) -> NDArray[Any]:
@@ -51,7 +51,7 @@ class SlotMemory:
 
     __slots__ = ("_buffer", "_take", "has_moved")
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: BatchSlot) -> None:
         self._take = slot.take
         self._buffer: Any = None
         self.has_moved = False

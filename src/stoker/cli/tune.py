@@ -98,11 +98,11 @@ def loader(
         out=out,
         is_json=json,
         record=without_run(tuning),
-        verdict=_verdict(tuning),
+        verdict=format_verdict(tuning),
     )
 
 
-def _verdict(tuning: Tuning) -> Text:
+def format_verdict(tuning: Tuning) -> Text:
     """Return the code to use, and the expected time."""
     from rich.text import Text
 

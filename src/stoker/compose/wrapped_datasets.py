@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from stoker.source.protocols import has_epochs, own_fingerprint, owns_order
+
 SHUFFLED_MIXTURE = (
     "the dataset contains a mixture and is shuffled, so the shares of its sources hold only on average and not in "
     "every stretch of training\n"
@@ -20,6 +22,13 @@ SORTED_ROWS = (
     "hint: pass shuffle=True to train on them, or order='sequential' if you want them as they lie, to validate for one"
 )
 """Warning for a loader that does not shuffle a pack and does not say that it means it."""
+
+HIDDEN_EPOCHS = (
+    "the dataset contains one with an in_epoch() that its wrapper does not pass on, so every epoch has the same "
+    "content\n"
+    "hint: give the wrapper an in_epoch(epoch) that wraps dataset.in_epoch(epoch)"
+)
+"""Warning for a loader over a wrapper that hides the epochs of the data inside."""
 
 MAX_DEPTH = 6
 """Wrappers inside wrappers; deeper than any real one."""
@@ -52,10 +61,23 @@ def fingerprint_of(dataset: Any) -> str | None:
 
 def has_wrapped_mixture(dataset: Any) -> bool:
     """Return whether a mixture is inside a wrapper. False for a mixture itself, whose order the loader knows."""
-    if _is_mixture(dataset):
+    if owns_order(dataset):
         return False
     try:
-        return _DatasetSearch().finds(dataset, 0, _is_mixture)
+        return _DatasetSearch().finds(dataset, 0, owns_order)
+    except Exception:
+        return False
+
+
+def hides_epochs(dataset: Any) -> bool:
+    """Return whether a wrapper hides that the data inside has another content in each epoch.
+
+    Datasets of this package are read through any wrapper in the epoch that it is.
+    """
+    if has_epochs(dataset):
+        return False
+    try:
+        return _DatasetSearch().finds(dataset, 0, lambda value: has_epochs(value) and not _is_in_package(value))
     except Exception:
         return False
 
@@ -80,7 +102,7 @@ class _DatasetSearch:
         """Objects that contain the one that is looked at: a cycle ends here."""
 
     def fingerprints(self, value: Any, depth: int) -> list[str]:
-        own = _own_fingerprint(value)
+        own = own_fingerprint(value)
         if own is not None:
             return [own]
         inside = [self.fingerprints(part, depth + 1) for part in self._parts(value, depth)]
@@ -122,7 +144,7 @@ def _contents(value: Any) -> list[Any]:
         return list(value) if len(value) <= MAX_ITEMS else []
     if not _is_readable(value):
         return []
-    if type(value).__module__.partition(".")[0] == "stoker":
+    if _is_in_package(value):
         # what else is in our own objects are caches, which change while they are read
         sources = getattr(value, "sources", None)
         return list(sources.values()) if isinstance(sources, Mapping) else []
@@ -144,8 +166,8 @@ def _is_readable(value: Any) -> bool:
 _PLAIN = frozenset({str, bytes, bytearray, memoryview, range, set, frozenset})
 
 
-def _is_mixture(value: Any) -> bool:
-    return getattr(type(value), "owns_order", False) is True
+def _is_in_package(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "stoker"
 
 
 def _is_sorted(value: Any) -> bool:
@@ -153,15 +175,7 @@ def _is_sorted(value: Any) -> bool:
 
 
 def _has_chosen_order(value: Any) -> bool:
-    return _is_mixture(value) or (hasattr(value, "indices") and hasattr(value, "dataset"))
-
-
-def _own_fingerprint(value: Any) -> str | None:
-    try:
-        fingerprint = getattr(value, "fingerprint", None)
-    except Exception:  # a property may need what is not there yet
-        return None
-    return fingerprint if isinstance(fingerprint, str) else None
+    return owns_order(value) or (hasattr(value, "indices") and hasattr(value, "dataset"))
 
 
 def _subset_indices(value: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""From a slot to the accelerator: page-locking, copies on a side stream; decoding, widening, normalizing on the device.
+"""From a slot to the accelerator: page-locking, copies on a side stream, decoding and dtype conversion on the device.
 
 The only room that touches CUDA.
 """

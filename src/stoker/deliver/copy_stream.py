@@ -1,9 +1,13 @@
-"""Batches copied to a CUDA device on a stream of their own, while the trainer's stream computes.
+"""Copy batches to a CUDA device on a side stream, while the training stream computes.
 
-Two kinds of memory have to outlast a copy that only runs later. The host's tensors are held until the copy is complete:
-they may be views on a slot that a worker fills again as soon as they are gone. The device's tensors belong to the copy
-stream's pool of memory, so torch is told which other stream reads them, or it would give their memory to the next copy
-while a kernel of the trainer still reads it.
+A copy is queued now and runs later, so two kinds of memory must outlive it:
+
+- The host's tensors are held until the copy is complete (`InFlight`): they may be views of a slot, which a worker
+  refills as soon as they are gone.
+- The device's tensors come from the copy stream's memory pool. `record_stream` makes torch wait for the training stream
+  before it reuses them; otherwise the next copy would overwrite memory that a training kernel still reads.
+
+The training stream waits for a copy by an event (`handed_over`); the training loop itself never does.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ _UNTIMED = nullcontext()
 
 
 class DeviceCopy:
-    """One batch on its way."""
+    """One batch that is being copied."""
 
     __slots__ = (
         "batch",
@@ -47,29 +51,31 @@ class DeviceCopy:
     def __init__(self, batch: Any) -> None:
         self.batch = batch
         self.event: Any = None
-        """Complete when the copy is; None when that is known."""
+        """An event that is complete when the copy is; None once that is known."""
         self.is_timed = False
-        """It is one of those that are timed on the device."""
+        """Its duration on the device is measured."""
         self.clocks: list[tuple[Any, Any]] = []
-        """Events at the beginning and the end of each of its copies, if it is."""
+        """If so, events at the beginning and the end of each tensor's copy."""
         self.is_pageable = False
-        """Some of it came from memory that is not page-locked."""
+        """Some of it came from pageable memory."""
         self.sources: list[Tensor] = []
+        """The tensors on the host."""
         self.tensors: list[Tensor] = []
+        """The tensors on the device."""
         self.sent: list[Any] = []
-        """The objects that have moved themselves."""
+        """Objects moved by their own `to` method."""
         self.has_more = False
-        """Some of it can only be moved on the trainer's stream, when it is handed over."""
+        """Some of it can only be moved on the training stream, in `handed_over`."""
         self.is_blind = False
-        """Some of what was moved is out of sight, and torch cannot be told who reads it."""
+        """Some moved tensors cannot be found inside their objects, so `record_stream` cannot be called for them."""
         self.jobs: list[DecodeJob] = []
-        """Pictures in it that are still files; each stands in the batch for the tensor it becomes."""
+        """Images in it that are still files; in the batch, a job is in the place of the tensor that it makes."""
 
 
 class CopyStream:
-    """Copies batches to the device with number `device`, and widens them there.
+    """Copies batches to the device with number `device`, and converts their dtypes there (`widen`).
 
-    If it `decodes`, pictures that are still files become jobs; whoever does them widens what comes of them.
+    With `decodes`, images that are still files become jobs, whose results are converted when they are done.
     """
 
     def __init__(
@@ -82,14 +88,14 @@ class CopyStream:
         self._stream = _stream_of(device)
         self._in_flight = InFlight(self._counter)
         self.leaves_some = False
-        """Some batches had parts that stay on the host, in the memory they came in."""
+        """Some batches had parts that stay on the host, in the memory of their slot."""
         self._can_pin = self._follows = False
         with suppress(RuntimeError):
             self._can_pin = torch.empty(1).pin_memory().is_pinned()
 
     @property
     def in_flight(self) -> InFlight:
-        """What is being copied. It has no tie to this object, so that it can be waited for at its end."""
+        """The copies in flight. Holds no reference to this object, so that a finalizer of it can wait for them."""
         return self._in_flight
 
     def begin(self, batch: Any) -> DeviceCopy:
@@ -100,26 +106,28 @@ class CopyStream:
             before = torch.cuda.current_stream(self._index)
             torch.cuda.set_stream(self._stream)
             try:
-                if self._follows:
+                if self._follows:  # memory that may still be read without torch's knowledge: see `is_blind`
                     self._stream.wait_stream(before)
                 copy.is_timed = self._counter.is_to_be_timed
                 copy.batch = mapped(
                     lambda tensor, field: self._copied(copy, tensor, field),
                     batch,
                     on_mover=lambda thing, field: self._sent(copy, thing, field),
-                    on_rest=self._left,
+                    on_rest=self._stays,
                     on_kind={Encoded: lambda encoded, field: self._laid_out(copy, encoded, field)}
                     if self._decodes
                     else None,
                 )
                 self._counter.num_pageable += copy.is_pageable
-                copy.event = self._in_flight.recorded(self._stream)  # after all clocks, which are complete when it is
-                # events of their own: those of copies are used again as soon as they are complete
+                copy.event = self._in_flight.recorded(
+                    self._stream
+                )  # last, so that the timing events are complete when it is
+                # not the copy's event, which is reused as soon as it is complete
                 for job in copy.jobs:
                     job.ready = _cuda.Event()
                     job.ready.record(self._stream)
             except BaseException:
-                self._stream.synchronize()  # some of it may be on its way, and is about to be let go of
+                self._stream.synchronize()  # some of it may be in flight, and its memory is about to be released
                 raise
             finally:
                 torch.cuda.set_stream(before)
@@ -128,9 +136,7 @@ class CopyStream:
         return copy
 
     def handed_over(self, copy: DeviceCopy, jobs: Sequence[DecodeJob] = ()) -> Any:
-        """Return the batch, for work that the caller puts on its current stream from now on; also with what has come
-        of `jobs`.
-        """
+        """Return the batch, for work that the caller queues on its current stream from now on. `jobs` are done."""
         stream = torch.cuda.current_stream(self._index)
         if copy.event is not None:
             stream.wait_event(copy.event)
@@ -147,7 +153,7 @@ class CopyStream:
 
     # ---------------------------------------------------------------- parts of a batch
 
-    def _left(self, _: Any) -> None:
+    def _stays(self, _: Any) -> None:
         self.leaves_some = True
 
     def _copied(self, copy: DeviceCopy, tensor: Tensor, field: str | None) -> Tensor:
@@ -165,14 +171,14 @@ class CopyStream:
         return copied
 
     def _on_device(self, copy: DeviceCopy, tensor: Tensor) -> Tensor:
-        """Return a tensor on the device, when its copy is complete; the host's is held until then."""
+        """Queue the copy of a tensor and return it on the device; hold the host's until the copy is complete."""
         copy.sources.append(tensor)
         with self._timed(copy) if copy.is_timed else _UNTIMED:
             return tensor.to(self._device, non_blocking=True)
 
     @contextmanager
     def _timed(self, copy: DeviceCopy) -> Iterator[None]:
-        """Let the device note how long the copies of the block take."""
+        """Measure how long the copies in the block take on the device."""
         begin, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
         begin.record(self._stream)
         yield
@@ -180,7 +186,9 @@ class CopyStream:
         copy.clocks.append((begin, end))
 
     def _laid_out(self, copy: DeviceCopy, encoded: Encoded, field: str | None) -> DecodeJob:
-        """Return what decodes pictures into memory on the device, to which all that are pixels already are copied."""
+        """Return the job that decodes the files into memory on the device; images that are pixels already are copied
+        there.
+        """
         pixels = encoded.pixels
         if encoded.num_files == len(pixels):
             on_device = torch.empty_like(pixels, device=self._device)
@@ -193,13 +201,13 @@ class CopyStream:
         return job
 
     def _sent(self, copy: DeviceCopy, thing: Any, field: str | None) -> Any:
-        """Move an object that moves itself, if its tensors can be seen; it may let go of the old ones at once."""
+        """Move an object by its own `to` method, if its tensors can be found: it may drop the old ones at once."""
         sources = tensors_in(thing)
         if sources is None or not all(map(_is_plain, sources)):
             copy.has_more = True
             return thing
         if not sources:
-            return thing  # its `to` has nothing to do with devices, or there is nothing to move
+            return thing  # nothing to move, or a `to` that is not about devices
         copy.sources.extend(sources)
         with self._timed(copy) if copy.is_timed else _UNTIMED:
             sent = moved(thing, self._device, is_blocking=False)
@@ -218,8 +226,8 @@ class CopyStream:
         return self._widen(tensor, field) if tensor.is_cuda else tensor
 
     def _late(self, copy: DeviceCopy, batch: Any) -> Any:
-        """Move what is left, on the trainer's stream and waiting for it: sparse tensors, tensors of another device and
-        objects that cannot be looked into.
+        """Move the rest, blocking, on the training stream: sparse tensors, tensors of another device, and objects
+        whose tensors cannot be found.
         """
         done = {id(thing) for thing in (*copy.tensors, *copy.sent)}
 
@@ -240,7 +248,7 @@ class CopyStream:
 
 
 class InFlight:
-    """The copies that are not known to be complete, in the order of their stream."""
+    """Copies that may not be complete yet, in the order of their stream."""
 
     def __init__(self, counter: CopyCounter) -> None:
         self._counter = counter
@@ -252,17 +260,17 @@ class InFlight:
         return len(self._copies)
 
     def recorded(self, stream: Any) -> Any:
-        """Return an event that is complete when all is that was put on `stream` until now."""
+        """Return an event that completes after everything queued on `stream` so far."""
         event = self._spare.pop() if self._spare else _cuda.Event()
         event.record(stream)
         return event
 
     def add(self, copy: DeviceCopy) -> None:
-        """Hold on to the host's tensors of a copy that has begun."""
+        """Hold the host's tensors of a copy that has begun."""
         self._copies.append(copy)
 
     def release(self) -> None:
-        """Let go of the host's tensors whose copy is complete."""
+        """Release the host's tensors of complete copies."""
         copies = self._copies
         while copies and copies[0].event.query():
             copy = copies.popleft()
@@ -272,9 +280,9 @@ class InFlight:
             copy.event, copy.sources, copy.clocks = None, [], []
 
     def settle(self) -> None:
-        """Wait until all copies are complete, and let go of the host's tensors."""
+        """Wait until all copies are complete, and release the host's tensors."""
         if os.getpid() != self._process:
-            return  # the parent's, and so is CUDA
+            return  # a forked child: the copies and CUDA are the parent's
         with suppress(Exception):  # the device may be lost, or CUDA gone at the interpreter's end
             if self._copies:
                 self._copies[-1].event.synchronize()
@@ -287,7 +295,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 @lru_cache(maxsize=64)
 def _stream_of(device: int) -> Any:
-    """Return the copy stream of a device. One for all loaders: memory that torch frees stays with its stream, and a
-    new stream every epoch would keep as many pools of it.
+    """Return the copy stream of a device, one for all loaders: memory that torch frees stays in the pool of its
+    stream, so a new stream every epoch would leave as many pools behind.
     """
     return _cuda.Stream(device)

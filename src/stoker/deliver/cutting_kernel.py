@@ -1,4 +1,4 @@
-"""All pictures of a batch cut and resized by one kernel, whatever their sizes: a table tells where each lies."""
+"""Crop and resize all images of a batch in one kernel, whatever their sizes: a table holds where each one is."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from stoker.deliver.cutting import Cuts
 
 TILE_HEIGHT, TILE_WIDTH = 16, 32
-"""The part of a row's channel that one program writes."""
+"""The tile of a row's channel that one program writes."""
 
 NUM_FIELDS = 12
-"""Whole numbers in an entry of the table: address, bytes per channel and per line, region (4), row, whether rows
-and columns are flipped, and the whole pixels at which the box begins (2), of which a float32 would lose the fraction.
+"""Integers in an entry of the table: address, bytes per channel and per line, region (4), row, whether rows and columns
+are flipped (2), and the integer part of where the box begins (2): with it, a float32 would lose the fraction.
 """
 
 
@@ -82,7 +82,7 @@ def _write(  # type: ignore[no-untyped-def]
             across += values.to(tl.float32) * x_weight[None, :]
         total += across * y_weight[:, None]
 
-    # what lies beyond the row is not written, and may not be divided by nothing either
+    # pixels beyond the row are not written; they must not divide by 0 either
     is_row = (ys[:, None] < height) & (xs[None, :] < width)
     weights = tl.where(is_row, y_total[:, None] * x_total[None, :], 1.0)
     value = tl.minimum(tl.maximum(tl.floor(total / weights + 0.5), 0.0), 255.0).to(tl.uint8)
@@ -92,26 +92,26 @@ def _write(  # type: ignore[no-untyped-def]
     tl.store(where, value, mask=is_row)
 
 
-def cut_together(pictures: Sequence[Tensor], cuts: Cuts, out: Tensor) -> None:
-    """Write pictures on a GPU into rows of `out`, on the current stream. They must live until that has run."""
-    pictures = [picture if picture.stride(2) == 1 else picture.contiguous() for picture in pictures]
-    num_pictures = len(pictures)
-    table = np.empty((num_pictures, NUM_FIELDS), np.int64)
-    table[:, 0] = [picture.data_ptr() for picture in pictures]
-    table[:, 1] = [picture.stride(0) if len(picture) > 1 else 0 for picture in pictures]
-    table[:, 2] = [picture.stride(1) for picture in pictures]
+def cut_together(images: Sequence[Tensor], cuts: Cuts, out: Tensor) -> None:
+    """Write images on a GPU into rows of `out`, on the current stream. Keep the images until that has run."""
+    images = [image if image.stride(2) == 1 else image.contiguous() for image in images]
+    num_images = len(images)
+    table = np.empty((num_images, NUM_FIELDS), np.int64)
+    table[:, 0] = [image.data_ptr() for image in images]
+    table[:, 1] = [image.stride(0) if len(image) > 1 else 0 for image in images]  # 0: gray for all channels
+    table[:, 2] = [image.stride(1) for image in images]
     table[:, 3:7] = cuts.regions
     table[:, 7] = cuts.rows
     table[:, 8:10] = cuts.flips
     whole = np.floor(cuts.boxes[:, :2])
     table[:, 10:] = whole
     _, num_channels, height, width = out.shape
-    places = np.empty((num_pictures, 4), np.float32)
+    places = np.empty((num_images, 4), np.float32)
     places[:, :2] = cuts.boxes[:, :2] - whole
     places[:, 2] = (cuts.boxes[:, 2] - cuts.boxes[:, 0]) / width
     places[:, 3] = (cuts.boxes[:, 3] - cuts.boxes[:, 1]) / height
     tiles = triton.cdiv(height, TILE_HEIGHT) * triton.cdiv(width, TILE_WIDTH)
-    _write[(tiles, num_channels, num_pictures)](
+    _write[(tiles, num_channels, num_images)](
         torch.from_numpy(table).to(out.device, non_blocking=True),
         torch.from_numpy(places).to(out.device, non_blocking=True),
         out,

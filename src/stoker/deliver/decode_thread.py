@@ -1,9 +1,9 @@
-"""The files of batches decoded on the device, in a thread: whoever decodes waits for the device, and the trainer must
+"""Decode the files of batches on the device, in a thread: decoding waits for the device, and the training loop must
 not.
 
-Two loaders may decode on one device at a time. Their threads take turns, each for a batch, and a turn ends when the
-device is done with it: the decoder writes on a stream of its own into memory that was let go of on ours, and would not
-wait for what is still reading there.
+Two loaders may decode on one device at a time. Their threads take turns, one batch each, and a turn ends when the
+device is done with it: the decoder writes on a stream of its own, into memory that was freed on ours, and does not wait
+for kernels that still read there.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ _cuda: Any = torch.cuda  # parts of it have no types
 T = TypeVar("T")
 
 EXIT_SECONDS = 5.0
-"""How long leaving waits for a batch that is being decoded: a device that hangs must not hang the exit too."""
+"""How long `stop` waits for a batch that is being decoded: a device that hangs must not hang the exit too."""
 
 
 class FallbackReader(Protocol[T]):
     """Reads a sample whose file the device refuses, on the host."""
 
     def read(self, result: T, position: Any, row: int, /) -> tuple[Any, Any]:
-        """Return a batch of that sample alone, and a note. Called in the thread that decodes; may raise.
+        """Return a batch of that sample alone, and a note. Called in the decoding thread; may raise.
 
-        `result` is the one that the file came with, without its batch; `row` is where it belongs there.
+        `result` is the result that the file came with, without its batch; `row` is the sample's row in it.
         """
         ...
 
     def noted(self, result: T, notes: Sequence[Any], /) -> T:
-        """Return `result` with notes of reading added to it."""
+        """Return `result` with the notes of `read` added to it."""
         ...
 
 
 class DecodeJob:
-    """The pictures of one batch, on their way to be a tensor. Stands in its place until they are."""
+    """Images of one batch that are to become a tensor. In the batch, it is in the place of that tensor."""
 
     __slots__ = (
-        "_num_pictures",
+        "_num_images",
         "encoded",
         "error",
         "event",
@@ -73,27 +73,27 @@ class DecodeJob:
         self.encoded: Encoded | None = encoded
         self.field = field
         self.pixels: Tensor | None = pixels
-        """Where they are to be. Rows that are not files are there already, or when `ready` is complete."""
+        """Memory for them. Rows that are not files are there already, once `ready` is complete."""
         self.ready: Any = None
         self.result: Any = None
-        """What the batch came with."""
+        """The result that the batch came with, without the batch."""
         self.is_done = False
         self.tensor: Tensor | None = None
-        """The pictures, when `event` is complete."""
+        """The images, once `event` is complete."""
         self.event: Any = None
         self.rescued: list[tuple[int, Any]] = []
-        """Rows that are to be replaced, each by a batch of one."""
+        """Rows to replace, each by a batch of one."""
         self.notes: list[Any] = []
-        self._num_pictures = len(encoded)
+        self._num_images = len(encoded)
         self.error: BaseException | None = None
 
     def __len__(self) -> int:
-        """Return the number of pictures, also those that were no files."""
-        return self._num_pictures
+        """Return the number of images, those that were not files included."""
+        return self._num_images
 
 
 class DecodeRunner:
-    """Does jobs, one at a time, in whichever thread."""
+    """Does jobs, one at a time, in the calling thread."""
 
     def __init__(
         self,
@@ -106,16 +106,16 @@ class DecodeRunner:
         self._decoder, self._device, self._widen, self._rescue = decoder, device, widen, rescue
         self._is_cuda = device.type == "cuda"
         self.stream: Any = _stream_of(device.index) if self._is_cuda else None
-        """Where it puts what it does, if the device has streams."""
+        """The stream that jobs are queued on, if the device has streams."""
         self._most: int | None = None
-        """Files that are decoded at once, if memory is short."""
+        """The most files decoded at once, after memory was short; None before."""
 
     def turn(self) -> AbstractContextManager[None]:
-        """Nobody else decodes on the device until it is left; what is put on the device goes to our stream."""
+        """Inside, no other thread decodes on the device, and work goes to our stream."""
         return _turn(self._device.index) if self._is_cuda else nullcontext()
 
     def do(self, job: DecodeJob) -> None:
-        """Put all that is to be done about a job on the stream."""
+        """Queue all work of a job on the stream."""
         encoded, pixels = job.encoded, job.pixels
         assert encoded is not None
         assert pixels is not None
@@ -131,15 +131,18 @@ class DecodeRunner:
             job.event.record(self.stream)
 
     def settle(self, job: DecodeJob) -> None:
-        """Wait until the device is done with a job, and let go of what it needed."""
+        """Wait until the device is done with a job, and release its files."""
         if job.event is not None:
             job.event.synchronize()
-        elif self._is_cuda:  # it has failed half-way
+        elif self._is_cuda:  # it failed half-way
             torch.cuda.synchronize(self._device)
         job.encoded = job.pixels = None
 
     def _fill(self, encoded: Encoded, out: Tensor, ready: Any) -> list[tuple[int, str]]:
-        """Decode all files into their rows; return the numbers of those that are refused, and why."""
+        """Decode all files into their rows; return the numbers of refused files, with the reasons.
+
+        A batch that fails is halved until the file at fault is alone, or, when memory is short, until it fits.
+        """
         files = torch.split(encoded.data, encoded.offsets.diff().tolist())
         sizes: list[list[int]] = encoded.sizes.tolist()
         cuts = Cuts(*(part.numpy() for part in (encoded.rows, encoded.regions, encoded.boxes, encoded.flips)))
@@ -149,9 +152,9 @@ class DecodeRunner:
         while waiting:
             part = waiting.pop()
             try:
-                pictures = self._decoder.decode([files[number] for number in part], num_channels=out.shape[1])
+                images = self._decoder.decode([files[number] for number in part], num_channels=out.shape[1])
             except RuntimeError as error:
-                if self._is_cuda:  # what it has begun may still write to memory that is free by now
+                if self._is_cuda:  # work already queued may still write to memory that was freed
                     torch.cuda.synchronize(self._device)
                 if len(part) > 1 and not _is_lost(error):
                     half = len(part) // 2
@@ -161,31 +164,31 @@ class DecodeRunner:
                     continue
                 if isinstance(error, torch.OutOfMemoryError):
                     error.add_note(
-                        "raised while pictures were decoded on the device, one by one at last\n"
+                        "raised while images were decoded on the device, in the end one by one\n"
                         "hint: use a smaller batch_size or model, or decode='cpu'"
                     )
                 if isinstance(error, torch.OutOfMemoryError) or _is_lost(error):
                     raise
                 refused.append((part[0], str(error).splitlines()[0]))
                 continue
-            found = [[picture.shape[2], picture.shape[1]] for picture in pictures]
+            found = [[image.shape[2], image.shape[1]] for image in images]
             right = [at for at, number in enumerate(part) if found[at] == sizes[number]]
             if len(right) < len(part):
                 wrong = set(range(len(part))).difference(right)
-                refused += [(part[at], "it is not of the size that it says") for at in sorted(wrong)]
-                pictures = [pictures[at] for at in right]
+                refused += [(part[at], "its size is not that of its header") for at in sorted(wrong)]
+                images = [images[at] for at in right]
             if ready is not None:
                 self.stream.wait_event(ready)
-            cut(pictures, cuts.of([part[at] for at in right]), out)
+            cut(images, cuts.of([part[at] for at in right]), out)
             if waiting and self._is_cuda:
                 self.stream.synchronize()
-            del pictures
+            del images
         return refused
 
     def _save(self, job: DecodeJob, encoded: Encoded, number: int, reason: str) -> None:
         position = encoded.positions[number]
         if self._rescue is None:
-            raise BadImage(f"the picture at position {position}", reason=reason)
+            raise BadImage(f"the image at position {position}", reason=reason)
         row = int(encoded.rows[number])
         one, note = self._rescue.read(job.result, position, row)
         job.rescued.append((row, one))
@@ -193,18 +196,18 @@ class DecodeRunner:
 
 
 def _is_lost(error: RuntimeError) -> bool:
-    """Whether the device is no longer of use to this process, so that it is not about a file."""
+    """Whether the error is about the device, which is lost to this process, and not about a file."""
     return "CUDA error" in str(error) or "CUDA driver" in str(error)
 
 
 class _DecodeQueue:
-    """What the thread shares with its owner. It holds on to this and never to the `Decoding`, whose end is its end."""
+    """What the thread shares with its owner. It refers to this, never to the `DecodeThread`, whose end ends it."""
 
     def __init__(self, bench: DecodeRunner) -> None:
         self.bench = bench
         self.jobs: deque[DecodeJob] = deque()
         self.process = os.getpid()
-        # Reentrant, because garbage collection may run a finalizer, and with it `stop`, in a thread that holds it.
+        # Reentrant: garbage collection may run a finalizer, and with it `stop`, in a thread that holds the lock.
         lock = threading.RLock()
         self.work = threading.Condition(lock)
         self.done = threading.Condition(lock)
@@ -212,11 +215,11 @@ class _DecodeQueue:
         self.is_closed = False
         self.file_seconds, self.num_timed = 0.0, 0
         self.shift = 0
-        """Which start the thread belongs to. One that comes back late, after a stop, finds its shift over."""
+        """The number of the current start. A thread that returns late, after a stop, sees that its own is over."""
 
     def start(self) -> None:
-        # A daemon: otherwise it would be waited for before anything of ours runs at the interpreter's exit. Its
-        # ordinary end is `stop`.
+        # A daemon: otherwise the interpreter's exit would wait for it before our finalizers run. Its ordinary end is
+        # `stop`.
         self.thread = threading.Thread(target=self.run, args=(self.shift,), name="stoker-decoding", daemon=True)
         self.thread.start()
 
@@ -229,7 +232,7 @@ class _DecodeQueue:
                     self.work.wait()
 
     def do(self, job: DecodeJob) -> None:
-        """Do a job: with the lock held, which is let go meanwhile."""
+        """Do a job. Called with the lock held, which is released meanwhile."""
         self.work.release()
         try:
             with self.bench.turn():
@@ -241,10 +244,10 @@ class _DecodeQueue:
                     error = caught.with_traceback(caught.__traceback__ and caught.__traceback__.tb_next)
                 num_files = 0 if job.encoded is None else job.encoded.num_files
                 if error is None:
-                    self.tell(job)  # whoever uses it lets the device wait for the rest
+                    self.tell(job)  # work is queued; `handed_over` makes the training stream wait for it
                 try:
                     self.bench.settle(job)
-                except BaseException as caught:  # the device is lost: every later call will say so too
+                except BaseException as caught:  # the device is lost: every later call will raise too
                     error = error or caught.with_traceback(None)
                 if not job.is_done:
                     job.error = error
@@ -257,7 +260,7 @@ class _DecodeQueue:
 
     def timed(self, seconds: float) -> None:
         self.num_timed += 1
-        # the first one is not counted: libraries are loaded then, and a kernel is compiled
+        # the first one is not counted: it loads libraries and compiles a kernel
         if self.num_timed > 1:
             self.file_seconds = seconds if self.num_timed == 2 else 0.8 * self.file_seconds + 0.2 * seconds
 
@@ -267,9 +270,9 @@ class _DecodeQueue:
             self.done.notify_all()
 
     def stop(self) -> None:
-        """End the thread when the batch is done that it is at. The others stay, for `start` to go on with."""
+        """End the thread after its current batch. The other jobs stay for the next `start`."""
         if os.getpid() != self.process:
-            return  # the thread is the parent's, and so is the lock
+            return  # a forked child: thread and lock are the parent's
         with self.work:
             self.shift += 1
             thread, self.thread = self.thread, None
@@ -290,8 +293,8 @@ class _DecodeQueue:
 class DecodeThread:
     """Does jobs in a thread, in their order.
 
-    The thread begins with the first job. It ends with `stop`, and begins again when someone waits for a job that is
-    left; with `close`, and with the collection of this object, for good.
+    The thread starts with the first job. It ends with `stop`, and starts again when a job that is left is waited for.
+    With `close`, and when this object is garbage-collected, it ends for good.
     """
 
     def __init__(self, bench: DecodeRunner) -> None:
@@ -301,11 +304,11 @@ class DecodeThread:
 
     @property
     def file_seconds(self) -> float:
-        """How long a file takes, of late; 0 if that is not known yet."""
+        """Recent mean duration per file; 0 if unknown."""
         return self._line.file_seconds
 
     def add(self, jobs: Sequence[DecodeJob]) -> None:
-        """Have jobs done, after those that were added before."""
+        """Queue jobs."""
         line = self._line
         with line.work:
             line.is_closed = False
@@ -314,7 +317,7 @@ class DecodeThread:
             line.work.notify()
 
     def wait(self, jobs: Sequence[DecodeJob]) -> bool:
-        """Wait until all of `jobs` are done, well or not; return False if another thread has closed this before."""
+        """Wait until all of `jobs` are done or failed; return False if another thread has closed this."""
         line = self._line
         with line.done:
             while not all(job.is_done for job in jobs):
@@ -325,11 +328,11 @@ class DecodeThread:
         return True
 
     def stop(self) -> None:
-        """End the thread before control returns."""
+        """End the thread before returning."""
         self._line.stop()
 
     def close(self) -> None:
-        """End the thread before control returns, and let go of all batches."""
+        """End the thread before returning, and release all batches."""
         self._line.close()
 
     def _go_on(self) -> None:
@@ -339,9 +342,7 @@ class DecodeThread:
 
 @lru_cache(maxsize=64)
 def _stream_of(device: int) -> Any:
-    """Return the stream on which files are decoded on a device. Before others: it has little to do at a time, and the
-    trainer waits for it.
-    """
+    """Return the stream for decoding on a device. High priority: its work is short, and training waits for it."""
     return _cuda.Stream(device, priority=-1)
 
 
@@ -351,7 +352,7 @@ _turns: dict[int, threading.Lock] = {}
 @contextmanager
 def _turn(device: int) -> Iterator[None]:
     cuda = driver()
-    relaxed = nullcontext() if cuda is None else cuda.relaxed()  # the trainer may be capturing a graph meanwhile
+    relaxed = nullcontext() if cuda is None else cuda.relaxed()  # the training loop may be capturing a graph meanwhile
     turn, stream = _turns.setdefault(device, threading.Lock()), _stream_of(device)
     with turn, torch.cuda.device(device), relaxed, torch.cuda.stream(stream):
         yield

@@ -1,4 +1,4 @@
-"""Who decodes files where the batch is to be: nvJPEG, as torchvision brings it."""
+"""Decode JPEG files on the device: nvJPEG, as part of torchvision."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Decoder(Protocol):
     """Decodes files, many at once."""
 
     def decode(self, files: Sequence[Tensor], *, num_channels: int) -> list[Tensor]:
-        """Return the pictures, uint8 [C, height, width], on the decoder's device.
+        """Return the images, uint8 [C, height, width], on the decoder's device.
 
         C is `num_channels`, 3 for RGB, or 1. Raises `RuntimeError` if one of the files cannot be decoded, without
-        saying which. Returns when the files are no longer needed; the pictures are complete for what is put on the
-        current stream from then on.
+        saying which. When it returns, the files are no longer needed, and the images are complete for work queued on
+        the current stream from then on.
         """
         ...
 
@@ -28,8 +28,8 @@ class Decoder(Protocol):
 class NvJpeg:
     """nvJPEG on one device.
 
-    torchvision takes memory for the pictures from the current stream's pool and fills it on a stream of its own, which
-    does not wait for the current one. So the caller has to: see `decoding`.
+    torchvision allocates the images from the current stream's pool and fills them on a stream of its own, which does
+    not wait for the current one. So the caller has to wait: see `decode_thread`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -39,19 +39,19 @@ class NvJpeg:
         self._device = device
 
     def decode(self, files: Sequence[Tensor], *, num_channels: int) -> list[Tensor]:
-        """Return the pictures."""
+        """Return the images."""
         return self._decode(  # type: ignore[no-any-return]
             list(files), mode=self._modes[num_channels], device=self._device
         )
 
 
 def check_nvjpeg(device: torch.device | None, *, need: str) -> None:
-    """Raise unless files can be decoded on `device`; `need` says who wants that."""
-    hint = 'decode="auto" decodes on the CPU where there is no such device, decode="cpu" always'
+    """Raise unless files can be decoded on `device`; `need` is what asks for it, for the message."""
+    hint = 'decode="auto" decodes on the CPU where there is no such device, and decode="cpu" always does'
     if device is None or device.type != "cuda":
         given = "no device" if device is None else f"device={str(device)!r}"
         raise ArgumentError(
-            f"{need} decodes pictures on a CUDA device, and the loader has {given}",
+            f"{need} decodes images on a CUDA device, but the loader has {given}",
             hint=f'pass device="cuda" to the loader; {hint}',
         )
     try:

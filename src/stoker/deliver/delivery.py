@@ -1,4 +1,4 @@
-"""The last stage: batches of an engine, moved to the device ahead of the trainer."""
+"""The last stage: move an engine's batches to the device, ahead of the training loop."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 
 def checked_device(device: str | int | torch.device | None) -> torch.device | None:
-    """Return the device that is meant; refuse one that is not there. None stands for leaving batches where they are.
+    """Return the device as a `torch.device`; raise `ArgumentError` if it is not available. None leaves batches unmoved.
 
-    "cuda" without a number stays so: it is the one that is current when an iteration begins.
+    "cuda" without a number stays so: it means the device that is current when an iteration begins.
     """
     if device is None:
         return None
@@ -51,14 +51,14 @@ def checked_device(device: str | int | torch.device | None) -> torch.device | No
         )
     if found.index is not None and not 0 <= found.index < module.device_count():
         raise ArgumentError(
-            f"device={device!r} is not there: this process sees {module.device_count()}, counted from 0",
-            hint="give a smaller number, or look at CUDA_VISIBLE_DEVICES",
+            f"device={device!r} does not exist: this process sees {module.device_count()}, numbered from 0",
+            hint="use a smaller number, or check CUDA_VISIBLE_DEVICES",
         )
     return found
 
 
 class _PendingResult(Generic[T]):
-    """A result in hand, or the error or the end in its place."""
+    """A result taken from the engine, or the error or end in its place."""
 
     __slots__ = ("copy", "error", "is_end", "result")
 
@@ -78,18 +78,19 @@ def _replaced(result: Any, batch: Any) -> Any:  # noqa: ARG001
 class Delivery(Generic[T]):
     """An engine whose batches are on `device`.
 
-    On a CUDA device, up to `depth` batches more than the one that is handed over are on their way to it: whatever the
-    engine has ready is taken at each call, without waiting for more. Order, errors and the end are the engine's, each
-    in its turn. A batch is handed over at once, its copy perhaps not complete: the caller's current stream waits for
-    it, the caller does not. To use it on another stream, let that one wait for the current one, as for any tensor.
+    On a CUDA device, up to `depth` batches more than the one that is returned are being copied: each call takes
+    whatever the engine has ready, without waiting for more. Order, errors and the end are the engine's, each in its
+    turn. A batch is returned at once, even if its copy is not complete: the caller's current stream waits for the copy,
+    the caller does not. To use the batch on another stream, let that stream wait for the current one, as for any
+    tensor.
 
-    `of` returns the batch of a result (None: the result carries none and is passed on), `replaced` the result with
-    another batch in its place. `on_rest` is called once, before the first batch is handed over of which some parts stay
-    on the host, where the caller may go on to copy them himself.
+    `of` returns the batch of a result (None: the result has none and is passed on), `replaced` the result with another
+    batch in its place. `on_rest` is called once, before the first batch that leaves parts on the host, which the caller
+    may want to copy itself.
 
-    With a `decoder`, given the device, pictures of a batch that are still files become pixels there, in a thread, and
-    a batch is handed over when its files are decoded. Files that it refuses are read by `rescue`; without one they are
-    errors. `split` is told who was waited for, `counter` how long copies take.
+    With a `decoder`, called with the device, images of a batch that are still files are decoded there, in a thread, and
+    a batch is returned when its files are decoded. Files that it refuses are read by `rescue`; without one they are
+    errors. `split` is given the waits for workers and device, `counter` the durations of copies.
     """
 
     def __init__(
@@ -116,22 +117,22 @@ class Delivery(Generic[T]):
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self._copies = CopyStream(index, widen, decodes=decoder is not None, counter=self._counter)
-            # Whoever drops this in mid-epoch may still use the batch that came last: its copy has to run to its end.
+            # If this is dropped in mid-epoch, the latest batch may still be in use: its copy must complete.
             finalize(self, self._copies.in_flight.settle)
             self._device = device = torch.device("cuda", index)
         self._decoding: DecodeThread | None = None
         self._rescue, self._split = rescue, split
-        self._num_pictures = 0
+        self._num_images = 0
         if split is not None:
             split.begin()
         if decoder is not None:
-            # on the host, what comes of files is widened with all else when it is handed over
+            # on the host, decoded files are converted together with the rest, in `_delivered`
             widen = widen if device.type == "cuda" else None
             self._decoding = DecodeThread(DecodeRunner(decoder(device), device, widen=widen, rescue=rescue))
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next result can be had without waiting."""
+        """Whether the next result is available without waiting."""
         if not self._ahead:
             return self._engine.is_ready
         copy = self._ahead[0].copy
@@ -143,7 +144,7 @@ class Delivery(Generic[T]):
         try:
             return self._next()
         except BaseException:
-            self._decoding.stop()  # the end, an error or Ctrl-C: nothing of ours goes on running
+            self._decoding.stop()  # the end, an error or Ctrl-C: leave no thread running
             raise
 
     def _next(self) -> T:
@@ -160,7 +161,7 @@ class Delivery(Generic[T]):
             self._begin(copies)
         if self._decoding is not None:
             self._wait(self._decoding, began, is_late=is_late)
-        # Taken out only now: an interrupt, until here, costs nothing.
+        # Removed only now: Ctrl-C up to here loses nothing.
         entry = ahead.popleft()
         if entry.is_end:
             raise StopIteration
@@ -169,11 +170,11 @@ class Delivery(Generic[T]):
             try:
                 raise error
             finally:
-                del error  # or the error would hold this frame, and the frame the error
+                del error  # or error and frame would hold each other
         return self._delivered(entry)
 
     def close(self) -> None:
-        """End the engine, and let go of all batches in hand when their copies are complete."""
+        """End the engine, and release all batches when their copies are complete."""
         try:
             self._engine.close()
         finally:
@@ -184,25 +185,25 @@ class Delivery(Generic[T]):
             self._ahead.clear()
 
     def _take(self) -> None:
-        """Take one more result from the engine, or what it raises."""
+        """Take one more result from the engine, or the error it raises."""
         try:
             entry = _PendingResult(next(self._engine))
         except StopIteration:
             entry = _PendingResult(is_end=True)
         except Exception as error:
-            # without this frame, through which it would hold this object, and the engine's threads with it
+            # without this frame, which would hold this object and with it the engine's threads
             entry = _PendingResult(error=error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
         self._ahead.append(entry)
 
     @staticmethod
     def _goes_on(entry: _PendingResult[T]) -> bool:
-        """Whether the engine may be asked for more: after an error or the end, only when the caller does."""
+        """Whether to ask the engine for more: after an error or the end, only the caller does."""
         return entry.error is None and not entry.is_end
 
     def _wait(self, decoding: DecodeThread, began: float, *, is_late: bool) -> None:
-        """Wait until the files of the first batch are decoded, and note who was waited for since `began`.
+        """Wait until the files of the first batch are decoded, and note what was waited for since `began`.
 
-        Files that have only come in this call could not be decoded before: that is the workers' doing.
+        If the batch itself came only in this call, decoding could not start before: then the workers were late.
         """
         copy = self._ahead[0].copy
         came = time.perf_counter()
@@ -211,16 +212,16 @@ class Delivery(Generic[T]):
         if self._split is not None and self._goes_on(self._ahead[0]):
             now = time.perf_counter()
             if copy is not None and copy.jobs:
-                self._num_pictures = sum(len(job) for job in copy.jobs)
+                self._num_images = sum(len(job) for job in copy.jobs)
             self._split.note(
                 now,
                 for_workers=now - began if is_late else 0.0,
                 for_device=0.0 if is_late else now - came,
-                whole=decoding.file_seconds * self._num_pictures,
+                whole=decoding.file_seconds * self._num_images,
             )
 
     def _begin(self, copies: CopyStream | None) -> None:
-        """Start the copies of all that is in hand, and the decoding of its files."""
+        """Start the copies of all batches taken so far, and the decoding of their files."""
         for entry in self._ahead:
             if entry.copy is not None or not self._goes_on(entry):
                 continue
@@ -233,7 +234,7 @@ class Delivery(Generic[T]):
                 entry.copy = _kept(batch) if copies is None else copies.begin(batch)
             except Exception:
                 if entry is not self._ahead[0]:
-                    return  # it is tried again in its turn; if there was no memory on the device, there may be then
+                    return  # it is tried again in its turn: device memory may be free by then
                 self._ahead.popleft()
                 raise
             if copies is not None:
@@ -241,7 +242,7 @@ class Delivery(Generic[T]):
             if copies is not None and copies.leaves_some and self._on_rest is not None:
                 self._on_rest()
                 self._on_rest = None
-            # from here on the host's batch is the copy's to hold, as long as it has to be
+            # from here on, only the copy holds the host's batch, until it is complete
             entry.result = self._replaced(result, None)
             if entry.copy.jobs and self._decoding is not None:
                 for job in entry.copy.jobs:
@@ -268,7 +269,7 @@ class Delivery(Generic[T]):
         return self._replaced(result, batch)
 
     def _decoded(self, copy: DeviceCopy, result: T) -> T:
-        """Return a result some of whose pictures were files."""
+        """Return a result with files, after their decoding."""
         jobs, copy.jobs = copy.jobs, []
         for job in jobs:
             error, job.error = job.error, None
@@ -306,7 +307,7 @@ def _same(part: Any, _: str | None) -> Any:
 
 
 def _kept(batch: Any) -> DeviceCopy:
-    """Return a batch that stays on the host, with what decodes its files there."""
+    """Return a batch that stays on the host, with jobs that decode its files there."""
     copy = DeviceCopy(batch)
 
     def laid_out(encoded: Encoded, field: str | None) -> DecodeJob:

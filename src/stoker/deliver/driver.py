@@ -1,4 +1,4 @@
-"""The few functions of CUDA's driver that torch does not offer, called in the library that torch has loaded already."""
+"""The few functions of the CUDA driver that torch does not offer, called in the library that torch has loaded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from functools import lru_cache
 import torch
 
 RELAXED = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED: what this thread does has nothing to do with a graph that is being captured."""
+"""CU_STREAM_CAPTURE_MODE_RELAXED: calls of this thread are unrelated to a graph that is being captured."""
 
 
 class CudaDriver:
-    """CUDA's driver. Calls take less than a microsecond, and keep the GIL: to let it go would cost more."""
+    """The CUDA driver. Calls take less than a microsecond and keep the GIL: releasing it would cost more."""
 
     def __init__(self) -> None:
         library = ctypes.PyDLL("libcuda.so.1")
@@ -27,7 +27,7 @@ class CudaDriver:
 
     @contextmanager
     def relaxed(self) -> Iterator[None]:
-        """Let this thread lock memory and ask events without spoiling a graph that is being captured meanwhile."""
+        """Let this thread page-lock memory and query events without invalidating a graph that is being captured."""
         mode = ctypes.c_int(RELAXED)
         self._exchange(ctypes.byref(mode))
         try:
@@ -36,7 +36,7 @@ class CudaDriver:
             self._exchange(ctypes.byref(mode))  # back to what it was
 
     def any_capturing(self, streams: Iterable[ctypes.c_void_p]) -> bool:
-        """Whether a graph is being captured on one of the streams. To ask does it no harm."""
+        """Whether a graph is being captured on one of the streams. Asking does not invalidate it."""
         status = ctypes.c_int(0)
         reference, is_capturing = ctypes.byref(status), self._is_capturing
         return any(is_capturing(stream, reference) or status.value for stream in streams)
@@ -47,9 +47,10 @@ class CudaDriver:
         return not self._state(ctypes.c_int(device), ctypes.byref(flags), ctypes.byref(active)) and bool(active.value)
 
     def record_all(self, device: int, event: torch.cuda.Event) -> bool:
-        """Let `event` stand for all work on `device`, on every stream, begun until now; False if it cannot be had.
+        """Record `event` for all work queued on `device` so far, on every stream; return False if that is not
+        supported.
 
-        A graph that is being captured on any stream of the device would be spoilt by it.
+        Invalidates a graph that is being captured on any stream of the device.
         """
         if self._record_all is None:
             return False
@@ -64,7 +65,7 @@ class CudaDriver:
 
 @lru_cache(maxsize=1)
 def driver() -> CudaDriver | None:
-    """Return CUDA's driver, or None where there is none: torch also calls AMD's devices "cuda"."""
+    """Return the CUDA driver; None where there is none: torch calls AMD's devices "cuda" too."""
     try:
         return CudaDriver() if torch.version.cuda else None
     except (OSError, AttributeError):

@@ -1,4 +1,8 @@
-"""Page-locking memory that others have mapped, so that the device's copy engine reads it by itself."""
+"""Page-lock (pin) shared memory, so that the device copies from it by DMA, asynchronously.
+
+Registering is done once per slot by the training process. Memory must be unregistered before it is unmapped, and a slot
+must not be refilled while a copy from it may still run: `CudaPageLock.fence` says when that is over.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,12 @@ from stoker.deliver.driver import driver
 from stoker.foundation.text import format_bytes
 
 PORTABLE = 1
-"""cudaHostRegisterPortable: locked for every device, not only the one that is current."""
+"""cudaHostRegisterPortable: page-locked for every device, not only the current one."""
 
 _cuda: Any = torch.cuda  # parts of it have no types
 
 POOL_SIZE = 32
-"""Streams that torch has per device and priority, handed out in turn."""
+"""Streams that torch has per device and priority, and hands out in turn."""
 
 
 _Event = tuple[int, Any]
@@ -28,10 +32,10 @@ _Event = tuple[int, Any]
 
 
 class CudaPageLock:
-    """Locks memory for the devices of this process. CUDA is started with the first lock, not before.
+    """Page-locks memory for the devices of this process. The first lock initializes CUDA, if nothing did before.
 
-    The device is the one that is current, in the thread that makes this object, if CUDA runs already; otherwise the
-    one that is current at the first lock. In a forked child nothing happens: the locks are the parent's.
+    Uses the device that is current when this object is made, if CUDA is initialized by then; otherwise the one that is
+    current at the first lock. Does nothing in a forked child: the locks are the parent's.
     """
 
     def __init__(self) -> None:
@@ -45,7 +49,7 @@ class CudaPageLock:
     # ---------------------------------------------------------------- locking
 
     def lock(self, address: int, num_bytes: int) -> bool:
-        """Lock; return whether that was allowed. The first refusal gives a warning."""
+        """Page-lock; return whether that succeeded. The first failure gives a warning."""
         if os.getpid() != self._process:
             return False
         if self._device is None:
@@ -60,17 +64,17 @@ class CudaPageLock:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"{format_bytes(num_bytes)} of memory for batches cannot be page-locked (CUDA says: "
-                f"{runtime.cudaGetErrorString(code)}), so batches are copied to the device the ordinary way, slower\n"
-                "hint: raise the limit on locked memory (`ulimit -l`), or have fewer bytes in flight: a smaller "
+                f"{format_bytes(num_bytes)} of batch memory cannot be page-locked (CUDA: "
+                f"{runtime.cudaGetErrorString(code)}), so copies to the device are slower\n"
+                "hint: raise the limit on locked memory (`ulimit -l`), or keep fewer bytes in flight, with a smaller "
                 "prefetch_factor, num_workers or batch_size",
                 stacklevel=2,
             )
         return False
 
     def unlock(self, address: int) -> None:
-        """Unlock, before the memory is unmapped and after copies from it are complete. Never raises."""
-        with suppress(Exception):  # CUDA may be gone, or half of Python, when the interpreter ends
+        """Unlock; call it after copies from the memory are complete and before it is unmapped. Never raises."""
+        with suppress(Exception):  # at interpreter exit, CUDA and parts of Python may be gone
             if os.getpid() != self._process or address not in self._locked:
                 return
             self._locked.discard(address)
@@ -80,9 +84,10 @@ class CudaPageLock:
                     self._clear_error()
 
     def _clear_error(self) -> None:
-        """Take back CUDA's last error, which torch would take for its own after the next kernel it starts.
+        """Clear CUDA's last error, which torch would otherwise raise after the next kernel it launches.
 
-        torch offers no way to ask for that error, so a kernel is started for it; on a stream that nobody captures.
+        torch has no function to read that error, so this launches a kernel, on a new stream: no graph is captured
+        there.
         """
         with torch.cuda.stream(_cuda.Stream(self._device)), suppress(RuntimeError):
             torch.ones(1, device=f"cuda:{self._device}")
@@ -90,17 +95,18 @@ class CudaPageLock:
     # ---------------------------------------------------------------- fences
 
     def fence(self) -> Callable[[], bool]:
-        """Return a function that tells whether all copies begun until now are complete, on whatever stream.
+        """Return a function that returns whether all copies queued until now are complete, on any stream.
 
-        torch looks after page-locked memory of its own in that way. It does not know ours, and a user may copy with
-        `non_blocking=True` on a side stream and let go of the batch at once.
+        torch tracks the page-locked memory that it allocated itself, but not a slot. A user may copy a batch with
+        `non_blocking=True` on any stream and drop it at once; without the fence, a worker would then refill the slot
+        while the copy still reads it.
         """
         if self._device is None or os.getpid() != self._process:
-            return _is_past
+            return _always_past
         return _Fence(self, self._devices()).is_past
 
     def is_done(self, events: list[_Event] | None) -> bool:
-        """Whether all `events`, made by `begun`, are complete. None stands for what could not be recorded."""
+        """Whether all `events` from `begun` are complete. None stands for events that could not be recorded."""
         if os.getpid() != self._process:
             return True
         if events is None:
@@ -114,7 +120,9 @@ class CudaPageLock:
         return not events
 
     def begun(self, device: int) -> list[_Event] | None:
-        """Return events for all that is begun on `device`; None if that cannot be told while a graph is captured."""
+        """Return events for all work queued on `device`; None while a graph is being captured, when recording is not
+        allowed.
+        """
         streams, addresses = self._pool(device)
         cuda = driver()
         try:
@@ -132,7 +140,7 @@ class CudaPageLock:
             return None
 
     def _swept(self, device: int, streams: list[torch.cuda.Stream]) -> list[_Event]:
-        """Return events for the streams that have something to do. Misses streams that are not torch's."""
+        """Return an event for each busy stream, for drivers without `record_all`. Misses streams not made by torch."""
         events = []
         for stream in streams:
             if not stream.query():
@@ -147,11 +155,11 @@ class CudaPageLock:
                 del self._spare[number]
                 return event
         event = _cuda.Event()
-        event.record(torch.cuda.default_stream(device))  # what makes it
+        event.record(torch.cuda.default_stream(device))  # an event is created by its first record
         return event
 
     def _devices(self) -> list[int]:
-        """Return the devices that a batch may have been copied to."""
+        """Return the devices that a batch may have been copied to: all that this process uses."""
         assert self._device is not None
         if torch.cuda.device_count() == 1:
             return [self._device]
@@ -163,7 +171,8 @@ class CudaPageLock:
         ]
 
     def _pool(self, device: int) -> tuple[list[torch.cuda.Stream], list[ctypes.c_void_p]]:
-        """Return the default stream and all that torch hands out, and the addresses of those that can be captured.
+        """Return the default stream and all streams that torch hands out, and the handles of those that can be
+        captured.
 
         Takes 6 ms, once.
         """
@@ -172,7 +181,7 @@ class CudaPageLock:
             streams = {0: torch.cuda.default_stream(device)}
             least, greatest = _cuda.Stream.priority_range()
             for priority in range(greatest, least + 1):
-                # twice round, in case another thread takes some out of turn; whole rounds leave the turn as it was
+                # two rounds, in case another thread takes some meanwhile; full rounds leave torch's turn unchanged
                 for _ in range(2 * POOL_SIZE):
                     stream = _cuda.Stream(device, priority=priority)
                     streams[stream.cuda_stream] = stream
@@ -182,7 +191,7 @@ class CudaPageLock:
 
 
 class _Fence:
-    """What was begun on some devices, as far as it is not complete."""
+    """Work queued on some devices that is not complete yet."""
 
     __slots__ = ("_begun", "_lock")
 
@@ -194,14 +203,14 @@ class _Fence:
         left = []
         for device, events in self._begun:
             if events is None:
-                events = self._lock.begun(device)  # later than it should be, so that it covers more
+                events = self._lock.begun(device)  # recorded later than asked, so it covers more work: safe
             if not self._lock.is_done(events):
                 left.append((device, events))
         self._begun = left
         return not left
 
 
-def _is_past() -> bool:
+def _always_past() -> bool:
     return True
 
 

@@ -1,8 +1,8 @@
-"""How many pictures of each batch are left to the device to decode, so that neither it nor the workers are waited for.
+"""The share of each batch's images that the device decodes, adjusted so that training waits for neither it nor workers.
 
-Decoding on the device takes time from the training, so the share is kept as small as can be: it grows while the trainer
-waits for the workers, shrinks while it waits for the device, and is lowered now and then while it waits for nobody.
-Whatever the share, the order of the data is the same.
+Decoding on the device takes time from training, so the share is kept as small as possible: it grows while the training
+loop waits for workers, shrinks while it waits for the device, and is lowered now and then while it waits for neither.
+The order of the data does not depend on the share.
 """
 
 from __future__ import annotations
@@ -10,56 +10,56 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WINDOW = 8
-"""Batches that are looked at before the share is changed; all of them made after the last change."""
+"""Batches that are observed before the share changes; all of them made after the last change."""
 
 START = 12
-"""Batches at the beginning of an iteration that tell nothing: all have to get going, one after the other."""
+"""Batches at the start of an iteration that are ignored: workers start one after the other."""
 
 NEGLIGIBLE = 0.02
-"""A part of the time that nobody minds: timings are no more certain than that."""
+"""A share of the time that is ignored: timings are not more precise than that."""
 
 COARSE, FINE = 1 / 4, 1 / 64
-"""The most that the share is changed by at a time, and what it is lowered by for a try."""
+"""The largest change of the share at a time, and how much it is lowered for a try."""
 
 MAX_PATIENCE = 64
-"""Windows between two tries to do with less, when others have failed."""
+"""The most windows between two tries of a smaller share, after others have failed."""
 
 DEVICE_RATE, CORE_RATE, TRAINER_RATE = 10_000, 450, 6_000
-"""Photographs per second that a large GPU decodes, one core decodes, and a quick trainer takes, roughly: what the
-workers would not manage of that is where to begin.
+"""Photographs per second, roughly, that a large GPU decodes, one core decodes, and fast training consumes. The share
+starts at what the workers could not manage of that.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The parts of the time, from 0 to 1, for which the trainer has waited, in the window before last."""
+    """The shares of the time, 0 to 1, that the training loop waited, in the latest complete window."""
 
     for_workers: float = 0.0
     for_device: float = 0.0
 
 
 class DecodeSplit:
-    """The share of pictures that the device decodes, found by watching who is waited for.
+    """The share of images that the device decodes, found by observing what the training loop waits for.
 
-    `num_cores` is how many the workers have to decode with.
+    `num_cores` is the number of cores that workers decode with.
     """
 
     def __init__(self, *, num_cores: int = 1) -> None:
         workers = CORE_RATE * max(1, num_cores)
         self.share = min(DEVICE_RATE / (DEVICE_RATE + workers), max(0.0, 1 - workers / TRAINER_RATE))
-        """From 0, all pictures are decoded by the workers, to 1."""
+        """From 0, where workers decode all images, to 1, where the device does."""
         self.waits = Waits()
         self._num_told = self._num_handed = 0
         self._first_new = 0
-        """The first batch that was made with the present share."""
+        """The first batch that was made with the current share."""
         self._last: float | None = None
         self._periods: list[float] = []
         self._for_workers: list[float] = []
         self._for_device: list[float] = []
         self._workers = 0.0
-        """Seconds per batch if the workers decoded all of it, when they were last waited for."""
+        """Seconds per batch if workers decoded all of it, as of the last wait for them."""
         self._enough: float | None = None
-        """A share with which nobody was waited for, while a smaller one is tried."""
+        """A share without waits, while a smaller one is tried."""
         self._probe = FINE
         self._num_quiet, self._patience = 0, 2
 
@@ -70,7 +70,7 @@ class DecodeSplit:
         )
 
     def begin(self) -> None:
-        """A new iteration begins: nothing is on its way, and the wait for its first batches tells nothing."""
+        """Start an iteration: nothing is in flight, and the waits for its first batches are ignored."""
         self._num_told = self._num_handed = 0
         self._changed(self.share)
         self._first_new = START
@@ -81,15 +81,15 @@ class DecodeSplit:
         return self.share
 
     def note(self, now: float, *, for_workers: float, for_device: float, whole: float) -> None:
-        """A batch is handed over, at the time `now`, after so many seconds of waiting.
+        """Note a batch that is handed over at the time `now`, after so many seconds of waiting.
 
-        `whole` is how long the device would take to decode all of its pictures; 0 if that is not known.
+        `whole` is how long the device would take to decode all of its images; 0 if that is unknown.
         """
         last, self._last = self._last, now
         self._num_handed += 1
         if last is None or self._num_handed <= self._first_new:
             return
-        # Each batch by itself, so that a pause for validation counts as one batch without waiting.
+        # Each batch separately, so that a pause for validation counts as one batch without waits.
         seconds = max(now - last, 1e-9)
         self._periods.append(seconds)
         self._for_workers.append(min(1.0, for_workers / seconds))
@@ -115,24 +115,24 @@ class DecodeSplit:
         elif excess > NEGLIGIBLE:
             workers = period / max(1 - self.share, FINE)
             if self._workers and waits.for_device > NEGLIGIBLE:
-                # some of that time was the device's; the balance is close by, and not to be leapt over
+                # some of that time was the device's, so the balance is near: do not overshoot it
                 workers = min(workers, 1.4 * self._workers)
             self._workers = workers
-            # As if reading a file cost nothing. It does cost something, so this is too little, and the next time is
-            # closer: from one side, without going back and forth.
+            # Assumes that reading a file costs nothing. It does cost something, so this is too little, and the next
+            # change comes closer: the share approaches the balance from one side, without oscillating.
             wanted = self.share + (1 - self.share) * excess
             wanted = min(wanted, max(self.share, self._balance(whole)))
             self._changed(min(wanted, self.share + COARSE))
         elif excess < -NEGLIGIBLE:
-            # The device takes as long as there are files; but with too few of them the workers would take longer.
+            # The device needs less time with fewer files, but below the balance the workers would be the bottleneck.
             balance, wanted = min(self.share, self._balance(whole)), self.share * (1 + excess)
             if wanted < balance:
                 wanted = balance
-                self._workers *= 0.95  # they may have become quicker since
+                self._workers *= 0.95  # they may be faster by now
             self._changed(max(wanted, self.share - COARSE))
 
     def _balance(self, whole: float) -> float:
-        """Return the share with which the workers and the device take equally long, as far as that is known."""
+        """Return the share with which workers and device take equally long, as far as that is known."""
         if not whole:
             return 1.0 if self._workers else 0.0
         return self._workers / (self._workers + whole)
@@ -142,14 +142,14 @@ class DecodeSplit:
         if self.share == 0 or self._num_quiet < self._patience:
             return
         self._num_quiet = 0
-        if self._enough is not None:  # less was enough too: go on, in longer steps
+        if self._enough is not None:  # less was enough too: continue in larger steps
             self._probe = min(8 * FINE, 2 * self._probe)
         self._enough = self.share
         self._changed(self.share - self._probe)
 
     def _changed(self, share: float) -> None:
         self.share = min(1.0, max(0.0, share))
-        # two more, which had to wait for the start or were begun while it was noted
+        # plus two, which were requested while this was noted
         self._first_new = max(self._num_told, self._num_handed) + 2
         self._forget()
 

@@ -1,4 +1,4 @@
-"""The tensors of a nested batch, each with the name of the field it is in."""
+"""Find and replace the tensors of a nested batch, each with the name of its field."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ OnTensor = Callable[[Tensor, str | None], Any]
 """Takes a tensor and its field: the nearest dict key, named tuple field or dataclass field around it."""
 
 OnKind = Callable[[Any, str | None], Any]
-"""The same for things of a kind that is named."""
+"""The same for objects of one type."""
 
 ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None), np.str_, np.bytes_})
-"""What holds no tensor, told by its type without a further look."""
+"""Types that hold no tensors, so that nothing else needs to be checked."""
 
 
 def mapped(
@@ -35,13 +35,12 @@ def mapped(
     on_kind: Mapping[type, OnKind] | None = None,
     field: Any = None,
 ) -> Any:
-    """Return `batch` with every tensor replaced by what `on_tensor` makes of it.
+    """Return `batch` with every tensor replaced by the result of `on_tensor`.
 
-    Dicts and other mappings, lists, tuples, named tuples and dataclasses are rebuilt, of the same types; `batch` itself
-    stays as it is. Anything else is passed on untouched. `on_mover`, if given, is called for an object that can move
-    itself (see `moves_itself`), in place of a look inside; `on_rest` for what stays as it is and may hold memory:
-    arrays, and objects that nobody knows how to look into. `on_kind` goes before all that, for things of exactly the
-    types it names.
+    Dicts and other mappings, lists, tuples, named tuples and dataclasses are rebuilt, with the same types; `batch`
+    itself is not changed. Anything else stays as it is. `on_mover`, if given, is called for an object that moves itself
+    (see `moves_itself`), whose inside is then not visited; `on_rest` for leaves that may hold memory: arrays, and
+    objects of unknown types. `on_kind` takes precedence, for objects of exactly the types it names.
     """
     kind = type(batch)
     if kind in ATOMS:
@@ -95,7 +94,7 @@ def moved(thing: Any, device: torch.device, *, is_blocking: bool) -> Any:
 
 
 def tensors_in(thing: Any) -> list[Tensor] | None:
-    """Return all tensors inside `thing`, through containers and attributes; None if some may be out of sight."""
+    """Return all tensors inside `thing`, through containers and attributes; None if some may be hidden."""
     found: list[Tensor] = []
     seen: set[int] = set()
     waiting = [thing]
@@ -122,7 +121,7 @@ _NO_TENSORS = (
 
 
 def _parts(thing: Any) -> Iterable[Any] | None:
-    """Return what is directly inside, or None if that cannot be seen."""
+    """Return the parts directly inside; None if they are hidden, as in a C extension type."""
     if isinstance(thing, np.ndarray):
         return thing.flat if thing.dtype == object else ()
     parts: list[Any] = []

@@ -1,7 +1,7 @@
-"""What becomes of a tensor where it is used: wider numbers, and images normalized.
+"""Convert dtypes and normalize images on the device.
 
-Workers send what is small (bytes of pixels, short integers); the device makes it what the model takes. Widening an
-image on the device moves a quarter of the bytes that float32 would, and takes one pass over it.
+Workers send small dtypes (uint8 pixels, short integers), which are widened where they are used: the copy moves a
+quarter of the bytes that float32 would take, and the conversion is one pass over them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Normalize:
     """One number per channel, like `std`."""
     std: tuple[float, ...]
     scale: float = 255.0
-    """What the largest value of the input stands for: 255 for bytes, so that they become 0 to 1 first."""
+    """Input values are divided by this first: 255 maps uint8 to 0 to 1."""
     fields: tuple[str, ...] | None = None
     """The fields to normalize, whatever their dtype. By default every uint8 tensor of three dimensions or more."""
 
@@ -62,11 +62,11 @@ class Normalize:
 
 
 class Widening:
-    """Converts and normalizes tensors, on whatever device they are.
+    """Converts and normalizes tensors, on the device they are on.
 
     Args:
         to: a floating dtype for floating tensors and 8-bit integers; or an integer dtype for narrower integers; or a
-            mapping that says exactly, by source dtype or by field. A field goes before a dtype.
+            mapping that says exactly, by source dtype or by field. A field takes precedence over a dtype.
         normalize: `(mean, std)` or a `Normalize`. A field that `to` makes an integer is not an image, and is left out.
     """
 
@@ -83,11 +83,11 @@ class Widening:
         self._seen: set[str | None] = set()
         self._has_normalized = False
         self._passed_by: torch.dtype | None = None
-        """The dtype of what looks like images and is not normalized, because it has no bytes."""
+        """The dtype of tensors that look like images but are not normalized, as they are not uint8."""
 
     @classmethod
     def of(cls, to: To | None, normalize: Normalize | Iterable[Any] | None) -> Widening | None:
-        """Return the widening that is asked for, or None if there is nothing to do."""
+        """Return a `Widening`, or None if there is nothing to convert."""
         return None if to is None and normalize is None else cls(to, normalize)
 
     @property
@@ -96,7 +96,7 @@ class Widening:
         return self._normalize
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_constants": {}}  # tensors on a device, made again where they are needed
+        return {**self.__dict__, "_constants": {}}  # tensors on a device: computed again where they are needed
 
     def __call__(self, tensor: Tensor, field: str | None = None) -> Tensor:
         """Return the tensor of `field`, converted; the tensor itself if there is nothing to do."""
@@ -114,22 +114,22 @@ class Widening:
         return tensor if target is None else tensor.to(target)
 
     def unseen(self) -> list[str]:
-        """Return the fields that were named and that no batch has had so far."""
+        """Return the named fields that no batch has had so far."""
         named = {name for name in self._exact if isinstance(name, str)}
         if self._normalize is not None and self._normalize.fields is not None:
             named |= set(self._normalize.fields)
         return sorted(named - self._seen)
 
     def doubts(self) -> list[str]:
-        """Return what was asked for and has not been done to any batch so far, in words."""
+        """Return warnings about arguments that have had no effect on any batch so far."""
         doubts = []
         if names := self.unseen():
             doubts.append(f"`to` or `normalize` names fields that the first batch does not have: {', '.join(names)}")
         if self._passed_by is not None and not self._has_normalized:
             doubts.append(
-                f"`normalize` is for uint8 images, and the first batch has {self._passed_by} ones, which stay as they "
-                "are\nhint: leave ToTensor and the like out of the transforms; or name the fields and the largest "
-                "value: Normalize(mean, std, scale=1, fields=...)"
+                f"`normalize` is for uint8 images, and the first batch has {self._passed_by} ones, which are left "
+                "unchanged\nhint: leave ToTensor and the like out of the transforms; or name the fields and the "
+                "largest value: Normalize(mean, std, scale=1, fields=...)"
             )
         return doubts
 
@@ -181,7 +181,7 @@ class Widening:
             )
             shape = (-1, 1, 1) if is_first else (-1,)
             factor, offset = (
-                # a blocking copy: complete when it returns, so that any stream may read it from then on
+                # a blocking copy: complete when it returns, so that any stream may read it
                 part.to(torch.float32).reshape(shape).to(device)
                 for part in (1 / (self._normalize.scale * std), -mean / std)
             )

@@ -1,9 +1,8 @@
-"""Notice when files change that this process reads through memory maps, or keeps open.
+"""Notice when files change that this process has memory-mapped or open.
 
-A memory map shows what is in the file now: another program's writes appear in the middle of a batch, and reading a part
-that was cut off ends the process with SIGBUS. So readers look at their files again and again, by `os.stat`: a map needs
-no descriptor for that. A file that was replaced by renaming another one over it is no problem: the map keeps the old
-content, which nobody can reach by that path any more.
+A memory map shows the current content of the file: another program's writes appear in the middle of a batch, and
+reading a part that was truncated kills the process with SIGBUS. So readers check their files regularly by `os.stat`,
+which needs no open descriptor. Replacing a file by renaming another one over it is safe: the map keeps the old content.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from weakref import WeakSet
 from stoker.errors import StaleSource
 
 LOOK_SHARE = 0.01
-"""The most of the time that looking at files may take. A local file is looked at every 150 microseconds, then; of a
-thousand files, each about six times a second."""
+"""The largest share of the time that checking files may take. With it, a single local file is checked every 150
+microseconds, and each of a thousand files about six times a second."""
 
 clock: Callable[[], float] = time.perf_counter
-"""Monotonic seconds. If it stands still, every `check` looks at every file."""
+"""Monotonic seconds. Where it does not advance (tests), every `check` looks at every file."""
 
 
 def difference(size_bytes: int, mtime_ns: int, found: os.stat_result) -> str | None:
-    """Return in words how a file differs from what it was; None if size and modification time are the same."""
+    """Describe how a file differs from what it was; None if size and modification time are the same."""
     if (found.st_size, found.st_mtime_ns) == (size_bytes, mtime_ns):
         return None
     times = f"last written at {_utc(mtime_ns)} then, at {_utc(found.st_mtime_ns)} now"
@@ -55,7 +54,7 @@ class WatchedFile:
         self.size_bytes, self.mtime_ns = found.st_size, found.st_mtime_ns
 
     def difference(self) -> str | None:
-        """Return how the file has changed; None if it has not, or if the path no longer leads to it."""
+        """Describe how the file has changed; None if it has not, or if its path now names another file."""
         try:
             found = os.stat(self.path)
         except OSError:
@@ -73,7 +72,7 @@ class WatchedFile:
 
 
 class FileWatch:
-    """The files of one reader. For any number of threads; a forked child goes on with its parent's files."""
+    """The files of one reader. Safe to use from threads; a forked child keeps watching its parent's files."""
 
     __slots__ = ("__weakref__", "_at", "_due", "_files")
 
@@ -81,11 +80,11 @@ class FileWatch:
         self._files: list[WatchedFile] = []
         self._at = 0
         self._due = clock()
-        """When to look again."""
+        """When to check again."""
         _watches.add(self)
 
     def add(self, path: str | Path, found: os.stat_result) -> WatchedFile:
-        """Watch a file that was mapped or opened just now; `found` is what its descriptor says of it."""
+        """Watch a file that was just mapped or opened; `found` is the `os.fstat` of its descriptor."""
         file = WatchedFile(path, found)
         self._files.append(file)
         if _report.descriptor is not None:
@@ -93,25 +92,25 @@ class FileWatch:
         return file
 
     def discard(self, file: WatchedFile) -> None:
-        """Watch a file no longer."""
+        """Stop watching a file."""
         with suppress(ValueError):
             self._files.remove(file)
 
     def check(self) -> None:
         """Raise `StaleSource` if a file has changed. Call it before and after a read of any number of samples.
 
-        It takes 0.1 microseconds when it is not time to look again.
+        Takes 0.1 microseconds when no check is due.
         """
         if clock() >= self._due:
             self._look()
 
     def check_now(self) -> None:
-        """Raise `StaleSource` if any file has changed, looking at all of them."""
+        """Raise `StaleSource` if any file has changed, after checking all of them."""
         for file in list(self._files):
             file.check()
 
     def _look(self) -> None:
-        """Look at files in turn: at one, and at more if nobody has read for a while."""
+        """Check files in turn: one, or more if the last check was a while ago."""
         began = now = clock()
         allowed = LOOK_SHARE * (began - self._due)
         files = self._files
@@ -122,7 +121,7 @@ class FileWatch:
                 file = files[at]
             except IndexError:  # another thread has discarded one
                 continue
-            file.check()  # if it raises, it is still time to look, and every further read raises as well
+            file.check()  # if it raises, a check stays due, so every further read raises as well
             now = clock()
             if now - began > allowed:
                 break
@@ -136,7 +135,7 @@ _watches: WeakSet[FileWatch] = WeakSet()
 
 
 class _WatchReport:
-    """Where this process lists the files that it watches, for another one to read if this one dies."""
+    """Lists the files that this process watches, for the parent to read if this process dies of SIGBUS."""
 
     def __init__(self) -> None:
         self.descriptor: int | None = None
@@ -144,10 +143,10 @@ class _WatchReport:
 
     def write(self, file: WatchedFile) -> None:
         entry = (file.path, file.device, file.inode, file.size_bytes, file.mtime_ns)
-        if self.descriptor is None or entry in self._written:  # mapped again and again, where files are many
+        if self.descriptor is None or entry in self._written:  # files that are mapped repeatedly are listed once
             return
         self._written.add(entry)
-        with suppress(OSError):  # without memory for the list a death names no file
+        with suppress(OSError):  # without memory for the list, the error after a death names no file
             os.write(self.descriptor, json.dumps([os.getpid(), *entry]).encode() + b"\n")
 
 
@@ -155,19 +154,19 @@ _report = _WatchReport()
 
 
 def report_to(descriptor: int) -> None:
-    """List the files that this process watches, now and from now on, in a file that was opened for appending."""
+    """List the files that this process watches, now and later, in a file that was opened for appending."""
     _report.descriptor = descriptor
-    _report._written.clear()  # what a parent has written is the parent's
+    _report._written.clear()  # after a fork, entries of the parent do not count
     for watch in list(_watches):
         for file in watch:
             _report.write(file)
 
 
 def changed_files(descriptor: int, process: int) -> list[str]:
-    """Return how the files that a process has listed have changed: of those that shrank, or of all if none did."""
+    """Describe how the files that a process listed have changed: those that shrank, or all if none did."""
     files: dict[str, WatchedFile] = {}  # by path: of one that was mapped several times, the latest
     for line in os.pread(descriptor, os.fstat(descriptor).st_size, 0).splitlines():
-        with suppress(ValueError):  # the process may have died over it
+        with suppress(ValueError):  # the process may have died while writing it
             owner, path, device, inode, size_bytes, mtime_ns = json.loads(line)
             if owner == process:
                 files[path] = file = WatchedFile.__new__(WatchedFile)

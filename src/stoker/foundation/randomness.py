@@ -1,4 +1,4 @@
-"""Random numbers that belong to a sample, not to whoever happens to compute it.
+"""Random numbers that belong to a sample, whichever thread or process computes it.
 
 `rng()` inside `__getitem__` or a transform gives a generator keyed by (seed, epoch, position): the same numbers in the
 trainer's process, in any thread and in any worker. Where a sampler may draw a position several times in an epoch, each
@@ -43,9 +43,9 @@ def key_of(position: Any) -> int:
 class SampleContext:
     """Which samples this thread is reading, and the generator of the one it is at.
 
-    `walk` is the iterator that hands out `positions`: how much of it is left tells where the reader is, so that keeping
-    track costs nothing per sample. `draws` are the numbers of the draws in the epoch, if a position may come there
-    several times.
+    `walk` is the iterator over `positions` that is being read from: its remaining length gives the current index, so
+    that keeping track costs nothing per sample. `draws` are the numbers of the draws in the epoch, where a sampler may
+    draw a position several times.
     """
 
     __slots__ = ("_at", "_generator", "_philox", "_rows", "_state", "draws", "epoch", "positions", "seed", "walk")
@@ -61,14 +61,14 @@ class SampleContext:
 
     @property
     def index(self) -> int:
-        """Which of `positions` is being read."""
+        """The index in `positions` that is being read; -1 before the first."""
         return len(self.positions) - int(self.walk.__length_hint__()) - 1
 
     def generator(self) -> Generator:
-        """Return the generator of the present sample: the same object, going on, until the next sample."""
+        """Return the generator of the current sample: one object, which continues until the next sample."""
         at = self.index
         if self._generator is None:
-            # Philox counts: the key and the upper half of its counter name the sample, the lower half the draw.
+            # Philox is counter-based: key and upper half of the counter identify the sample, the lower half the draw.
             self._philox = Philox(key=self.seed & _MASK)
             self._generator = Generator(self._philox)
             self._state = self._philox.state
@@ -83,10 +83,10 @@ class SampleContext:
         return self._generator
 
     def salted(self, strand: int, key: int) -> int:
-        """Return `strand`, made another number for each draw of the sample that `key` stands for.
+        """Return `strand` changed by the number of the draw of the sample with `key`.
 
-        Where many are read in one call, a key that occurs several times in `positions` is counted: each call is about
-        the next of them. One that does not occur is that of a dataset inside, with positions of its own.
+        Where many samples are read in one call, a key that occurs several times in `positions` is counted: each call is
+        about the next of them. A key that does not occur is from an inner dataset with positions of its own.
         """
         if self.draws is None:
             return strand
@@ -106,14 +106,14 @@ def _salted(strand: int, draw: int) -> int:
 
 
 def entered(context: SampleContext | None) -> SampleContext | None:
-    """Make `context` this thread's own and return the one before, to be entered again afterwards."""
+    """Make `context` the current one of this thread; return the previous one, to be restored afterwards."""
     previous = _local.context
     _local.context = context
     return previous
 
 
 class reading_in_epoch:  # noqa: N801  # a context manager, and as a class a quick one
-    """Inside, `epoch()` is this one: until another sample's context is entered, and again when that is left."""
+    """Inside, `epoch()` returns this epoch, unless another sample's context is entered."""
 
     __slots__ = ("_before", "_epoch")
 
@@ -129,7 +129,7 @@ class reading_in_epoch:  # noqa: N801  # a context manager, and as a class a qui
 
 
 class strand(reading_in_epoch):  # noqa: N801
-    """Inside, samples are of one of several datasets, in an epoch of its own: `rng(position)` is keyed by both."""
+    """Inside, `rng(position)` is also keyed by `key`, which stands for one of several datasets, and by its epoch."""
 
     __slots__ = ("_key", "_strand_before")
 
@@ -140,7 +140,7 @@ class strand(reading_in_epoch):  # noqa: N801
     def __enter__(self) -> None:
         super().__enter__()
         self._strand_before = _local.strand
-        # a mixture may be in a mixture
+        # combined with the outer one: a mixture may be inside a mixture
         _local.strand = (self._strand_before * _ODD + self._key) & _MASK
 
     def __exit__(self, *_: object) -> None:
@@ -181,7 +181,7 @@ def epoch() -> int:
 
     Use it in `__getitem__`, a transform or a collate function where the content depends on the epoch. In a source of a
     mixture it is the epoch of that source, which may come more often or less often than the mixture. Outside a loader
-    it is 0, unless in a `sample_context`.
+    it is 0, except in a `sample_context`.
     """
     chosen, context = _local.epoch, _local.context
     if chosen is not None and _local.epoch_context is context:
@@ -199,8 +199,8 @@ def rng(position: Any = None) -> Generator:
     """Return the random generator of the sample that is being read.
 
     It is keyed by (seed, epoch, position), so that augmentation drawn from it is the same in every engine, for any
-    number of threads, workers and ranks, and after a resume. Calls for the same sample return the same generator,
-    going on. With a sampler that may draw a position several times in an epoch, it is also keyed by the number of the
+    number of threads, workers and ranks, and after a resume. Calls for the same sample return the same generator, which
+    continues. With a sampler that may draw a position several times in an epoch, it is also keyed by the number of the
     draw. Inside `__getitems__`, which reads many samples in one call, say which one: `rng(position)`, once for each
     sample. In a mixture, that one is keyed by the source and its epoch as well.
 

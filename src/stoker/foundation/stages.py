@@ -1,7 +1,7 @@
-"""Which part of a sample's time is reading, and which is transforming: what a dataset tells of itself, if it likes.
+"""Time spent on transforms, as marked by datasets.
 
-Reading and transforming happen in one call of `__getitem__`, so that nobody outside can tell them apart. A dataset of
-yours that marks its transforms lets `loader.stats()` and the doctor say which of the two is slow.
+Reading and transforming happen in one call of `__getitem__`, so a loader cannot measure them separately. A dataset that
+marks its transforms lets `loader.stats()` and the doctor say which of the two is slow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import TracebackType
 
 
 class _TransformClock(threading.local):
-    """How long this thread has been transforming, since it began."""
+    """Seconds that this thread has spent on transforms."""
 
     seconds = 0.0
     depth = 0
@@ -22,7 +22,7 @@ watch = _TransformClock()
 
 
 class transforming:  # noqa: N801  # used as `with stoker.transforming():`
-    """Marks what is done in its block as transforming, and not reading. Blocks inside count as part of the outer one.
+    """Count the time of the block as transforming, not reading. Nested blocks count once.
 
     >>> with transforming():
     ...     pixels = [value / 255 for value in (0, 128, 255)]

@@ -17,7 +17,14 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from stoker.batch.ledger import Ledger, Policy
-from stoker.compose.wrapped_datasets import SHUFFLED_MIXTURE, SORTED_ROWS, has_sorted_rows, has_wrapped_mixture
+from stoker.compose.wrapped_datasets import (
+    HIDDEN_EPOCHS,
+    SHUFFLED_MIXTURE,
+    SORTED_ROWS,
+    has_sorted_rows,
+    has_wrapped_mixture,
+    hides_epochs,
+)
 from stoker.errors import ArgumentError, StateError
 from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.loader.adapt import adapt_loader
@@ -259,6 +266,8 @@ class DataLoader(TorchDataLoader[T_co]):
             warnings.warn(SHUFFLED_MIXTURE, stacklevel=3)
         if arguments.order is None and not arguments.shuffle and has_sorted_rows(dataset):
             warnings.warn(SORTED_ROWS, stacklevel=3)
+        if hides_epochs(dataset):
+            warnings.warn(HIDDEN_EPOCHS, stacklevel=3)
 
     def _init_torch(self, arguments: Arguments) -> None:
         """Let torch's loader check its arguments, and set the attributes that code around training looks at."""

@@ -128,8 +128,6 @@ class RecipeProbe:
         self._builders, self._items = builders, items
         self._opened: dict[int, MapBatchBuilder] = {}
         self._lock = threading.Lock()
-        self._read: dict[int, list[Any]] = {}
-        """Samples by unit, where the dataset does not put them together itself."""
         is_whole = not builders.writes_rows and (builders.makes_batches or builders.reads_many)
         self._is_whole = is_whole
         self._places = [
@@ -149,28 +147,26 @@ class RecipeProbe:
                 recipe, hint = self._items[number]
                 builder = self._opened[number] = self._builders.builder(recipe, hint=hint)
         builder.do(row, row + 1)
-        if builder.samples:
-            self._read[unit] = list(builder.samples) if self._is_whole else builder.samples[row : row + 1]
 
     def finish_seconds(self) -> float:
         """Return how long collating takes, judged from the samples that were read."""
-        if not self._read:
+        samples: list[Any] = []
+        positions: list[Any] = []
+        for number, builder in self._opened.items():
+            recipe = self._items[number][0]
+            for row, *_, read, _ in builder.parts:
+                if len(read) and len(samples) < self.units_of_batch:
+                    samples += read
+                    positions += positions_of(recipe)[row : row + len(read)]
+        if not samples:
             return 0.0  # they are in their rows
-        unit = next(iter(self._read))
-        units = [unit] if self._is_whole else list(self._read)[: self.units_of_batch]
-        samples = [sample for unit in units for sample in self._read[unit]]
-        recipe = self._items[self._places[unit][0]][0]
-        if not self._is_whole:
-            recipe = recipe._replace(positions=[self._position(unit) for unit in units])
+        recipe = recipe._replace(positions=positions)  # type: ignore[arg-type]
         collate = self._builders.collation.collate
         collate(recipe, samples)
         began = perf_counter()
         collate(recipe, samples)
-        return (perf_counter() - began) * self.units_of_batch / len(units)
-
-    def _position(self, unit: int) -> Any:
-        number, row = self._places[unit]
-        return positions_of(self._items[number][0])[row]
+        num_units = 1 if self._is_whole else len(samples)
+        return (perf_counter() - began) * self.units_of_batch / num_units
 
 
 def _holds_more_than(before: frozenset[str]) -> bool:

@@ -28,7 +28,7 @@ import numpy as np
 from stoker.batch.builder import Builders, ReadTimes, batch_key
 from stoker.batch.collation import Collation
 from stoker.batch.ledger import Policy, Skipped
-from stoker.batch.memory import Slot
+from stoker.batch.memory import BatchSlot
 from stoker.batch.result import BatchResult, EndOfStream
 from stoker.engine.processes.worker_info import act_as, has_looked
 from stoker.errors import EarlyStop
@@ -133,7 +133,7 @@ class StreamBuilders(Builders[Turn]):
         self.readers.clear()
         self.iteration = None
 
-    def builder(self, turn: Turn, slot: Slot | None = None, hint: Any = None) -> StreamBatchBuilder:  # noqa: ARG002
+    def builder(self, turn: Turn, slot: BatchSlot | None = None, hint: Any = None) -> StreamBatchBuilder:  # noqa: ARG002
         """Draw the samples of the next batch, and return its builder. Only `finish` is left to do, by any thread."""
         if slot is not None:
             slot.clear()
@@ -176,7 +176,7 @@ class StreamBatchBuilder:
     size = 0
 
     def __init__(
-        self, drawn: _Drawn | EndOfStream, collation: Collation | None = None, slot: Slot | None = None
+        self, drawn: _Drawn | EndOfStream, collation: Collation | None = None, slot: BatchSlot | None = None
     ) -> None:
         self._drawn, self._collation, self._slot = drawn, collation, slot
 

@@ -1,8 +1,8 @@
-"""Attention within documents of packed rows: masks, and arguments for the calls that take none.
+"""Attention within the documents of packed rows: masks, and arguments for calls that take no mask.
 
-Every function takes a packed batch, on whatever device it is, or the one tensor it needs from it; a single row is
-taken for a batch of one. Nothing here waits for the device. In all of them query `q` sees key `k` where both are of the
-same document and `k <= q`; padding is a document of its own, so that no query is left without a key.
+Every function takes a packed batch, on any device, or the one tensor it needs from it; a single row counts as a batch
+of one. Nothing here waits for the device, except `nested`. Query `q` sees key `k` where both are of the same document
+and `k <= q`; padding is a document of its own, so that every query has a key.
 """
 
 from stoker.masks.block_mask import flex

@@ -12,19 +12,19 @@ from stoker.errors import ArgumentError
 from stoker.masks.document_ids import Batch, field, starts, tensor
 
 PAIRS = ("kv", "full_kv", "q", "full_q")
-"""Tables come in pairs: how many blocks, and which."""
+"""Tables come in pairs: the number of blocks, and the blocks."""
 
 DEFAULT_SIZE = 128
-"""FlexAttention's own block size."""
+"""FlexAttention's default block size."""
 
 
 def flex(batch: Batch | Tensor, *, blocks: int | None = None) -> BlockMask:
     """Return the block mask of a batch, or of its `document_ids`, for `flex_attention(..., block_mask=...)`.
 
-    Where rows were packed with `blocks=...`, their tables are wrapped and nothing runs on the device. Otherwise tables
-    for blocks of `blocks` columns (128) are computed there, from borders and not from the mask itself. Both are the
-    tables that `create_block_mask` finds, for the forward and the backward pass. A function compiled with one such
-    mask takes all others of the same shape.
+    Where rows were packed with `blocks=...`, their tables are wrapped and nothing runs on the device. Otherwise the
+    tables for blocks of `blocks` columns (128) are computed there, from the ends of documents and not from the full
+    mask. Both equal the tables of `create_block_mask`, for the forward and the backward pass. A function compiled with
+    one such mask takes all others of the same shape.
     """
     ids = field(batch, "document_ids")
     length = ids.shape[-1]
@@ -34,7 +34,7 @@ def flex(batch: Batch | Tensor, *, blocks: int | None = None) -> BlockMask:
     else:
         size = DEFAULT_SIZE if blocks is None else blocks
         if not isinstance(size, int) or size < 2 or size & (size - 1):
-            raise ArgumentError(f"blocks={size} is no size for blocks of attention", hint="pass a power of two")
+            raise ArgumentError(f"blocks must be a power of two, got {size}", hint="FlexAttention's default is 128")
         tables = _computed(ids, size)
     return BlockMask(
         seq_lengths=(length, length),
@@ -45,7 +45,7 @@ def flex(batch: Batch | Tensor, *, blocks: int | None = None) -> BlockMask:
 
 
 def _same_document(ids: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    # A closure over one tensor: compiled code takes the tensor for an input, and the next batch's fits it as well.
+    # A closure over one tensor: compiled code treats the tensor as an input, so the next batch needs no recompilation.
     def same_document(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:  # noqa: ARG001
         return (ids[b, q] == ids[b, k]) & (k <= q)
 
@@ -53,7 +53,7 @@ def _same_document(ids: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Te
 
 
 def _given(batch: Batch) -> dict[str, Tensor]:
-    """Return the tables of a batch, with a dimension for heads: one mask for all of them."""
+    """Return the tables of a batch, with a dimension for heads of size 1: one mask for all heads."""
     tables = {}
     for pair in PAIRS:
         for name, num_dims in ((f"{pair}_num_blocks", 2), (f"{pair}_indices", 3)):
@@ -62,7 +62,7 @@ def _given(batch: Batch) -> dict[str, Tensor]:
 
 
 def _size(length: int, num_blocks: int, blocks: int | None) -> int:
-    """Return the block size of these tables: the only power of two that makes so many blocks, if there are several."""
+    """Return the block size of tables: the only power of two that gives so many blocks, if there are several."""
     size = 1 << max(1, -(-length // num_blocks) - 1).bit_length()
     if num_blocks == 1:
         size = max(size, blocks or DEFAULT_SIZE)
@@ -76,16 +76,16 @@ def _size(length: int, num_blocks: int, blocks: int | None) -> int:
 
 
 def _computed(ids: Tensor, size: int) -> dict[str, Tensor]:
-    """Return the tables of rows with these ids; they are defined, with the same names, where rows are packed."""
+    """Return the tables for `ids` [B, T]. `compose/packs/block_tables.py` defines them, with the same names."""
     length = ids.shape[-1]
     num = -(-length // size)
     blocks = torch.arange(num, dtype=torch.int32, device=ids.device)
     begins = starts(ids)
     first = begins[:, ::size] // size
-    lasts = begins[:, size - 1 :: size]  # of whole blocks only
+    lasts = begins[:, size - 1 :: size]  # [B, Q or Q - 1]: of complete blocks only
     solid = blocks.expand(len(ids), num).clone()
     solid[:, : lasts.shape[1]].clamp_(max=(lasts + (size - 1)) // size)
-    # Seen from the keys, the query blocks of a key block follow one another as well: counting them tells which.
+    # For a key block, full and partial query blocks are consecutive too, so counting them gives the first and last.
     key, query = blocks, blocks[:, None]
     is_below = key < query
     is_full = (solid[:, :, None] <= key) & is_below

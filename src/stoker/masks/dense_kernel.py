@@ -1,6 +1,6 @@
 """The dense mask in one pass on a GPU. Shapes: B rows of T columns.
 
-torch compares with broadcasting at a tenth of the speed at which a GPU writes; this kernel writes at that speed.
+torch's broadcast comparison runs at a tenth of a GPU's write bandwidth; this kernel reaches that bandwidth.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 NUM_QUERIES, NUM_KEYS = 64, 256
-"""The part of a mask that one program writes: of the sizes tried on an H200, the one that is as quick as filling."""
+"""The tile that one program writes: of the sizes tried on an H200, the one as fast as filling memory."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -28,7 +28,7 @@ def _write(ids, out, length, num_queries: tl.constexpr, num_keys: tl.constexpr):
 
 
 def causal(ids: Tensor) -> Tensor:
-    """Return the mask [B, T, T] of `ids` [B, T], which lie on a GPU: of the same document, and not ahead."""
+    """Return the mask [B, T, T] of `ids` [B, T] on a GPU: same document, and key not after query."""
     num_rows, length = ids.shape
     out = torch.empty((num_rows, length, length), dtype=torch.bool, device=ids.device)
     grid = (triton.cdiv(length, NUM_KEYS), triton.cdiv(length, NUM_QUERIES), num_rows)

@@ -14,8 +14,8 @@ from stoker.masks.document_ids import Batch, document_ids_from_eos, field
 def dense(batch: Batch | Tensor) -> Tensor:
     """Return the mask [B, 1, T, T] of a batch, or of its `document_ids`: True where a query sees a key.
 
-    It is made on the device of the ids; on a GPU in one pass, by a kernel of our own if there is Triton, which CUDA's
-    torch brings with it.
+    It is computed on the device of the ids: on a GPU in one pass, by a Triton kernel if Triton is installed, as with
+    torch for CUDA.
     """
     return _causal(field(batch, "document_ids")).unsqueeze(1)
 
@@ -23,18 +23,18 @@ def dense(batch: Batch | Tensor) -> Tensor:
 def from_eos(tokens: Tensor, eos_id: int) -> Tensor:
     """Return the mask [B, 1, T, T] of rows of tokens that were packed elsewhere and have no ids.
 
-    A document ends with its `eos_id` and includes it. Where an end token also fills up rows, each one of the padding
-    counts as a document of its own, and sees itself.
+    A document ends with its `eos_id` and includes it. Where that token is the padding as well, each padding token is
+    a document of its own, and sees itself.
     """
     return _causal(document_ids_from_eos(field(tokens, "tokens"), eos_id)).unsqueeze(1)
 
 
 def _causal(ids: Tensor) -> Tensor:
-    if ids.is_cuda and ids.numel() and not torch.compiler.is_compiling():  # compiled, what is below is one pass too
+    if ids.is_cuda and ids.numel() and not torch.compiler.is_compiling():  # compiled, one pass as it is
         written = _kernel()
         if written is not None:
             return written(ids)
-    # In place: only what is above the diagonal is written again, and nothing is read.
+    # In place: only the part above the diagonal is written again, and nothing is read.
     return (ids.unsqueeze(-1) == ids.unsqueeze(-2)).tril_()
 
 

@@ -1,4 +1,4 @@
-"""Which document each column of a row belongs to. Shapes: B rows of T columns."""
+"""The document of each column of a row. Shapes: B rows of T columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Batch: TypeAlias = Mapping[str, Any]
 def document_ids_from_eos(tokens: Batch | Tensor, eos_id: int) -> Tensor:
     """Return the number of each token's document in its row, 0, 1, 2, ..., int32, in the shape of `tokens`.
 
-    A document ends with its `eos_id` and includes it. What follows the last one is a document, too.
+    A document ends with its `eos_id` and includes it. What follows the last end is a document, too.
     """
     ends = (given(tokens, "tokens") == eos_id).to(torch.int32)
     return ends.cumsum(-1, dtype=torch.int32) - ends
@@ -43,13 +43,13 @@ def columns(rows: Tensor) -> Tensor:
 
 
 def field(batch: Batch | Tensor, name: str, *, num_dims: int = 2) -> Tensor:
-    """Return a field of a batch, or the tensor itself, with the dimension of the batch in front if it lacks it."""
+    """Return a field of a batch, or the tensor itself, with a batch dimension added if it has none."""
     values = given(batch, name)
     if values.ndim == num_dims - 1:
         values = values.unsqueeze(0)
     if values.ndim != num_dims:
         raise ArgumentError(
-            f"{name} has the shape {tuple(values.shape)}, which is no batch of packed rows",
+            f"{name} has the shape {tuple(values.shape)}, expected a batch of packed rows",
             hint=f"pass a batch of stoker.pack(...), or its {name!r} of {num_dims} dimensions",
         )
     return values

@@ -25,7 +25,7 @@ INT32, INT64, BOOL = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.bool_)
 _nothing = ctypes.c_char * 0
 _from_buffer: Callable[[Any], Any] = _nothing.from_buffer
 _addressof = ctypes.addressof
-_address_of = ctypes.pythonapi["PyBytes_AsString"]  # in brackets: a function object that nobody else sets types of
+_address_of = ctypes.pythonapi["PyBytes_AsString"]  # in brackets: a function object that no other code sets types of
 _address_of.argtypes, _address_of.restype = (ctypes.py_object,), ctypes.c_void_p
 
 

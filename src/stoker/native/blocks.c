@@ -33,21 +33,21 @@ EXPORTED int64_t stoker_block_tables(const struct tabling *given)
             overlap(lists[t], num_places * num * num * 4, rows, num_rows * 8))
             return WRONG(OVERLAP, 0);
     for (int64_t r = 0; r < num_rows; r++) {
-        const int32_t *borders = cu_seqlens + r * width;
+        const int32_t *offsets = cu_seqlens + r * width;
         if (rows[r] < 0 || rows[r] >= num_places) return WRONG(BAD_ROW, r);
-        if (borders[0] != 0 || borders[width - 1] != length) return WRONG(BAD_BORDERS, r);
+        if (offsets[0] != 0 || offsets[width - 1] != length) return WRONG(BAD_OFFSETS, r);
         for (int64_t i = 1; i < width; i++)
-            if (borders[i] < borders[i - 1]) return WRONG(BAD_BORDERS, r);
+            if (offsets[i] < offsets[i - 1]) return WRONG(BAD_OFFSETS, r);
     }
     for (int64_t r = 0; r < num_rows; r++) {
-        const int32_t *borders = cu_seqlens + r * width;
-        int64_t place = rows[r] * num, after = 1; /* borders[after - 1] <= column < borders[after] */
+        const int32_t *offsets = cu_seqlens + r * width;
+        int64_t place = rows[r] * num, after = 1; /* offsets[after - 1] <= column < offsets[after] */
         for (int64_t i = 0; i < num; i++) {
             int64_t begin = i * size, end = begin + size < length ? begin + size : length;
-            while (borders[after] <= begin) after++;
-            int64_t first = borders[after - 1] / size, whole = borders[after] / size;
-            while (borders[after] <= end - 1) after++;
-            int64_t solid = (borders[after - 1] + size - 1) / size, last = (borders[after] - 1) / size;
+            while (offsets[after] <= begin) after++;
+            int64_t first = offsets[after - 1] / size, whole = offsets[after] / size;
+            while (offsets[after] <= end - 1) after++;
+            int64_t solid = (offsets[after - 1] + size - 1) / size, last = (offsets[after] - 1) / size;
             if (solid > i || end - begin < size) solid = i;
             if (whole < i + 1) whole = i + 1;
             if (last < i) last = i;

@@ -24,7 +24,7 @@ def block_tables(
     out: Mapping[str, NDArray[np.int32]],
     rows: NDArray[np.int64],
 ) -> bool:
-    """Write the eight tables of R rows with these borders, `cu_seqlens` [R, M + 1], into rows `rows` of `out`.
+    """Write the eight tables of R rows with these `cu_seqlens` [R, M + 1], into rows `rows` of `out`.
 
     Returns False, having written nothing, where the library is not loaded or has no code for these arrays. Raises
     `ArgumentError` if something is out of range.

@@ -14,7 +14,7 @@ _FAULTS = {
     "TOO_LONG": ("the spans of row {row} are longer than a row", "make the rows longer, or the spans fewer"),
     "TOO_MANY": ("row {row} has more spans than cu_seqlens has room for", "it needs one more than spans and padding"),
     "BAD_WEIGHT": ("the weights are negative, or their sum is not the period", "they count the slots of each source"),
-    "BAD_BORDERS": (
+    "BAD_OFFSETS": (
         "cu_seqlens of row {row} do not go from 0 up to the length",
         "cu_seqlens repeats the length up to its end",
     ),

@@ -1,5 +1,5 @@
 /* JPEG files decoded no further than is needed, and resized while they are decoded: rows above the part that counts and
-   columns beside it are passed over, rows below it never looked at, and what comes goes through resize.c at once.
+   columns outside it are skipped, rows below it never read, and what comes goes through resize.c at once.
 
    This is a library of its own, as it needs libjpeg-turbo, which not every machine has. */
 
@@ -18,8 +18,8 @@
 #define MOST_SCANS 100
 #define MOST_BYTES ((int64_t)1 << 30) /* of coefficients: 178 million pixels without subsampling */
 
-/* Rows begin so many bytes beyond what is aligned: those that are libjpeg-turbo writes past the cache, and whoever reads
-   them next waits for memory. A face of 250 pixels took 1.7 times as long. */
+/* Rows begin so many bytes beyond what is aligned: those that are libjpeg-turbo writes past the cache, and the next reader
+   waits for memory. A face of 250 pixels took 1.7 times as long. */
 #define UNALIGNED 8
 
 struct jpeg_request {
@@ -102,7 +102,7 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* 1, or 2, 4 or 8 if the picture can be decoded at a fraction: libjpeg does that for about the price of its pixels. */
+/* 1, or 2, 4 or 8 if the image can be decoded at a fraction: libjpeg does that for about the price of its pixels. */
 static int divisor(const struct jpeg_request *given)
 {
     const double width = given->box[2] - given->box[0], height = given->box[3] - given->box[1];
@@ -114,11 +114,11 @@ static int divisor(const struct jpeg_request *given)
     return found;
 }
 
-static void check_colours(struct decoder *it)
+static void check_colors(struct decoder *it)
 {
     const struct jpeg_decompress_struct *jpeg = &it->jpeg;
     if ((jpeg->num_components != 1 && jpeg->num_components != 3) || jpeg->jpeg_color_space == JCS_UNKNOWN) {
-        snprintf(message, sizeof message, "its %d components are no colours that can be decoded here",
+        snprintf(message, sizeof message, "its %d components are not colors that can be decoded here",
                  jpeg->num_components);
         leave(it, BAD_JPEG);
     }
@@ -138,17 +138,17 @@ static void check_scans(struct decoder *it)
     leave(it, BAD_JPEG);
 }
 
-/* Passes over the columns beside those from `left` to `right`, as far as libjpeg can; returns where rows then begin.
-   Subsampled colours of a pixel come from its neighbours too, which have to be there. */
+/* Skips the columns outside `left` to `right`, as far as libjpeg can; returns where rows then begin.
+   Subsampled colors of a pixel come from its neighbors too, which have to be there. */
 static int64_t crop(struct decoder *it, int64_t left, int64_t right)
 {
     struct jpeg_decompress_struct *jpeg = &it->jpeg;
     const int64_t width = jpeg->output_width;
     left = larger(0, left - 4), right = smaller(width, right + 4);
-    if (right - left < 32) right = smaller(width, left + 32); /* narrow pictures are interpolated in another way */
+    if (right - left < 32) right = smaller(width, left + 32); /* narrow images are interpolated in another way */
     if (right - left < 32) left = larger(0, right - 32);
     if (left == 0 && right == width) return 0;
-    /* libjpeg-turbo 2.1 counts colours wrongly that are decoded at a larger fraction than the picture, and yet smaller */
+    /* libjpeg-turbo 2.1 counts colors wrongly that are decoded at a larger fraction than the image, and yet smaller */
     if (jpeg->scale_denom > 1 && (jpeg->max_h_samp_factor > 2 || jpeg->max_v_samp_factor > 2)) return 0;
     JDIMENSION from = (JDIMENSION)left, count = (JDIMENSION)(right - left);
     jpeg_crop_scanline(jpeg, &from, &count);
@@ -168,7 +168,7 @@ static void decode(struct decoder *it, const struct jpeg_request *given)
     if (region[0] < 0 || region[1] < 0 || region[0] >= region[2] || region[1] >= region[3] ||
         region[2] > jpeg->image_width || region[3] > jpeg->image_height)
         leave(it, BAD_BOX);
-    check_colours(it);
+    check_colors(it);
     check_scans(it);
 
     const int by = divisor(given);
@@ -180,7 +180,7 @@ static void decode(struct decoder *it, const struct jpeg_request *given)
     jpeg->do_block_smoothing = FALSE; /* it makes up what a scan has yet to bring: here all have come */
     jpeg_start_decompress(jpeg);
 
-    /* All in pixels of the picture as it is decoded: a region that ends between two of them has both. */
+    /* All in pixels of the image as it is decoded: a region that ends between two of them has both. */
     const int64_t left = region[0] / by, top = region[1] / by;
     const int64_t right = smaller((region[2] + by - 1) / by, jpeg->output_width);
     const int64_t bottom = smaller((region[3] + by - 1) / by, jpeg->output_height);

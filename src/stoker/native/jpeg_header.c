@@ -1,4 +1,4 @@
-/* What a JPEG file says of itself before its pixels. jpeg_headers.py says the same in Python. */
+/* Read the header of a JPEG file. jpeg_headers.py says the same in Python. */
 
 #include "native.h"
 
@@ -70,7 +70,7 @@ static int64_t of_xmp(const uint8_t *at, const uint8_t *end)
     return UNKNOWN;
 }
 
-/* Where the data of the first scan begin, its header included; 0 if that cannot be told. */
+/* Where the data of the first scan begin, its header included; 0 if that is unknown. */
 static const uint8_t *read_header(const uint8_t *at, const uint8_t *end, int64_t *found)
 {
     static const char xmp_name[] = "http://ns.adobe.com/xap/1.0/";

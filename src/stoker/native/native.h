@@ -34,10 +34,10 @@ enum {
     TOO_LONG,      /* the spans of a row are longer than the row */
     TOO_MANY,      /* a row has more spans than cu_seqlens has room for */
     BAD_WEIGHT,    /* weights are negative, or their sum is not the period */
-    BAD_BORDERS,   /* cu_seqlens do not go from 0 to the length */
+    BAD_OFFSETS,   /* cu_seqlens do not go from 0 to the length */
     NO_ROOM,       /* there are more spans than room for them: no fault, and never raised, like the next */
     UNFOUND,       /* a span is not where the tables say, or not known to be */
-    BAD_BOX,       /* a box is not within its picture */
+    BAD_BOX,       /* a box is not within its image */
     BAD_JPEG,      /* a file is damaged, or not of a kind that is decoded: jpeg.c has the words */
 };
 

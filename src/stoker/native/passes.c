@@ -146,7 +146,7 @@ AVX2_INLINE void across_pixels(const struct weights *weights, int64_t pairs, int
 }
 
 /* One channel: eight bytes to come from at once, of which pairs are summed last. The pairs are a multiple of four. */
-AVX2_INLINE __m256i grey(const uint8_t *a, const uint8_t *b, const int16_t *high, const int16_t *low, int64_t pairs)
+AVX2_INLINE __m256i gray(const uint8_t *a, const uint8_t *b, const int16_t *high, const int16_t *low, int64_t pairs)
 {
     __m256i sum_high = _mm256_setzero_si256(), sum_low = sum_high;
     for (int64_t k = 0; k < 2 * pairs; k += 8) {
@@ -160,7 +160,7 @@ AVX2_INLINE __m256i grey(const uint8_t *a, const uint8_t *b, const int16_t *high
     return _mm256_add_epi32(_mm256_slli_epi32(sum_high, LOW_BITS), sum_low);
 }
 
-AVX2_INLINE void across_grey(const struct weights *weights, int64_t pairs, const uint8_t *const from[2],
+AVX2_INLINE void across_gray(const struct weights *weights, int64_t pairs, const uint8_t *const from[2],
                              uint8_t *const to[2])
 {
     const int16_t *high = weights->high, *low = weights->low;
@@ -168,7 +168,7 @@ AVX2_INLINE void across_grey(const struct weights *weights, int64_t pairs, const
         __m256i parts[GROUP];
         for (int j = 0; j < GROUP; j++, high += 2 * pairs, low += 2 * pairs) {
             const int64_t at = weights->first[i + j];
-            parts[j] = grey(from[0] + at, from[1] + at, high, low, pairs);
+            parts[j] = gray(from[0] + at, from[1] + at, high, low, pairs);
         }
         __m256i sum = _mm256_hadd_epi32(_mm256_hadd_epi32(parts[0], parts[1]), _mm256_hadd_epi32(parts[2], parts[3]));
         sum = _mm256_srli_epi32(_mm256_add_epi32(sum, _mm256_set1_epi32(HALF)), PRECISION);
@@ -184,7 +184,7 @@ AVX2 static void across_avx2(const struct weights *weights, int64_t channels, co
 {
     const int64_t pairs = weights->pairs;
     if (channels == 1)
-        pairs == 4 ? across_grey(weights, 4, from, to) : across_grey(weights, pairs, from, to);
+        pairs == 4 ? across_gray(weights, 4, from, to) : across_gray(weights, pairs, from, to);
     else if (channels == 4)
         across_pixels(weights, pairs, 4, from, to, plane);
     else if (pairs == 1) /* numbers that are known let loops go */

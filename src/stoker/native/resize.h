@@ -1,4 +1,4 @@
-/* Pictures made smaller or larger, row by row as they come: what resize.c, passes.c and jpeg.c share. */
+/* Images made smaller or larger, row by row as they come: what resize.c, passes.c and jpeg.c share. */
 
 #ifndef STOKER_RESIZE_H
 #define STOKER_RESIZE_H
@@ -46,9 +46,9 @@ struct passes {
 /* The quickest that this processor can do. */
 const struct passes *the_passes(void);
 
-/* ------------------------------------------------------------ a picture */
+/* ------------------------------------------------------------ a image */
 
-/* Where the new picture goes: bytes from one row, pixel and channel to the next, any of them. */
+/* Where the new image goes: bytes from one row, pixel and channel to the next, any of them. */
 struct target {
     uint8_t *pixels;
     int64_t height, width, channels;
@@ -60,13 +60,13 @@ struct resizing {
     struct target target;
     const struct passes *passes;
     void *memory;
-    uint8_t **kept;       /* rows of the old picture that have their new width, in a ring */
+    uint8_t **kept;       /* rows of the old image that have their new width, in a ring */
     const uint8_t **used; /* those of one new row */
     int64_t num_kept, plane, next_row, next_out;
     uint8_t *line; /* a new row that goes where it belongs byte by byte; 0 if it goes there at once */
 };
 
-/* From a picture of `width * height`, or its part `box` (left, top, right, bottom). Returns FINE, BAD_BOX or NO_MEMORY;
+/* From a image of `width * height`, or its part `box` (left, top, right, bottom). Returns FINE, BAD_BOX or NO_MEMORY;
    resizing_end has to be called in any case. Rows come from y.first_used to before y.end_used. */
 int resizing_begin(struct resizing *it, int64_t width, int64_t height, const double box[4], const struct target *target);
 

@@ -146,12 +146,12 @@ EXPORTED int64_t stoker_fill_rows(const struct filling *given)
         char *row_labels = labels ? labels + rows[r] * length * label_bytes : NULL;
         int32_t *row_positions = positions ? positions + rows[r] * length : NULL;
         int32_t *row_ids = document_ids ? document_ids + rows[r] * length : NULL;
-        int32_t *row_borders = cu_seqlens ? cu_seqlens + rows[r] * width : NULL;
-        if (row_borders) row_borders[0] = 0;
+        int32_t *row_offsets = cu_seqlens ? cu_seqlens + rows[r] * width : NULL;
+        if (row_offsets) row_offsets[0] = 0;
         for (int64_t s = begin; s < end; s++) {
             int64_t size = sizes[s];
             const char *from = flat + elements[s] * value_bytes;
-            if (row_borders) row_borders[s - begin + 1] = (int32_t)(column + size);
+            if (row_offsets) row_offsets[s - begin + 1] = (int32_t)(column + size);
             if (!size) continue;
             for (int64_t at = 0; at < size; at += PIECE) {
                 int64_t count = size - at < PIECE ? size - at : PIECE, place = column + at;
@@ -173,7 +173,7 @@ EXPORTED int64_t stoker_fill_rows(const struct filling *given)
             if (row_positions) count_up(row_positions + column, rest);
             if (row_ids) put(row_ids, 4, column, rest, -1);
         }
-        if (row_borders) put(row_borders, 4, end - begin + 1, width - 1 - (end - begin), length);
+        if (row_offsets) put(row_offsets, 4, end - begin + 1, width - 1 - (end - begin), length);
     }
     return FINE;
 }

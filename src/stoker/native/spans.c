@@ -74,8 +74,8 @@ struct finding {
     int64_t room;
 };
 
-/* NO_ROOM if there are more spans than room, and row_starts tell how many; UNFOUND if something cannot be, or was not
-   seen to be right: NumPy then says what. The outputs are worth nothing in either case. */
+/* NO_ROOM if there are more spans than room, and row_starts then say how many; UNFOUND if something is invalid, or
+   its checksum is not verified yet: NumPy then does it, or raises. The outputs are worth nothing in either case. */
 EXPORTED int64_t stoker_find_spans(const struct finding *given)
 {
     const struct tables *tables = given->tables;

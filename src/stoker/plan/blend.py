@@ -1,8 +1,10 @@
-"""The course of a mixture: which source gives sample n, for every n, while weights change and sources run out.
+"""Which source of a mixture gives sample n, for every n, while weights change and sources reach their limits.
 
-A course is cut into *segments*, in each of which the same sources take turns by the same `Quota`. A segment ends where
-a schedule changes the weights, where a *regime* (the settings of a run) gives way to another, or where a source has
-given all it may; its counts go on in the next.
+The samples are cut into *segments*. Within one, the same sources take turns by the same `Quota`. A segment ends where
+the schedule changes the weights, where another *phase* (the settings of a run) begins, or where a source has given all
+it may. The next segment continues its counts.
+
+Shapes: N samples asked for, S sources in all, T sources that take turns in a segment.
 """
 
 from __future__ import annotations
@@ -21,20 +23,20 @@ from stoker.errors import ArgumentError
 from stoker.plan.quota import Quota, whole
 
 ENDLESS = 1 << 48
-"""The samples of an epoch that has no end: thousands of such epochs can still be counted in 64 bits."""
+"""The length of an epoch without an end: thousands of them can still be counted in 64 bits."""
 
 Indices = NDArray[np.int64]
 Weights = Mapping[str, Fraction]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Regime:
-    """The settings that hold from one sample on: until another regime takes over, or for ever."""
+class WeightPhase:
+    """The settings that hold from one sample on, until the next phase begins."""
 
     start: int
     """The first sample it holds for."""
     schedule: tuple[tuple[int, Weights], ...]
-    """From which sample on which weights hold; the first not after `start`. A source without a weight does not come."""
+    """(sample, weights that hold from it on); the first not after `start`. A source without a weight gives nothing."""
     caps: Mapping[str, int] = field(default_factory=dict)
     """How many samples a source may give in all."""
 
@@ -43,32 +45,32 @@ class Regime:
         return self.schedule[bisect_right(self.schedule, number, key=lambda entry: entry[0]) - 1][1]
 
     def next_change(self, number: int) -> int | None:
-        """Return where the weights change next after `number`."""
+        """Return the sample at which the weights change next after `number`; None if they stay."""
         return next((start for start, _ in self.schedule if start > number), None)
 
 
 class Segment(NamedTuple):
-    """A stretch in which the same sources take turns."""
+    """Consecutive samples in which the same sources take turns."""
 
     start: int
     stop: int | None
-    """The sample behind it; None if it has no end."""
+    """The sample after its last; None if it has no end."""
     bases: Indices
-    """What each source has given before."""
+    """[S]: how many samples each source has given before."""
     sources: Indices
-    """The sources that take turns, in the order of the quota."""
+    """[T]: the sources that take turns, in the order of the quota."""
     quota: Quota
     is_full: frozenset[int]
-    """Sources that would take part but have given all they may."""
+    """Sources that have a weight but have given all they may."""
 
 
 class Blend:
-    """Which source gives sample n, and how many it has given before: at any n, and back. Safe in all threads."""
+    """Which source gives sample n, and as its which; and the inverse. Safe to use from threads."""
 
     def __init__(
-        self, names: Sequence[str], regimes: Sequence[Regime], quota: Callable[[tuple[int, ...]], Quota] = Quota
+        self, names: Sequence[str], phases: Sequence[WeightPhase], quota: Callable[[tuple[int, ...]], Quota] = Quota
     ) -> None:
-        self.names, self.regimes = tuple(names), tuple(regimes)
+        self.names, self.phases = tuple(names), tuple(phases)
         self._quota = quota
         self._numbers = {name: number for number, name in enumerate(self.names)}
         self._segments: list[Segment] = []
@@ -78,35 +80,35 @@ class Blend:
         self._reach(0)
 
     def __getstate__(self) -> dict[str, Any]:
-        # short, and made again where it is needed
-        return {"names": self.names, "regimes": self.regimes, "quota": self._quota}
+        # without segments: they are computed again where they are needed
+        return {"names": self.names, "phases": self.phases, "quota": self._quota}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    # ---------------------------------------------------------------- what comes
+    # ---------------------------------------------------------------- lookups
 
     def at(self, numbers: Indices) -> tuple[Indices, Indices]:
-        """Return the sources of these samples, and how many samples each has given before."""
+        """Return the sources of samples [N], and how many samples [N] that source has given before."""
         if not numbers.size:
             return numbers, numbers
         low, high = int(numbers.min()), int(numbers.max())
         first, last = self._segment_at(low), self._segment_at(high)
         if first == last:
-            return _taken(self._segments[first], numbers)
+            return _look_up(self._segments[first], numbers)
         sources, drawn = np.empty_like(numbers), np.empty_like(numbers)
         places = np.searchsorted(self._starts, numbers, side="right") - 1
         for place in range(first, last + 1):
             chosen = np.flatnonzero(places == place)
-            sources[chosen], drawn[chosen] = _taken(self._segments[place], numbers[chosen])
+            sources[chosen], drawn[chosen] = _look_up(self._segments[place], numbers[chosen])
         return sources, drawn
 
     def counts(self, numbers: Indices) -> Indices:
-        """Return how many samples each source has given before each of `numbers`: a row for each."""
+        """Return [N, S]: how many samples each source has given before each of `numbers`."""
         found = np.empty((len(numbers), len(self.names)), np.int64)
         if not numbers.size:
             return found
-        # at a border, those of the segment that ends there: behind the last there is no other
+        # At the border of two segments, use the first: after the last segment there is no other. Hence N - 1.
         held = np.maximum(numbers - 1, 0)
         first, last = self._segment_at(min(int(numbers.min()), int(held.min()))), self._segment_at(int(held.max()))
         places = np.searchsorted(self._starts, held, side="right") - 1
@@ -118,7 +120,7 @@ class Blend:
         return found
 
     def find(self, source: int, number: int) -> int | None:
-        """Return which sample is the one that `source` gives as its own `number`, counted from 0; None if none is."""
+        """Return the sample that `source` gives as its own `number`, counted from 0; None if it never gives so many."""
         place = 0
         while True:
             segment = self._segment(place)
@@ -140,21 +142,21 @@ class Blend:
 
     @property
     def total(self) -> int | None:
-        """How many samples there are in all, when at some time every source has given what it may; otherwise None."""
-        if self._total is None and any(regime.caps for regime in self.regimes):
-            while self._extended():
+        """How many samples there are, if every source reaches its limit some time; otherwise None."""
+        if self._total is None and any(phase.caps for phase in self.phases):
+            while self._add_segment():
                 pass
         return self._total
 
-    # ---------------------------------------------------------------- how long an epoch is
+    # ---------------------------------------------------------------- length of an epoch
 
     def until_first(self, sizes: Mapping[str, int], since: int = 0) -> int:
-        """Return before which sample the first source would begin anew, or pass its cap.
+        """Return the sample before which the first source would repeat a sample, or pass its cap.
 
-        Sources have so many samples, and are taken as fresh at `since`.
+        `sizes` has the samples of each source, all of them unread at `since`.
         """
         before = self.counts(np.array([since]))[0]
-        caps = self.regimes[-1].caps
+        caps = self.phases[-1].caps
         ends = [
             self._full_at(self._numbers[name], since)
             if name in caps
@@ -164,9 +166,9 @@ class Blend:
         return min(end for end in (*ends, self.total) if end is not None)
 
     def until_all(self, sizes: Mapping[str, int], since: int = 0) -> int:
-        """Return behind which sample every source has been seen whole since `since`, or has reached its cap."""
+        """Return the sample before which every source was read completely since `since`, or has reached its cap."""
         before = self.counts(np.array([since]))[0]
-        caps = self.regimes[-1].caps
+        caps = self.phases[-1].caps
         stop = since + 1
         for name, size in sizes.items():
             source = self._numbers[name]
@@ -175,11 +177,11 @@ class Blend:
                 last = self.find(source, wanted - 1)
                 if last is None:
                     raise ArgumentError(
-                        f"source {name!r} is never seen whole: "
+                        f"source {name!r} is never read completely: "
                         + (
                             "it has no weight at the end of the schedule"
                             if self.total is None
-                            else f"after {self.total} samples all that have a weight there have reached their limits"
+                            else f"after {self.total} samples all sources with a weight have reached their limits"
                         ),
                         hint="choose another stop: 'first_exhausted', 'never' or a number of samples",
                     )
@@ -187,7 +189,7 @@ class Blend:
         return stop
 
     def _full_at(self, source: int, since: int) -> int | None:
-        """Return where, after `since`, `source` would come for the first time after giving all it may."""
+        """Return the sample after `since` from which on `source` is due but has given all it may; None if none."""
         place = 0
         while (segment := self._segment(place)) is not None:
             if source in segment.is_full:
@@ -197,17 +199,17 @@ class Blend:
             place += 1
         return self._total
 
-    # ---------------------------------------------------------------- making segments
+    # ---------------------------------------------------------------- computing segments
 
     def _segment(self, place: int) -> Segment | None:
         while len(self._segments) <= place:
-            if not self._extended():
+            if not self._add_segment():
                 return None
         return self._segments[place]
 
     def _reach(self, number: int) -> None:
         while not self._starts or self._stop <= number:
-            if not self._extended():
+            if not self._add_segment():
                 return
 
     @property
@@ -216,7 +218,7 @@ class Blend:
         return 1 << 62 if stop is None else stop
 
     def _segment_at(self, number: int) -> int:
-        """Return the place of the segment that holds a sample."""
+        """Return the index of the segment that holds a sample."""
         self._reach(number)
         if number < 0 or number >= self._stop:
             raise ArgumentError(
@@ -226,8 +228,8 @@ class Blend:
             )
         return bisect_right(self._starts, number) - 1
 
-    def _extended(self) -> bool:
-        """Make the next segment. Return False if there is none."""
+    def _add_segment(self) -> bool:
+        """Compute the next segment; return False if there is none."""
         with self._lock:
             if self._total is not None:
                 return False
@@ -239,25 +241,26 @@ class Blend:
             if last is not None:
                 bases += last.bases
                 bases[last.sources] += last.quota.counts(np.array([start - last.start]))[0]
-            segment = self._made(start, bases)
+            segment = self._next_segment(start, bases)
             if segment is None:
                 self._total = start
                 return False
-            # in this order: a thread that sees the segment must find where it starts
+            # in this order: other threads read without the lock, and one that sees the segment must find its start
             self._starts.append(start)
             self._segments.append(segment)
             return True
 
-    def _made(self, start: int, bases: Indices) -> Segment | None:
-        at = bisect_right(self.regimes, start, key=lambda regime: regime.start) - 1
-        regime = self.regimes[at]
-        stops = [regime.next_change(start)]
-        if at + 1 < len(self.regimes):
-            stops.append(self.regimes[at + 1].start)
+    def _next_segment(self, start: int, bases: Indices) -> Segment | None:
+        """Return the segment that begins at `start`, after sources gave `bases` [S]; None if none may give more."""
+        at = bisect_right(self.phases, start, key=lambda phase: phase.start) - 1
+        phase = self.phases[at]
+        stops = [phase.next_change(start)]
+        if at + 1 < len(self.phases):
+            stops.append(self.phases[at + 1].start)
         weights, full = {}, set()
-        for name, weight in regime.at(start).items():
+        for name, weight in phase.at(start).items():
             source = self._numbers[name]
-            if bases[source] < regime.caps.get(name, ENDLESS):
+            if bases[source] < phase.caps.get(name, ENDLESS):
                 weights[source] = weight
             else:
                 full.add(source)
@@ -265,14 +268,15 @@ class Blend:
             return None
         quota = self._quota(whole(list(weights.values())))
         for turn, source in enumerate(weights):
-            cap = regime.caps.get(self.names[source])
+            cap = phase.caps.get(self.names[source])
             if cap is not None:
                 stops.append(start + quota.find(turn, cap - int(bases[source])))
         stop = min((stop for stop in stops if stop is not None), default=None)
         return Segment(start, stop, bases, np.array(list(weights), np.int64), quota, frozenset(full))
 
 
-def _taken(segment: Segment, numbers: Indices) -> tuple[Indices, Indices]:
+def _look_up(segment: Segment, numbers: Indices) -> tuple[Indices, Indices]:
+    """Do what `Blend.at` does for samples of one segment."""
     turns, drawn = segment.quota.at(numbers - segment.start)
     sources = segment.sources[turns]
     drawn += segment.bases[sources]

@@ -1,7 +1,14 @@
-"""Rows of like items into rows of different ones, by exchanging parts that are equally long.
+"""Mix the lengths within packed rows, by letting rows exchange parts that are equally long.
 
-Best fit puts items of one length side by side. Two rows stay as full as they are if parts of the same length change
-places, and a row with room to spare takes a longer part. So rows of the same padding, and as many, hold other items.
+Best fit puts items of one length side by side, so that rows are made of similar documents. Two rows stay equally full
+if they exchange parts of the same total length; a row with padding may also take a slightly longer part. That gives as
+many rows, each with other items.
+
+Sections are first split into pieces of 1, 2, 4, ... rows. Then, in each of `ROUNDS` rounds, a random half of every
+piece's slots is chosen; among pieces of the same number of rows and the same window, sorted by the total length of
+their halves, neighbors exchange their halves.
+
+Shapes: K sections, L slots, P pieces.
 """
 
 from __future__ import annotations
@@ -18,30 +25,30 @@ from stoker.plan.packing import starts_of
 Indices = NDArray[np.int64]
 
 MOST_SLOTS = 1 << 16
-"""Slots that splitting sections may lead to. More would mix no better, and cost memory and cache in every batch."""
+"""Slots that splitting sections may lead to. More would not mix better, and cost memory and cache in every batch."""
 
 LOWEST_BITS = 7
-"""What is left of a section below the size of its largest pieces, by this many powers of two, stays together."""
+"""A section is split into pieces down to this many powers of two below the largest; what is left stays together."""
 
-MOST_TOGETHER = 1 << 20
+MOST_MIXED = 1 << 20
 """Slots that are mixed at a time, so that many windows take no more memory than one."""
 
 ROUNDS = 48
-"""In how many rounds rows exchange halves: as many as it takes until few are more alike than by chance."""
+"""Rounds of exchanges: as many as it takes until few rows are more alike than by chance."""
 
 _MASKS = 64
-"""Random bits in a word."""
+"""Random bits in a word: each bit is the mask of one round."""
 
 _BITS = 63
-"""Of a positive number."""
+"""Bits of a positive int64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchanged:
-    """Sections of equal rows, made of pieces of those that were given.
+    """Sections of equal rows: the pieces of the given sections, after the exchange.
 
-    Section `s` has `num_rows[s]` rows and `num_slots[s]` slots, which follow those of the section before. Each slot is
-    one of those that were given, `slots`, from its row `offsets` on.
+    Section `s` has `num_rows[s]` rows and `num_slots[s]` slots, which follow those of the section before. Each of them
+    is one of the given slots, `slots`, from its row `offsets` on.
     """
 
     num_rows: Indices
@@ -51,11 +58,11 @@ class Exchanged:
 
 
 def exchange(num_rows: Indices, num_slots: Indices, lengths: Indices, windows: Indices, *, length: int) -> Exchanged:
-    """Return sections in which the lengths of a row's items differ, as far as that leaves all rows as full.
+    """Return sections whose rows hold items of different lengths, as far as no row gets more padding than it had room.
 
-    Section `s` has `num_rows[s]` rows of `num_slots[s]` items each, which have the `lengths`, one section after the
-    other; `windows[s]` ascends, and only rows of one window exchange items. Sections of one full item stay as they
-    are. Every item is in one row as before, and rows of a window stay where they are. A pure function of what is given.
+    Section `s` of K has `num_rows[s]` rows of `num_slots[s]` items each; `lengths` [L] has the lengths of the items,
+    section after section. `windows[s]` ascends; only rows of one window exchange items. Sections of one full item stay
+    as they are. Every item is in one row, as before, and rows stay in their window. A pure function of its arguments.
     """
     parts = []
     slot_starts = starts_of(num_slots)
@@ -74,38 +81,39 @@ def exchange(num_rows: Indices, num_slots: Indices, lengths: Indices, windows: I
 
 
 def _chunks(num_slots: Indices, windows: Indices) -> Iterator[tuple[int, int]]:
-    """Yield ranges of sections: whole windows, together no more than `MOST_TOGETHER` slots if there are several."""
+    """Yield ranges of sections: whole windows, with at most `MOST_MIXED` slots if there are several."""
     begins = np.concatenate([np.flatnonzero(np.diff(windows, prepend=-1)), [len(windows)]])
     sizes = starts_of(num_slots)[begins]
     first = 0
     while first < len(begins) - 1:
-        last = max(first + 1, int(sizes.searchsorted(int(sizes[first]) + MOST_TOGETHER, "right")) - 1)
+        last = max(first + 1, int(sizes.searchsorted(int(sizes[first]) + MOST_MIXED, "right")) - 1)
         yield int(begins[first]), int(begins[last])
         first = last
 
 
 class _Pieces:
-    """Sections split into pieces of 1, 2, 4, ... rows: pieces of equal size and window may exchange slots."""
+    """Sections split into pieces of 1, 2, 4, ... rows. Pieces of one *kind* (window and size) may exchange slots."""
 
     def __init__(self, num_rows: Indices, num_slots: Indices, lengths: Indices, windows: Indices, length: int) -> None:
         slot_starts = starts_of(num_slots)
-        is_full = lengths[slot_starts[:-1]] == length  # these have a fixed order
+        is_full = lengths[slot_starts[:-1]] == length  # [K]: full rows have a fixed order
         section, self._num_rows, offsets = _split(num_rows, num_slots, is_full)
+        # [L of the pieces]: each slot's piece, the given slot it is, and from which row of the section on
         nums = num_slots[section]
         starts = starts_of(nums)
         piece = np.repeat(np.arange(len(section)), nums)
         self._slots: Indices = np.arange(int(starts[-1])) + np.repeat(slot_starts[section] - starts[:-1], nums)
         self._offsets: Indices = offsets[piece]
         self._piece = piece
-        self._lengths = lengths[self._slots].astype(np.float64)  # what bincount adds; exact
+        self._lengths = lengths[self._slots].astype(np.float64)  # bincount adds floats; exact below 2**53
         self._room = length - np.bincount(piece, self._lengths, minlength=len(section)).astype(np.int64)
         window = windows[section]
         kinds = np.lexsort((is_full[section], self._num_rows, window))
-        # Each section of full items is of a kind of its own, so that nothing happens to it.
+        # Every section of full items is a kind of its own, so that it never exchanges anything.
         is_new = (np.diff(window[kinds], prepend=-1) != 0) | (np.diff(self._num_rows[kinds], prepend=-1) != 0)
         is_new |= np.diff(is_full[section][kinds], prepend=False)
         self._kind = np.empty(len(section), np.int64)
-        """Of each piece: those of one kind may exchange slots."""
+        """[P]: pieces with the same number may exchange slots."""
         self._kind[kinds] = np.cumsum(is_new) - 1
         self._length = length
 
@@ -116,12 +124,12 @@ class _Pieces:
             return
         number = np.arange(begin, begin + num_slots, dtype=np.uint64)
         piece, room, kind = self._piece, self._room, self._kind
-        # Pieces of one section lie side by side and are alike: shuffled, so that equal sizes are of different ones.
+        # Pieces of one section are neighbors and alike: shuffled, so that neighbors by size are of different sections.
         place = np.empty(num_pieces, np.int64)
         of_place = np.argsort(mix(np.arange(begin, begin + num_pieces, dtype=np.uint64)))
         place[of_place] = np.arange(num_pieces)
-        # One number to sort by, in which kind, size and place follow each other. No two are equal, so every machine
-        # sorts them alike, however it sorts.
+        # The sort key is one number made of kind, size and place, in this order of bits. No two are equal, so every
+        # machine and NumPy version sorts them alike, whatever algorithm it uses.
         place_bits, size_bits = num_pieces.bit_length(), (2 * self._length).bit_length()
         fits = int(kind.max()).bit_length() + size_bits + place_bits <= _BITS
         key = (kind << (size_bits + place_bits)) + place
@@ -134,7 +142,7 @@ class _Pieces:
                 columns = np.ascontiguousarray(words.view(np.uint8).reshape(-1, 8).T)
             is_taken = (columns[at % _MASKS // 8] & np.uint8(1 << at % 8)) != 0
             sizes = np.bincount(piece, self._lengths * is_taken, minlength=num_pieces).astype(np.int64)
-            # A row with room may take more than it gives. Otherwise most rows would meet their like.
+            # A row with room may take more than it gives: otherwise most halves would meet one of the same lengths.
             wanted = sizes + ((chances[at : at + num_pieces] * (room + 1)) >> 16)
             if fits:
                 order = of_place[np.sort(key + (wanted << place_bits)) & ((1 << place_bits) - 1)]
@@ -144,7 +152,7 @@ class _Pieces:
             more = np.diff(size)
             may = (more <= rooms[:-1]) & (rooms[1:] >= -more) & (size[:-1] > 0)
             may &= np.diff(kind[order]) == 0
-            # Of neighbors that may all exchange with each other, the first does with the second, the third with ...
+            # In a run of neighbors that may all exchange, the first does so with the second, the third with the fourth
             nth = numbers - np.maximum.accumulate(np.where(may, -1, numbers))
             chosen = np.flatnonzero(may & ((nth & 1) == 1))
             one, other, more = order[chosen], order[chosen + 1], more[chosen]
@@ -152,10 +160,10 @@ class _Pieces:
             moves[one], moves[other] = other - one, one - other
             room[one] -= more
             room[other] += more
-            piece += moves[piece] * is_taken  # arithmetic: a random mask is slow, since branches miss
+            piece += moves[piece] * is_taken  # by arithmetic: indexing by a random mask is slow
 
     def exchanged(self, begin: int) -> Exchanged:
-        """Return the pieces as sections; `begin` is the number of the first slot."""
+        """Return the pieces as sections; `begin` is the number of the first slot given."""
         order = np.argsort(self._piece, kind="stable")
         return Exchanged(
             num_rows=self._num_rows,
@@ -166,9 +174,9 @@ class _Pieces:
 
 
 def _split(num_rows: Indices, num_slots: Indices, is_full: NDArray[np.bool_]) -> tuple[Indices, Indices, Indices]:
-    """Return pieces of sections: which section each is of, how many rows it has, and its first one in the section.
+    """Return the pieces of sections: the section of each [P], its number of rows, and its first row in the section.
 
-    The largest are as small as `MOST_SLOTS` allows.
+    The largest pieces are as small as `MOST_SLOTS` allows.
     """
     free_rows = np.where(is_full, 0, num_rows)
     most = max(MOST_SLOTS, int(num_slots.sum()))
@@ -179,7 +187,7 @@ def _split(num_rows: Indices, num_slots: Indices, is_full: NDArray[np.bool_]) ->
 
 
 def _num_pieces(num_rows: Indices, largest: int) -> Indices:
-    """Return into how many pieces sections are split."""
+    """Return [K]: into how many pieces sections are split, with pieces of at most `largest` rows."""
     nums = num_rows // largest
     size = largest // 2
     while size and size << LOWEST_BITS >= largest:
@@ -191,6 +199,7 @@ def _num_pieces(num_rows: Indices, largest: int) -> Indices:
 
 
 def _pieces(num_rows: Indices, free_rows: Indices, largest: int) -> tuple[Indices, Indices, Indices]:
+    """Return what `_split` does: `largest`-sized pieces, then one per lower bit of the rows left, then the rest."""
     sections: list[Indices] = []
     sizes: list[Indices] = []
     firsts: list[Indices] = []

@@ -1,6 +1,6 @@
 """Hashing integers: the one source of pseudo-randomness in a plan.
 
-The arithmetic is fixed for ever, so that a plan means the same on every machine and NumPy version.
+The arithmetic must never change: a plan means the same on every machine and NumPy version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Words: TypeAlias = NDArray[np.uint64]
 
-# Odd multipliers with well-spread bits (those of the SplitMix64 finaliser).
+# Odd multipliers with well-spread bits (those of the SplitMix64 finalizer).
 FIRST = 0xBF58476D1CE4E5B9
 SECOND = 0x94D049BB133111EB
 GOLDEN = 0x9E3779B97F4A7C15

@@ -1,7 +1,7 @@
-"""In which order the samples of an epoch come.
+"""The order of the samples in an epoch.
 
-An epoch is a row of *ordinals*, counted from 0; an order says which sample's position has which ordinal, and back.
-Each epoch has an order of its own, made from (seed, epoch).
+The samples of an epoch have *ordinals*, counted from 0 in the order they are served. An order maps ordinals to
+positions in the dataset, and back. Each epoch has another order, made from (seed, epoch).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Order(Protocol):
 
     @property
     def name(self) -> str:
-        """The word for it in a state and on the command line."""
+        """Its name in a state and on the command line."""
         ...
 
     def positions(self, ordinals: Indices, *, epoch: int, num_samples: int, seed: int) -> Indices:
@@ -39,7 +39,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sequential:
-    """As the samples lie."""
+    """The order of the dataset."""
 
     name: ClassVar[str] = "sequential"
 
@@ -54,7 +54,7 @@ class Sequential:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """Every order equally likely, over all samples."""
+    """A uniform shuffle of all samples."""
 
     name: ClassVar[str] = "shuffle"
 
@@ -69,18 +69,18 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Near-sequential: whole blocks are shuffled, then the samples inside a window of several blocks.
+    """A near-sequential shuffle: of whole blocks, and then of the samples inside a window of several blocks.
 
-    At any time only the blocks of one window are being read, and each is read to its end, so that a disk or an object
-    store sees `size` / `block` long runs instead of single samples.
+    At any time only the blocks of one window are read, each to its end, so a disk or an object store gets
+    `size` / `block` sequential reads instead of one per sample.
     """
 
     name: ClassVar[str] = "window"
 
     size: int = 65536
-    """Samples in a window: how far apart two samples that lie together may come to be."""
+    """Samples in a window: the farthest that two neighboring samples may be moved apart."""
     block: int = 1024
-    """Samples in a block: how many neighbours on disk are read in one window."""
+    """Samples in a block: neighbors on disk that are read in the same window."""
 
     def __post_init__(self) -> None:
         if self.block < 1 or self.size < self.block or self.size % self.block:
@@ -104,10 +104,12 @@ def _layout(window: Window, epoch: int, num_samples: int, seed: int) -> _WindowL
 
 
 class _WindowLayout:
-    """Where the blocks of one epoch lie.
+    """The permuted blocks of one epoch.
 
-    All blocks have `block` samples but the last of the data, which may be shorter by `gap`. The arithmetic is done as
-    if it were full: `place` counts ordinals with the gap left in, and whatever comes behind the gap is moved by it.
+    All blocks have `block` samples except the last of the data, which may be shorter by `gap`. The arithmetic treats it
+    as full: a `place` is an ordinal plus `gap` if it comes after the missing samples. Wherever the short block lands,
+    its missing samples are taken out of that window: from `gap_at` on, positions inside the window are shifted by
+    `gap`.
     """
 
     def __init__(self, window: Window, *, epoch: int, num_samples: int, seed: int) -> None:
@@ -120,7 +122,7 @@ class _WindowLayout:
         last = int(self.blocks.inverse(np.array([self.num_blocks - 1]))[0])
         self.gap_window = last * self.block // self.size
         self.gap_window_end = min((self.gap_window + 1) * self.size, self.num_blocks * self.block) - self.gap
-        # inside its window, the short block's samples end here and the gap begins
+        # inside its window, where the samples of the short block end
         self.gap_at = last * self.block - self.gap_window * self.size + self.block - self.gap
 
     def window_size(self, window: int) -> int:
@@ -163,7 +165,7 @@ ORDERS: dict[str, type[Sequential] | type[Shuffle] | type[Window]] = {
 
 
 def order_named(order: str | Order) -> Order:
-    """Return the order that a word or a value stands for."""
+    """Return the order of a name, or the order itself."""
     if not isinstance(order, str):
         if not all(hasattr(order, name) for name in ("name", "positions", "ordinals")):
             raise ArgumentError(f"order={order!r} is not an order", hint=f"choose one of {', '.join(ORDERS)}")
@@ -177,12 +179,12 @@ def order_named(order: str | Order) -> Order:
 
 
 def order_to_dict(order: Order) -> dict[str, Any]:
-    """Return what makes up `order` as plain values, for a state."""
+    """Return an order as plain values, for a state."""
     return {"name": order.name, **(asdict(order) if is_dataclass(order) else {"is": repr(order)})}
 
 
 def order_from_dict(table: dict[str, Any]) -> Order:
-    """Return the order that `told` has told; ValueError if it is none of ours."""
+    """Return the order in a state; raise ValueError if its name is unknown."""
     settings = dict(table)
     kind = ORDERS.get(settings.pop("name", ""))
     if kind is None:

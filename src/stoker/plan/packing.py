@@ -1,7 +1,9 @@
-"""Items into rows of a fixed length, by best fit, from how many items there are of each length.
+"""Best-fit packing of items into rows of a fixed length, from the number of items of each length.
 
-Which items are put together depends on their lengths alone, and items of one length are alike: so what is packed are
-counts, and what comes out are *groups* of equal rows. The cost grows with the number of different lengths, not items.
+Which items share a row depends on their lengths alone, and items of one length are interchangeable. So the algorithm
+packs counts, and returns *groups* of equal rows. Its cost grows with the number of different lengths, not of items.
+
+Shapes: G groups, E entries (one length in one group), N nodes of the search.
 """
 
 from __future__ import annotations
@@ -20,59 +22,62 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packing:
-    """Which lengths stand together in which rows.
+    """Which lengths share which rows.
 
-    Group `g` has the rows `row_starts[g]` to `row_starts[g + 1]`, each made of its entries, `entry_starts[g]` to
-    `entry_starts[g + 1]`, by decreasing length. The items of one length are told apart by their *rank*, from 0 on: row
-    `j` of a group takes those from `ranks + j * copies` to before `ranks + (j + 1) * copies`.
+    Group `g` has the rows `row_starts[g]` to `row_starts[g + 1]`, each made of the entries `entry_starts[g]` to
+    `entry_starts[g + 1]`, by decreasing length. Items of one length are numbered by their *rank*, from 0 on: row `j` of
+    a group takes ranks `ranks + j * copies` to before `ranks + (j + 1) * copies`.
     """
 
     length: int
     row_starts: Indices
+    """[G + 1]"""
     entry_starts: Indices
+    """[G + 1]"""
     lengths: Indices
-    """Of each entry: how long its items are."""
+    """[E]: the length of an entry's items."""
     copies: Indices
-    """Of each entry: how many of them are in a row."""
+    """[E]: how many of them are in a row."""
     ranks: Indices
-    """Of each entry: the first rank that the group takes."""
+    """[E]: the first rank that the group takes."""
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return int(self.row_starts[-1])
 
     @property
     def num_groups(self) -> int:
-        """How many kinds of rows there are, or fewer: two groups may be of one kind."""
+        """Number of groups. Two groups may have equal rows."""
         return len(self.row_starts) - 1
 
 
 def best_fit(counts: NDArray[np.integer], length: int) -> Packing:
-    """Return rows of `length` for `counts[l]` items of each length `l`, by best fit, the longest first.
+    """Pack `counts[l]` items of each length `l` into rows of `length`, by best fit, the longest items first.
 
-    Each item goes into the row in which it leaves least room, and into a new one if it fits into none: as many rows as
-    one gets item by item. A pure function of the counts.
+    Each item goes into the row where it leaves the least room, or into a new row if it fits into none. The number of
+    rows is that of packing item by item. A pure function of the counts.
     """
     if length < 1:
-        raise ArgumentError(f"length={length} is not positive", hint="pass the number of tokens of a row")
+        raise ArgumentError(f"length must be at least 1, got {length}", hint="pass the number of tokens of a row")
     counts = np.asarray(counts)
     found = np.flatnonzero(counts)
     if counts.ndim != 1 or (found.size and (found[0] == 0 or found[-1] > length or counts.min() < 0)):
         raise ArgumentError(
-            f"the counts are not those of items of 1 to {length}",
+            f"counts must be those of items of length 1 to {length}",
             hint="pass counts[l], the number of items of length l",
         )
     tree = _Tree()
     open_rows: dict[int, list[tuple[int, int, int]]] = {}
-    """By the room that is left: a node, the first of its rows that are meant, and how many."""
+    """By the room that is left: (node, first of the node's rows that are meant, how many rows)."""
     rooms: list[int] = []
-    """The same, ascending."""
+    """The keys of `open_rows`, ascending."""
     closed: list[tuple[int, int, int]] = []
     for size, count in zip(found[::-1].tolist(), counts[found[::-1]].tolist()):
         items = count
         while items:
-            # The best fit is the least room, and what that leaves is better still, until no more fits in.
+            # The best fit is the row with the least room. What is left of it is an even better fit for the next item of
+            # this length, so a row takes as many copies as fit, and all rows of a group are filled at once.
             at = bisect_left(rooms, size)
             if at < len(rooms):
                 room = rooms[at]
@@ -104,9 +109,10 @@ def best_fit(counts: NDArray[np.integer], length: int) -> Packing:
 
 
 def rotations(windows: Indices, lengths: Indices, counts: Indices, *, key: int) -> Indices:
-    """Return by how much the ranks of some classes of items are moved on: a hash of their window and length, by `key`.
+    """Return by how much the ranks in classes of items are rotated: a hash of window, length and `key`, below the
+    count.
 
-    With another key the same rows hold other items of the same lengths, and all of them still, at no cost.
+    With another key the rows hold other items of the same lengths, still each item once, at no cost.
     """
     words = windows.astype(np.uint64)
     words *= np.uint64(GOLDEN)
@@ -119,13 +125,14 @@ def rotations(windows: Indices, lengths: Indices, counts: Indices, *, key: int) 
 
 
 class _Tree:
-    """What was put into rows: a node for each step, below the one that put into the same rows before.
+    """The steps of the packing. A node is one step: items of one length put into rows that hold what its ancestors say.
 
-    A node's rows are some of its parent's, one after the other, from its `first` on.
+    A node's rows are consecutive rows of its parent, from `first` on. The root's rows are empty.
     """
 
     def __init__(self) -> None:
         self._nodes: list[tuple[int, int, int, int, int]] = [(0, 0, 0, 0, 0)]
+        """(parent, first, size, copies, rank)"""
 
     def add(self, parent: int, first: int, size: int, copies: int, rank: int) -> int:
         """Add a node: items of `size`, from `rank` on, into rows of the parent's from `first` on."""
@@ -133,7 +140,7 @@ class _Tree:
         return len(self._nodes) - 1
 
     def packing(self, groups: list[tuple[int, int, int]], length: int) -> Packing:
-        """Return the rows of these groups with all that is in them: each is followed up to the root."""
+        """Return the content of these groups of rows, (node, first, number), by following each node up to the root."""
         parents, firsts, sizes, copies, ranks = np.array(self._nodes, np.int64).T
         nodes, offsets, nums = np.array(groups, np.int64).reshape(-1, 3).T
         numbers = np.arange(len(nodes))
@@ -144,7 +151,7 @@ class _Tree:
             nodes = parents[nodes]
             goes_on = nodes > 0
             numbers, nodes, offsets = numbers[goes_on], nodes[goes_on], offsets[goes_on]
-        levels.reverse()  # what is next to the root came first, and is longest
+        levels.reverse()  # the root's children were packed first, and are the longest items
         nothing = np.zeros(0, np.int64)
         group_of, node_of, rank_of = (
             np.concatenate([nothing, *(level[part] for level in levels)]) for part in range(3)
@@ -162,7 +169,7 @@ class _Tree:
 
 
 def starts_of(counts: NDArray[np.integer]) -> Indices:
-    """Return where each of some stretches begins that lie one after the other, and where the last one ends."""
+    """Return [n + 1]: where each of `counts` [n] consecutive stretches begins, and where the last one ends."""
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts

@@ -1,10 +1,12 @@
 """A shuffle that is computed, not stored.
 
-A `Permutation` maps any index in `range(size)` to another one, and back, at a cost that does not depend
-on `size`. It is a Feistel network on pairs: an index is written as (left, right) with left < a, right < b and
-a * b just above `size`; each round adds a keyed hash of one half to the other. That is a bijection of
-range(a * b) whatever the hash is. The few results that fall outside range(size) are fed through again until
-they land inside ("cycle walking"), which keeps it a bijection. That happens to fewer than one index in sqrt(size).
+A `Permutation` maps any index in `range(size)` to another one, and back, at a cost that does not depend on `size`. It
+is a Feistel network on pairs: an index is written as (left, right) with left < a, right < b and a * b just above
+`size`; each round adds a keyed hash of one half to the other, modulo a or b. That is a bijection of range(a * b) for
+any hash. Results outside range(size), fewer than one in sqrt(size), go through the network again until they are inside
+("cycle walking"), which keeps it a bijection.
+
+Shapes: all arrays are [n], for n indices.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ from numpy.typing import NDArray
 from stoker.plan.mixing import FIRST, SECOND, Words, derived_key, mix
 
 MAX_SIZE = 1 << 62
-"""Left and right halves stay below 2**32, so that no product overflows 64 bits."""
+"""Up to here both halves are below 2**32, so that no product overflows 64 bits."""
 
 NUM_ROUNDS = 6
-"""Four make a network of strong rounds indistinguishable from random for large halves; two more are for halves of
-five bits. The tests of uniformity fail at three."""
+"""Four rounds of a strong hash are indistinguishable from random for large halves; two more are for halves of five
+bits. The tests of uniformity fail at three rounds.
+"""
 
 SORTED_BELOW = 1024
-"""Under this size all indices are sorted by a hash: exactly as random as the hash, where a network of tiny halves
-is not, and quicker."""
+"""Below this size, all indices are sorted by a hash instead: as random as the hash, which a network of tiny halves is
+not, and quicker."""
 
 _FIRST, _SECOND, _32 = np.uint64(FIRST), np.uint64(SECOND), np.uint64(32)
 
@@ -40,7 +43,9 @@ def permutation(size: int, key: int) -> Permutation:
 
 @dataclass(frozen=True)
 class Permutation:
-    """A keyed bijection of range(size). Thread-safe; equal keys and sizes give equal maps, for ever."""
+    """A keyed bijection of range(size). Equal keys and sizes give equal maps, in every version. Safe to use from
+    threads.
+    """
 
     size: int
     key: int
@@ -63,9 +68,9 @@ class Permutation:
 
     @cached_property
     def _sides(self) -> tuple[int, int]:
-        """The numbers of values of the left and the right half.
+        """The numbers of values (a, b) of the left and the right half.
 
-        Of the sides near the square root, the one that leaves least outside, so that next to nothing has to walk.
+        `b` is near the square root of the size, chosen so that a * b exceeds the size least: then few indices walk.
         """
         root = isqrt(self.size - 1) + 1
         nearby = range(root, root - min(64, root // 8) - 1, -1)

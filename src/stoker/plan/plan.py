@@ -1,4 +1,4 @@
-"""Which sample goes to which rank at every step, for ever."""
+"""Which sample goes to which rank at every step."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ Tail = Literal["drop", "keep", "pad"]
 Layout = Literal["interleaved", "blocks"]
 
 CHUNK = 8192
-"""Slots evaluated together when steps are asked for in a row: enough to hide NumPy's cost per call, little enough for
-the second-level cache."""
+"""Samples whose positions are computed together when steps follow one another: enough to hide NumPy's cost per call,
+few enough for the L2 cache."""
 
 
 class Recipe(NamedTuple):
-    """What one rank reads at one step."""
+    """The samples that one rank reads at one step. Arrays are [n], for the n samples of its share."""
 
     step: int
     epoch: int
     rank: int
     ordinals: Indices
-    """Where the samples stand in the epoch's order; padding repeats from its beginning."""
+    """The samples' places in the epoch's order; padding repeats it from the beginning."""
     positions: Indices
     padding: NDArray[np.bool_] | None
     """True where a sample only fills up the batch. None when there is no padding."""
     digest: int
-    """What this share adds to the running digest of what was served."""
+    """What this share adds to the running digest of the samples served."""
     draws: range | None = None
-    """Where a position may come several times in an epoch: which draws of it these are, counted over all ranks. Random
-    numbers depend on them."""
+    """Where a sampler may draw a position several times in an epoch: the number of each draw, over all ranks. Random
+    numbers depend on it."""
 
 
 class Place(NamedTuple):
-    """When and where a sample comes."""
+    """When and where a sample is served."""
 
     step: int
     rank: int
     row: int
-    """Which sample of the rank's share it is."""
+    """Its index in the rank's share."""
     is_skipped: bool
-    """The step is in a range of `Plan.skip`, so the sample is passed over."""
+    """The step is in a range of `Plan.skip`, so the sample is not served."""
 
 
 class Origin(NamedTuple):
-    """Where the count of steps began: after a change of batch size, in the middle of an epoch."""
+    """Where the numbering of steps began: after a change of batch size, in the middle of an epoch."""
 
     epoch: int = 0
     ordinal: int = 0
@@ -68,8 +68,7 @@ class Plan:
     """Which sample goes to which rank at every step.
 
     A plan is arithmetic: it reads no data and holds no iterator. Processes with equal plans agree on every sample.
-    Steps are counted on from epoch to epoch; the number of ranks is not part of the plan, for it only shares out a
-    step.
+    Steps are numbered across epochs. The number of ranks is not part of the plan: ranks only split a step among them.
     """
 
     num_samples: int
@@ -78,20 +77,22 @@ class Plan:
     order: Order = field(default_factory=Sequential)
     seed: int = 0
     tail: Tail = "keep"
-    """What becomes of the last, incomplete batch of an epoch: dropped, kept short (each rank gets one sample at least),
-    or padded with marked samples from the epoch's beginning."""
+    """The last, incomplete batch of an epoch is dropped, kept short (each rank gets at least one sample), or padded
+    with marked samples from the epoch's beginning.
+    """
     skip: tuple[tuple[int, int], ...] = ()
-    """Ranges (first, stop) of steps that are passed over. They keep their numbers, so all others do too."""
+    """Ranges (first, stop) of steps that are not served. They keep their numbers, so all others do too."""
     origin: Origin = Origin()
     layout: Layout = "interleaved"
-    """How ranks share a step: every `num_ranks`-th sample each, or one run of consecutive samples each. With "blocks",
-    the batches of all ranks, concatenated, are the step's samples in order, with the padding at the end."""
+    """How ranks split a step: every `num_ranks`-th sample each, or consecutive samples each. With "blocks", the batches
+    of all ranks, concatenated, are the step's samples in order, with the padding at the end.
+    """
 
     def __post_init__(self) -> None:
         for name in ("num_samples", "batch_size"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ArgumentError(f"{name}={value!r} is not a positive integer", hint=f"give {name} as 1 or more")
+                raise ArgumentError(f"{name}={value!r} is not a positive integer", hint=f"pass {name} as 1 or more")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ArgumentError(f"seed={self.seed!r} is not an integer", hint="any integer will do")
         if self.num_samples > MAX_SIZE:
@@ -114,7 +115,7 @@ class Plan:
         return ordinals // self.batch_size if self.tail == "drop" else -(-ordinals // self.batch_size)
 
     def num_steps(self, epoch: int) -> int:
-        """Return how many steps of `epoch` are served: all that are not skipped."""
+        """Return how many steps of `epoch` are served, without the skipped ones."""
         first = self.first_step(epoch)
         stop = first + self.steps_in(epoch)
         return stop - first - sum(max(0, min(stop, b) - max(first, a)) for a, b in self.skip)
@@ -140,20 +141,22 @@ class Plan:
         return self._start_of(step)[0]
 
     def is_skipped(self, step: int) -> bool:
-        """Return whether `step` is passed over."""
+        """Return whether `step` is skipped."""
         return any(first <= step < stop for first, stop in self.skip)
 
-    # ---------------------------------------------------------------- what comes when
+    # ---------------------------------------------------------------- samples and steps
 
     def recipe(self, step: int, rank: int = 0, num_ranks: int = 1) -> Recipe:
-        """Return what `rank` of `num_ranks` reads at `step`, in time independent of the corpus and of the step."""
+        """Return the samples of `rank` at `step`, in time that depends neither on the corpus nor on the step."""
         self._check_rank(rank, num_ranks)
         epoch, start = self._start_of(step)
         real = min(self.batch_size, self.num_samples - start)
         whole = self.batch_size if self.tail == "pad" else real
         ordinals = start + self._share(whole, rank, num_ranks)
         padding: NDArray[np.bool_] | None = None
-        if not ordinals.size:  # tail="keep" with fewer samples left than ranks: no rank may fall out of step
+        if (
+            not ordinals.size
+        ):  # tail="keep" with fewer samples left than ranks: every rank needs a batch, or the others hang
             ordinals, padding = np.array([start], dtype=np.int64), np.array([True])
         elif start + whole > self.num_samples:
             padding = ordinals >= self.num_samples
@@ -167,14 +170,14 @@ class Plan:
     def recipes(self, step: int, rank: int = 0, num_ranks: int = 1) -> Iterator[Recipe]:
         """Yield the recipes from `step` to the end of its epoch, without the skipped ones.
 
-        The same as asking `recipe` for each, but many steps are evaluated in one go.
+        The same as `recipe` for each step, but the positions of many steps are computed together.
         """
         epoch, _ = self._start_of(step)
         stop = self.first_step(epoch) + self.steps_in(epoch)
         num_full = (self.num_samples - self._first_ordinal(epoch)) // self.batch_size
         last_full = self.first_step(epoch) + num_full
         for first, end in self._unskipped(step, stop):
-            # few steps first, so that the first batch does not wait for a whole chunk
+            # few steps at first, so that the first batch does not wait for a whole chunk
             ahead, most = 1, max(1, CHUNK * num_ranks // self.batch_size)
             while first < min(end, last_full):
                 num_steps = min(ahead, end - first, last_full - first)
@@ -185,9 +188,9 @@ class Plan:
                 yield self.recipe(tail_step, rank, num_ranks)
 
     def find(self, position: int, epoch: int = 0, num_ranks: int = 1) -> Place | None:
-        """Return when and where the sample at `position` comes in `epoch`.
+        """Return when and where the sample at `position` is served in `epoch`.
 
-        None if it does not: the tail drops it, or it came before the origin.
+        None if it is not: the tail drops it, or it was served before the origin.
         """
         if not 0 <= position < self.num_samples:
             raise PositionError(position, length=self.num_samples, what="the plan")
@@ -211,17 +214,17 @@ class Plan:
     # ---------------------------------------------------------------- change and identity
 
     def step_at(self, epoch: int, ordinal: int) -> int:
-        """Return the step that takes up `ordinal` of `epoch`."""
+        """Return the step that holds `ordinal` of `epoch`."""
         return self.first_step(epoch) + (ordinal - self._first_ordinal(epoch)) // self.batch_size
 
     def skipping(self, first: int, stop: int) -> Plan:
-        """Return this plan with the steps from `first` to before `stop` passed over as well."""
+        """Return this plan with the steps from `first` to before `stop` skipped as well."""
         return replace(self, skip=(*self.skip, (first, stop)))
 
     def rebatched(self, batch_size: int, origin: Origin) -> Plan:
-        """Return this plan going on at `origin` with another batch size.
+        """Return this plan, continued at `origin` with another batch size.
 
-        Skipped ranges keep their samples. A new step that holds any skipped sample is skipped as a whole.
+        Skipped ranges keep their samples. A new step that holds any skipped sample is skipped entirely.
         """
         new = replace(self, batch_size=batch_size, origin=origin, skip=())
         ranges = []
@@ -239,9 +242,9 @@ class Plan:
         return replace(new, skip=tuple(ranges))
 
     def identity(self) -> dict[str, Any]:
-        """Return what makes the stream of samples what it is, as plain values.
+        """Return the values that determine the stream of samples, as plain values.
 
-        Batch size, ranks, layout, skipped steps and origin are not in it: they only cut the stream up.
+        Batch size, ranks, layout, skipped steps and origin are not among them: they only cut the stream into batches.
         """
         return {
             "num_samples": self.num_samples,
@@ -282,7 +285,7 @@ class Plan:
         return self.origin.epoch + 1 + epochs, steps * self.batch_size
 
     def _share(self, num_samples: int, rank: int, num_ranks: int) -> Indices:
-        """Return which samples of a step of `num_samples` are those of `rank`."""
+        """Return the indices of `rank`'s samples in a step of `num_samples`."""
         if self.layout == "blocks" and num_samples >= num_ranks:
             return np.arange(rank * num_samples // num_ranks, (rank + 1) * num_samples // num_ranks, dtype=np.int64)
         return np.arange(rank, num_samples, num_ranks, dtype=np.int64)
@@ -331,7 +334,7 @@ class Plan:
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return `ranges` sorted, without empty ones, overlapping and touching ones made one."""
+    """Return `ranges` sorted, without empty ones, with overlapping and adjacent ones merged."""
     joined: list[tuple[int, int]] = []
     for first, stop in sorted(map(_range, ranges)):
         if first == stop:

@@ -294,10 +294,15 @@ class Grows(Protocol):
         ...
 
 
+def earlier_fingerprints(dataset: Any) -> Iterable[str]:
+    """Return the fingerprints that a dataset had before it grew; nothing if it does not know them."""
+    earlier = getattr(dataset, "earlier_fingerprints", None)
+    return earlier() if callable(earlier) else ()
+
+
 def has_grown_from(dataset: Any, fingerprint: Any) -> bool:
     """Return whether a dataset begins with the data of this fingerprint, and has more behind it."""
-    earlier = getattr(dataset, "earlier_fingerprints", None)
-    return callable(earlier) and any(known == fingerprint for known in earlier())
+    return any(known == fingerprint for known in earlier_fingerprints(dataset))
 
 
 class KnowsSettings(Protocol):

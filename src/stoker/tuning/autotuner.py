@@ -1,15 +1,17 @@
-"""Who decides for `"auto"`: one window of batches after the other, by what was measured and nothing else.
+"""Choose parallelism for `"auto"`, from measurements of one window of batches after another.
 
-A pilot looks at windows of batches and says with which setting the next one is made. It has neither a clock nor random
-numbers: the same windows make it decide the same. Every change is a trial, which the window after it judges by the
-*period*, the time from batch to batch: waiting and the trainer's own step together, so that hands which take from the
-trainer what they save it are not kept.
+The autotuner receives windows of batches and returns the setting for the next one. It uses no clock and no random
+numbers, so the same windows give the same decisions. Every change is a trial, judged on the following windows by the
+*period*, the time from batch to batch: the training loop's waiting time plus its step time. So workers that slow the
+step down by as much as they save in waiting are not kept.
 
-- The trainer waits: more hands, as long as the period falls; more in flight, where hands are idle all the same.
-- The machine is crowded, and the trainer suffers from it: fewer hands, if the period does not get worse.
-- Nobody waits, and hands are idle: fewer, so that what costs nothing is not used either.
+"Workers" are threads that load samples, in any process; `concurrency` is their number.
 
-What has failed is tried again later and later, or at once where the work or the step has changed.
+- The training loop waits: more workers, as long as the period falls; more batches in flight, if workers are idle.
+- The machine is crowded and the step suffers from it: fewer workers, if the period does not get worse.
+- The training loop does not wait and workers are idle: fewer workers, to save cores and memory.
+
+A change that failed is tried again at growing intervals, or at once when the work or the step time has changed.
 """
 
 from __future__ import annotations
@@ -23,61 +25,61 @@ from stoker.tuning.batch_window import Observation
 from stoker.tuning.parallelism import INLINE_SECONDS, Candidate, Kind, Parallelism, SearchSpace
 
 NEGLIGIBLE = 0.03
-"""A part of the time that nobody minds waiting."""
+"""Share of the time spent waiting that does not matter."""
 
 GAIN, LOSS = 0.02, 0.02
-"""What more of something has to bring, and what less of it may cost, as a part of the period."""
+"""Minimum gain from more workers, and maximum loss from fewer, as shares of the period."""
 
 DRIFT = 0.03
-"""What doing with less, step by step, may cost all in all."""
+"""Maximum loss from several reductions in a row."""
 
 RESERVE = 1.1
-"""Hands are counted so that they are busy for 1 / 1.1 of the time."""
+"""Workers are chosen to be busy for 1 / 1.1 of the time."""
 
 BUSY = 0.85
-"""Hands that work less than this while the trainer waits are waiting for something else than for each other."""
+"""Workers that are busy for less of the time although the training loop waits lack batches in flight."""
 
 CROWDED, DELAYED = 0.75, 0.02
-"""The trainer suffers where so much of the cores is in use, and its thread waits for one for more than this part of the
-time, or its step has become longer by as much.
+"""The step suffers if this share of the cores is in use, and the training thread waits for a core for more than this
+share of the time, or the step time has grown by as much.
 """
 
 FULL = 0.95
-"""Hands that are busy for more than this are too few, even if what lies ready hides it for a while."""
+"""Workers that are busy for more of the time are too few, even if prefetched batches hide it for a while."""
 
 HANDOVER_SECONDS = 1.5e-4
-"""What a batch that others have made costs the trainer: it has to be woken up, to receive it and to unpack it."""
+"""Cost of receiving a batch from a worker: waking up, reading the reply, unpacking."""
 
 WORTH_IT, MOST_AT_ONCE = 0.9, 4
-"""What the period has to become for others to be started, and how many of them are at the most."""
+"""To leave inline loading: the factor by which the period has to fall, and the maximum number of first workers."""
 
 HINDERED = 1.1
-"""Threads that take so many times as long as one alone are in each other's way."""
+"""Threads that take this many times as long as one alone slow each other down."""
 
 CHANGED = 1.25
-"""Work or a step so many times as long, or as short, as it was: what is known is of another time."""
+"""If work or step time changes by this factor, earlier results are no longer valid."""
 
 EASED = 0.75
-"""How many hands are left to a trainer that suffers."""
+"""Share of the workers to keep if the step suffers."""
 
 HOPE = 0.7
-"""What a batch might cost at the best, as a part of the least that was seen."""
+"""Lowest possible cost of a batch, as a share of the lowest cost measured."""
 
 FRESH = 32
-"""Windows for which it is believed what was seen with a setting."""
+"""Number of windows for which the result of a setting is remembered."""
 
 MOST_LOOKS = 3
-"""Windows that a trial gets where one leaves it open."""
+"""Maximum number of windows for a trial, if noise leaves the result open."""
 
 MOST_PATIENCE = 512
-"""Windows between two tries of the same, when others have failed."""
+"""Maximum number of windows between two attempts at the same change."""
 
 _PATIENCE: dict[str, int] = {"more": 4, "less": 4, "ahead": 4, "processes": 16, "inline": 16, "away": 4}
 
 
 @dataclass(slots=True)
 class _Failure:
-    """A goal that was not reached, and when it is worth another try."""
+    """A change that failed, and when to try it again."""
 
     seen: Observation
     patience: int
@@ -86,50 +88,50 @@ class _Failure:
 
 @dataclass(slots=True)
 class _Trial:
-    """A change that the next windows judge."""
+    """A change that is being tried."""
 
     goal: str
     before: Parallelism
     kind: Kind
-    """That of before."""
+    """The kind of the setting before."""
     seen: Observation
-    """Before."""
+    """The window before the change."""
     looks: list[Observation]
 
 
 class Autotuner:
-    """Decides on the setting, within `room`, from `start` on. `work` is what a batch costs one hand, if known."""
+    """Chooses settings within `room`, beginning with `start`. `work` is the cost of a batch for one worker."""
 
     def __init__(self, room: SearchSpace, start: Parallelism, *, kind: Kind, work: float | None = None) -> None:
         self.room, self.setting, self._work = room, start, work
         self.kind: Kind = kind
-        """On which ladder the setting is; inline, which one it would be on."""
+        """The ladder of the setting; for inline loading, the ladder it would move to."""
         self._trial: _Trial | None = None
         self._failures: dict[str, _Failure] = {}
         self._barrier: int | None = None
-        """A rung that was too much, as long as that is known."""
+        """The level that was too high, while that is known."""
         self._anchor: Observation | None = None
-        """What was seen before it was tried to do with less."""
+        """The window before the first reduction."""
         self._best_step: float | None = None
-        """The shortest that was seen, for as long as that could be had."""
+        """The shortest step time measured, while it is attainable."""
         self._known: dict[Parallelism, tuple[int, Observation]] = {}
-        """What was seen last with each setting, and in which window."""
+        """The latest window with each setting, and its number."""
         self._num_windows = 0
         self._makings: deque[float] = deque(maxlen=FRESH)
-        """What a batch has cost in the latest windows."""
+        """Cost of a batch in the latest windows."""
 
     def limit(self, num_workers: int, setting: Parallelism) -> None:
-        """Choose no more workers than this from now on, for more could not be started. Now there is `setting`."""
+        """Choose at most `num_workers` from now on: more could not be started. The current setting is `setting`."""
         room = self.room
         self.room = replace(
             room,
-            processes=tuple(rung for rung in room.processes if rung[0] <= num_workers),
-            threads=tuple(rung for rung in room.threads if rung[0] <= num_workers),
+            processes=tuple(level for level in room.processes if level[0] <= num_workers),
+            threads=tuple(level for level in room.threads if level[0] <= num_workers),
         )
         self.setting, self._trial = setting, None
 
     def observe(self, seen: Observation) -> str | None:
-        """Take in a window. Return why the setting has changed, or None if it has not."""
+        """Process a window. Return the reason if the setting has changed, otherwise None."""
         trial = self._trial
         self._num_windows += 1
         if trial is not None:
@@ -151,24 +153,24 @@ class Autotuner:
 
     @property
     def is_trying(self) -> bool:
-        """Whether the present setting is on trial."""
+        """Whether the current setting is a trial."""
         return self._trial is not None
 
     # ---------------------------------------------------------------- trials
 
     def _judged(self, trial: _Trial, seen: Observation) -> bool | None:
-        """Return whether a trial was good; None if that is not certain yet."""
+        """Return whether a trial succeeded; None if it is not certain yet."""
         limit = self._limit(trial.goal, trial.seen)
         away = abs(seen.period - limit) / trial.seen.period
         noise = (seen.noise**2 + trial.seen.noise**2) ** 0.5
         if away < noise and len(trial.looks) < MOST_LOOKS:
             return None
         if trial.goal == "less" and trial.seen.stall_share < NEGLIGIBLE:
-            return seen.period <= limit and seen.busy_share(self.setting.num_hands) < FULL
+            return seen.period <= limit and seen.busy_share(self.setting.concurrency) < FULL
         return seen.period <= limit
 
     def _limit(self, goal: str, before: Observation) -> float:
-        """Return the longest period with which a goal counts as reached."""
+        """Return the longest period with which a change counts as a success."""
         if goal not in ("less", "inline"):
             return before.period * (1 - GAIN)
         least = before.period if self._anchor is None else min(before.period, self._anchor.period * (1 + DRIFT - LOSS))
@@ -185,22 +187,22 @@ class Autotuner:
 
     def _taken_back(self, trial: _Trial, seen: Observation) -> str:
         tried, self.setting, self.kind = self.setting, trial.before, trial.kind
-        told = f"{_ms(seen.period)} a batch with {tried}, {_ms(trial.seen.period)} without"
+        result = f"{_ms(seen.period)} per batch with {tried}, {_ms(trial.seen.period)} before"
         if trial.goal == "more":
-            self._barrier = self._rung_of(tried)
-            between = (self._rung() + self._barrier) // 2
-            # if it was not even harmful, less of it would not be of use either
+            self._barrier = self._level_of(tried)
+            between = (self._level() + self._barrier) // 2
+            # if it did no harm, half of it would not help either
             is_harmful = seen.period > trial.seen.period * (1 + GAIN)
-            if is_harmful and between > self._rung() and self._try("more", self._on(between), trial.seen):
-                return f"{told}: the middle"
+            if is_harmful and between > self._level() and self._try("more", self._on(between), trial.seen):
+                return f"{result}: try half-way"
         elif trial.goal == "less":
-            self._best_step = trial.seen.step  # it is the step's own time, then, and nobody's fault
-            told += f"; hands were busy for {seen.busy_share(tried.num_hands):.0%} of the time"
+            self._best_step = trial.seen.step  # the step takes that long by itself
+            result += f"; workers were {seen.busy_share(tried.concurrency):.0%} busy"
         elif trial.goal == "inline" and not seen.can_leave:
             self.setting = tried
-            return f"{told}, and no worker can be had any more"
+            return f"{result}, but worker processes can no longer be started"
         self._fail(trial.goal, trial.seen)
-        return f"{told}: back"
+        return f"{result}: reverted"
 
     def _fail(self, goal: str, seen: Observation, *, is_tried: bool = True) -> None:
         failed = self._failures.get(goal)
@@ -210,7 +212,7 @@ class Autotuner:
         self._failures[goal] = _Failure(seen, patience, patience)
 
     def _try(self, goal: str, setting: Parallelism, seen: Observation, *, kind: Kind | None = None) -> bool:
-        """Change the setting for a trial, unless it is known what would come of it."""
+        """Change the setting for a trial, unless its result is already known to be bad."""
         when, known = self._known.get(setting, (-FRESH, seen))
         is_known = self._num_windows - when < FRESH and not _has_changed(known, seen, of_work=False)
         if is_known and known.period > self._limit(goal, seen):
@@ -239,35 +241,35 @@ class Autotuner:
         most = max(least, seen.most_ahead // max(1, self.setting.num_workers))
         if self.setting.prefetch_factor > most:
             self.setting = replace(self.setting, prefetch_factor=most)
-            return "there is not the memory for more batches in flight"
+            return "not enough memory for more batches in flight"
         if self._best_step is None or seen.step < self._best_step:
             self._best_step = seen.step
         inline = self._inline(seen)
         if inline is not None:
             return inline
-        hands = self.setting.num_hands
+        concurrency = self.setting.concurrency
         is_slowed = seen.delay_share > DELAYED or seen.step - self._best_step > DELAYED * seen.period
-        if seen.cpu_share > CROWDED and is_slowed and self._less(seen, int(EASED * hands)):
+        if seen.cpu_share > CROWDED and is_slowed and self._less(seen, int(EASED * concurrency)):
             return (
-                f"{seen.cpu_share:.0%} of the cores are in use, and the trainer's thread has none for "
-                f"{seen.delay_share:.0%} of {_ms(seen.period)}; its step takes {_ms(seen.step)}, and has taken "
+                f"{seen.cpu_share:.0%} of the cores are in use, and the training thread waits for a core for "
+                f"{seen.delay_share:.0%} of {_ms(seen.period)}; its step takes {_ms(seen.step)}, at best "
                 f"{_ms(self._best_step)}"
             )
         if seen.stall_share > NEGLIGIBLE:
             return self._hurried(seen)
         num_needed = ceil(RESERVE * seen.making / seen.period) if seen.period else 1
-        if self._less(seen, max(num_needed, hands // 2)):
-            return f"nobody waits, and hands are busy for {seen.busy_share(hands):.0%} of {_ms(seen.period)}"
+        if self._less(seen, max(num_needed, concurrency // 2)):
+            return f"the training loop does not wait, and workers are {seen.busy_share(concurrency):.0%} busy"
         return None
 
     def _hurried(self, seen: Observation) -> str | None:
-        """The trainer waits."""
-        hands = self.setting.num_hands
+        """Choose a change for a training loop that waits."""
+        concurrency = self.setting.concurrency
         why = (
-            f"the trainer waits {seen.stall_share:.0%} of {_ms(seen.period)}, and hands are busy for "
-            f"{seen.busy_share(hands):.0%} of the time"
+            f"the training loop waits {seen.stall_share:.0%} of {_ms(seen.period)} per batch; workers are "
+            f"{seen.busy_share(concurrency):.0%} busy"
         )
-        is_idle = seen.busy_share(hands) < BUSY
+        is_idle = seen.busy_share(concurrency) < BUSY
         if is_idle and not (self.is_at_the_top and self.kind == "threads") and self._ahead(seen):
             return why
         if self._more(seen):
@@ -277,35 +279,37 @@ class Autotuner:
         return why if is_idle and self._ahead(seen) else None
 
     def _more(self, seen: Observation) -> bool:
-        ladder, at = self.room.ladder(self.kind), self._rung()
+        ladder, at = self.room.ladder(self.kind), self._level()
         top = len(ladder) - 1
         if at >= top or not self._may_try("more", seen):
             return False
         if self._barrier is not None and "more" in self._failures:
-            self._barrier = None  # that was long ago
+            self._barrier = None  # measured long ago
         if self._barrier is not None:
             top = self._barrier - 1
             if at >= top:
                 self._fail("more", seen)
                 return False
         wanted = self._wanted(seen)
-        rung = next((rung for rung in range(at + 1, top) if _hands(ladder[rung]) >= wanted), top)
-        return self._try("more", self._on(rung), seen)
+        level = next((level for level in range(at + 1, top) if _concurrency(ladder[level]) >= wanted), top)
+        return self._try("more", self._on(level), seen)
 
     def _wanted(self, seen: Observation) -> int:
-        """Return how many hands would be enough, more than there are and at most twice as many."""
-        hands = self.setting.num_hands
-        enough = seen.making / seen.step if seen.step > 0 else 2 * hands
-        return min(max(ceil(RESERVE * enough), hands + 1), 2 * hands)
+        """Return how many workers would be enough: more than now, at most twice as many."""
+        concurrency = self.setting.concurrency
+        enough = seen.making / seen.step if seen.step > 0 else 2 * concurrency
+        return min(max(ceil(RESERVE * enough), concurrency + 1), 2 * concurrency)
 
     def _processes(self, seen: Observation) -> bool:
-        """Threads have brought what they could: perhaps they wait for the interpreter's lock."""
+        """Try processes instead of threads, which may be waiting for the GIL."""
         ladder = self.room.processes
         if self.kind != "threads" or len(ladder) < 2:
             return False
-        hands = self.setting.num_hands
-        are_in_the_way = self._work is None or seen.making > HINDERED * self._work or seen.busy_share(hands) < BUSY
-        if not (are_in_the_way or _hands(ladder[-1]) > hands) or not self._may_try("processes", seen):
+        concurrency = self.setting.concurrency
+        slow_each_other = (
+            self._work is None or seen.making > HINDERED * self._work or seen.busy_share(concurrency) < BUSY
+        )
+        if not (slow_each_other or _concurrency(ladder[-1]) > concurrency) or not self._may_try("processes", seen):
             return False
         num_workers, num_threads = ladder[min(len(ladder), self._wanted(seen)) - 1]
         setting = replace(self.setting, num_workers=num_workers, num_threads=num_threads)
@@ -318,70 +322,70 @@ class Autotuner:
             return False
         return self._try("ahead", replace(self.setting, prefetch_factor=wanted), seen)
 
-    def _less(self, seen: Observation, num_hands: int) -> bool:
-        """Try to do with so many hands, if that is less than there are."""
-        ladder, at = self.room.ladder(self.kind), self._rung()
-        rung = next((rung for rung in range(at) if _hands(ladder[rung]) >= num_hands), at)
-        if rung == at or not self._may_try("less", seen):
+    def _less(self, seen: Observation, concurrency: int) -> bool:
+        """Try this many workers, if that is fewer than now."""
+        ladder, at = self.room.ladder(self.kind), self._level()
+        level = next((level for level in range(at) if _concurrency(ladder[level]) >= concurrency), at)
+        if level == at or not self._may_try("less", seen):
             return False
-        if HOPE * min(self._makings) / _hands(ladder[rung]) > self._limit("less", seen):
-            return False  # however little they are in each other's way, they are too few
+        if HOPE * min(self._makings) / _concurrency(ladder[level]) > self._limit("less", seen):
+            return False  # too few even without contention
         if self._anchor is None or _has_changed(self._anchor, seen, of_work=False):
             self._anchor = seen
-        return self._try("less", self._on(rung), seen)
+        return self._try("less", self._on(level), seen)
 
     def _inline(self, seen: Observation) -> str | None:
-        """Try to do without anybody, if making a batch is next to nothing beside the step, or beside the hand-over."""
+        """Try loading inline, if a batch costs almost nothing compared with the step or with sending it."""
         if not self.room.can_be_inline or seen.making > INLINE_SECONDS:
             return None
         if seen.step + seen.making > seen.period * (1 + LOSS) or not self._may_try("inline", seen):
             return None
         if not self._try("inline", replace(self.setting, num_workers=0, num_threads=0), seen):
             return None
-        return f"making a batch takes {_ms(seen.making)}, and the trainer's step {_ms(seen.step)}"
+        return f"loading a batch takes {_ms(seen.making)}, the training step {_ms(seen.step)}"
 
     def _away(self, seen: Observation) -> str | None:
-        """Batches are made here; let others make them, if that pays."""
+        """Try workers instead of loading inline, if that would pay off."""
         ladder = self.room.ladder(self.kind)
         if not ladder or not seen.can_leave:
             return None
         enough = ceil(RESERVE * seen.making / seen.step) if seen.step > 0 else MOST_AT_ONCE
-        rung = next(
-            (at for at, rung in enumerate(ladder) if _hands(rung) >= min(enough, MOST_AT_ONCE)), len(ladder) - 1
+        level = next(
+            (at for at, level in enumerate(ladder) if _concurrency(level) >= min(enough, MOST_AT_ONCE)), len(ladder) - 1
         )
-        expected = max(seen.step, seen.making / _hands(ladder[rung])) + HANDOVER_SECONDS
+        expected = max(seen.step, seen.making / _concurrency(ladder[level])) + HANDOVER_SECONDS
         if expected > WORTH_IT * seen.period or not self._may_try("away", seen):
             return None
-        if not self._try("away", self._on(rung), seen):
+        if not self._try("away", self._on(level), seen):
             return None
-        return f"making a batch takes {_ms(seen.making)}, and the trainer's step {_ms(seen.step)}"
+        return f"loading a batch takes {_ms(seen.making)}, the training step {_ms(seen.step)}"
 
     # ---------------------------------------------------------------- ladders
 
     @property
     def is_at_the_top(self) -> bool:
-        """Whether there are as many hands as there may be."""
-        return not self.setting.is_inline and self._rung() == len(self.room.ladder(self.kind)) - 1
+        """Whether no more workers are allowed."""
+        return not self.setting.is_inline and self._level() == len(self.room.ladder(self.kind)) - 1
 
-    def _rung_of(self, setting: Parallelism) -> int:
-        """Return where a setting is on its ladder; between two rungs, on the lower one."""
+    def _level_of(self, setting: Parallelism) -> int:
+        """Return the level of a setting on its ladder; between two levels, the lower one."""
         ladder = self.room.ladder(self.kind)
-        return max((at for at, rung in enumerate(ladder) if _hands(rung) <= setting.num_hands), default=0)
+        return max((at for at, level in enumerate(ladder) if _concurrency(level) <= setting.concurrency), default=0)
 
-    def _rung(self) -> int:
-        return self._rung_of(self.setting)
+    def _level(self) -> int:
+        return self._level_of(self.setting)
 
-    def _on(self, rung: int) -> Parallelism:
-        num_workers, num_threads = self.room.ladder(self.kind)[rung]
+    def _on(self, level: int) -> Parallelism:
+        num_workers, num_threads = self.room.ladder(self.kind)[level]
         return replace(self.setting, num_workers=num_workers, num_threads=num_threads)
 
 
-def _hands(rung: Candidate) -> int:
-    return max(1, rung[0]) * max(1, rung[1])
+def _concurrency(level: Candidate) -> int:
+    return max(1, level[0]) * max(1, level[1])
 
 
 def _has_changed(then: Observation, now: Observation, *, of_work: bool = True) -> bool:
-    """Return whether the trainer's step, or the work on a batch, is another one than it was."""
+    """Return whether the step time, or the cost of a batch, has changed."""
 
     def differ(a: float, b: float) -> bool:
         return max(a, b) > CHANGED * min(a, b) and max(a, b) > 0.02 * now.period
@@ -390,7 +394,7 @@ def _has_changed(then: Observation, now: Observation, *, of_work: bool = True) -
 
 
 def _together(looks: list[Observation]) -> Observation:
-    """Return several windows as one."""
+    """Combine several windows into one."""
     if len(looks) == 1:
         return looks[0]
     last = looks[-1]

@@ -1,4 +1,4 @@
-"""Windows of batches, and what was seen in them: what `"auto"` decides by."""
+"""Windows of batches and their measurements, on which `"auto"` bases its decisions."""
 
 from __future__ import annotations
 
@@ -7,67 +7,65 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 LEAST_BATCHES, LEAST_SECONDS = 16, 0.25
-"""A window has so many batches, lasts so long, and has seen every batch that may be in flight twice."""
+"""Minimum size of a window. It also contains at least twice the number of batches in flight."""
 
 LEAST_OF_SLOW, SLOW_SECONDS = 6, 4.0
-"""Where that would take longer, so many batches are enough after this time."""
+"""If batches are slow, this many are enough after this time."""
 
 STARVING = 0.4
-"""Waiting so much of the time needs no long look."""
+"""A training loop that waits for this share of the time needs no long window."""
 
 PAUSE_SECONDS, PAUSE_TIMES, NUM_REMEMBERED = 1.0, 10, 32
-"""A step that takes longer than this, and so many times as long as any of the latest, is validation or a checkpoint."""
+"""A step that takes longer than this, and this many times as long as any recent step, is validation or a checkpoint."""
 
 CLIPPED_TIMES = 3
-"""What the longest step of a window counts for at the most, in times of the one after it: where one in eight is long,
-all of them are steps; where one in a hundred is, it tells nothing of the others.
-"""
+"""The longest step of a window counts at most this many times the second longest: it may be an outlier."""
 
 NUM_BLOCKS = 4
-"""Parts of a window, whose means tell how much its own mean is worth."""
+"""Parts of a window; the spread of their means is the noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What was seen in a window; times are seconds for each batch."""
+    """Measurements of a window. Times are in seconds per batch."""
 
     num_batches: int
     wait: float
-    """How long the trainer waited for a batch, whoever was to blame."""
+    """Time that the training loop waited for a batch."""
     stall: float
-    """How long of that the batch was not made yet."""
+    """The part of it during which the batch was not loaded yet."""
     step: float
-    """The trainer's own time."""
+    """Step time of the training loop."""
     making: float
-    """Work on a batch, by all hands together."""
+    """Work on a batch, summed over all workers."""
     noise: float = 0.0
-    """The standard error of the period, as a part of it."""
+    """Standard error of the period, as a share of it."""
     cpu_share: float = 0.0
-    """How much of the cores that we may use was in use, by whomever."""
+    """Share of the usable cores in use, by any process."""
     delay_share: float = 0.0
-    """The part of the time for which the trainer's thread, ready to run, had no core."""
+    """Share of the time that the training thread was ready to run but had no core."""
     most_ahead: int = 1 << 30
-    """Batches in flight that there is memory for."""
+    """Number of batches in flight that fit into memory."""
     can_leave: bool = True
-    """Whether the trainer's process, having read data itself, can still have worker processes."""
+    """Whether the training process can still start worker processes after it has read data itself."""
 
     @property
     def period(self) -> float:
-        """From batch to batch."""
+        """Time from batch to batch."""
         return self.wait + self.step
 
     @property
     def stall_share(self) -> float:
-        """The part of the time for which nothing was there for the trainer."""
+        """Share of the time that the training loop waited for a batch to be loaded."""
         return self.stall / self.period if self.period else 0.0
 
-    def busy_share(self, num_hands: int) -> float:
-        """Return the part of the time for which so many hands were at work."""
-        return min(1.0, self.making / (num_hands * self.period)) if num_hands and self.period else 0.0
+    def busy_share(self, concurrency: int) -> float:
+        """Return the share of the time that this many workers were busy."""
+        return min(1.0, self.making / (concurrency * self.period)) if concurrency and self.period else 0.0
 
 
 class BatchWindow:
-    """Collects batches until there is a window of them. A batch costs it a microsecond, however long the window is."""
+    """Collects timings of batches until a window is complete. Costs a microsecond per batch."""
 
     def __init__(self, *, least_seconds: float = LEAST_SECONDS) -> None:
         self._least_seconds = least_seconds
@@ -77,7 +75,7 @@ class BatchWindow:
         self.begin(0)
 
     def begin(self, num_passed: int, *, num_in_flight: int = 0) -> None:
-        """Begin a window, after `num_passed` batches that tell nothing: they were on their way before."""
+        """Begin a window after ignoring `num_passed` batches, which were already in flight."""
         self._num_left, self._num_in_flight = num_passed, num_in_flight
         self.num_seen = 0
         self._wait = self._stall = self._step = self._making = 0.0
@@ -85,21 +83,21 @@ class BatchWindow:
         self._blocks = _Blocks()
 
     def pause(self) -> None:
-        """An iteration ends or begins: what lies between two batches is no step, and then all have to get going.
+        """Note that an iteration ends or begins: the time between two batches is not a step, and workers warm up.
 
-        Of an iteration as short as the one before, a part has to tell something all the same.
+        If iterations are short, only a third of one is ignored.
         """
         self._last = None
-        num_told_little = self._num_in_flight + 2
+        num_ignored = self._num_in_flight + 2
         if self._num_since_pause:
-            num_told_little = min(num_told_little, self._num_since_pause // 3)
-        self._num_left = max(self._num_left, num_told_little)
+            num_ignored = min(num_ignored, self._num_since_pause // 3)
+        self._num_left = max(self._num_left, num_ignored)
         self._num_since_pause = 0
 
     def add(self, asked: float, handed: float, made: float, making: float) -> bool:
-        """Take in a batch; return whether there is a window.
+        """Add a batch; return whether the window is complete.
 
-        `made` is when it could have been handed over, `making` the work on it.
+        `made` is when it was ready, `making` the work on it.
         """
         last, self._last = self._last, handed
         self._num_since_pause += 1
@@ -107,7 +105,7 @@ class BatchWindow:
             return False
         step, wait = asked - last, handed - asked
         if step > PAUSE_SECONDS and len(self._latest) > 1 and step > PAUSE_TIMES * max(self._latest):
-            self._num_left = max(self._num_left, self._num_in_flight + 1)  # meanwhile, all of it was made
+            self._num_left = max(self._num_left, self._num_in_flight + 1)  # all in flight were finished meanwhile
         self._latest.append(step)
         if self._num_left > 0:
             self._num_left -= 1
@@ -139,7 +137,7 @@ class BatchWindow:
         most_ahead: int = 1 << 30,
         can_leave: bool = True,
     ) -> Observation:
-        """Return what was seen, with what only others know."""
+        """Return the measurements of the window, together with those of the caller."""
         count = self.num_seen
         odd = max(0.0, self._longest - CLIPPED_TIMES * self._second)
         return Observation(
@@ -157,7 +155,7 @@ class BatchWindow:
 
 
 class _Blocks:
-    """Sums of numbers that follow each other, so many in each that there are never many sums."""
+    """Sums of consecutive numbers, with block sizes that double so that there are at most `MOST` sums."""
 
     MOST = 128
 
@@ -178,8 +176,9 @@ class _Blocks:
             self._size *= 2
 
     def noise(self) -> float:
-        """Return the standard error of the mean, as a part of it, from the means of parts of the window: batches near
-        each other are not independent, as where workers bring theirs all at once.
+        """Return the standard error of the mean, as a share of it, from the means of parts of the window.
+
+        Neighboring batches are not independent: several workers may deliver theirs at once.
         """
         size = len(self._sums) // NUM_BLOCKS
         means = [fmean(self._sums[at : at + size]) for at in range(0, size * NUM_BLOCKS, size)] if size else []

@@ -1,7 +1,7 @@
-"""What is found out before anything is chosen: a few samples, read by one thread and then by two.
+"""First measurement of `"auto"`: read a few samples with one thread, then with two.
 
-Only a worker scouts. In the trainer's process, a dataset that opens its files when it is first read would have them
-open before workers are forked, which would then share their places in them.
+A worker does this, never the training process: a dataset that opens its files on first read would have them open when
+workers are forked, and all workers would share one file offset.
 """
 
 from __future__ import annotations
@@ -15,80 +15,79 @@ from stoker.foundation.machine import thread_delay_seconds
 from stoker.tuning.parallelism import INLINE_SECONDS, Kind, Parallelism, SearchSpace
 
 LOOK_SECONDS = 0.05
-"""How long each of the two looks takes, if units are quick: a slow one is not cut short."""
+"""Duration of each of the two measurements, if units are fast; a slow unit is not interrupted."""
 
 TINY_SECONDS = 0.004
-"""Less than this is no time to judge by: then the same units are done again."""
+"""Too short to measure: then the same units are repeated."""
 
 SCALES = 1.6
-"""How much quicker two threads have to be than one, for threads to be worth it: beyond it, most of the work lets go of
-the interpreter's lock.
-"""
+"""Minimum speedup of two threads over one for which threads are used: most of the work then releases the GIL."""
 
 IMPLAUSIBLE, CLIPPED_TIMES = 2.5, 3
-"""Two threads are not so much quicker than one; and no unit counts for more than so many times the longest but one."""
+"""A speedup of two threads that must be an error; and the maximum weight of a unit, in times of the second longest."""
 
 CHEAP_SECONDS = 1e-4
-"""A batch that takes no longer is made by whoever wants it: handing it over would take as long."""
+"""Batches that take no longer are loaded inline: sending one between processes would take as long."""
 
 USUAL_STEP = 0.1
-"""What a training step takes, as long as nothing is known of it."""
+"""Assumed duration of a training step before it is known."""
 
 
 class CostProbe(Protocol):
-    """Work that tells what other work will cost."""
+    """Sample work, to measure what the rest will cost."""
 
     num_units: int
-    """How many there are to be tried, all different from each other."""
+    """Number of units to try, all different."""
     units_of_batch: int
-    """How many make up a batch."""
+    """Number of units in a batch."""
 
     def do(self, unit: int) -> None:
-        """Do one. Called from any thread; what comes of it is not needed."""
+        """Do one unit, in any thread, and drop the result."""
         ...
 
     def finish_seconds(self) -> float:
-        """Return how long it takes to put a batch together."""
+        """Return how long it takes to collate a batch."""
         ...
 
 
 class SampleCost(NamedTuple):
-    """What was found."""
+    """Result of the first measurement."""
 
     unit_seconds: float
-    """Of one unit, done by one thread."""
+    """Time of one unit in one thread."""
     unit_cpu_seconds: float
-    """The part of it that needs a core."""
+    """CPU time of one unit."""
     units_of_batch: int
     finish_seconds: float = 0.0
     speedup: float = 1.0
-    """How many units two threads do in the time in which one does one."""
+    """Throughput of two threads, compared with one."""
     draws: bool = False
-    """Random numbers are drawn from generators that all threads of a process have in common: which thread is first
-    would decide who gets which.
+    """Whether samples use random generators shared by all threads of a process: the scheduling of threads would decide
+    which sample gets which number.
     """
     leaves_traces: bool = False
-    """Reading opens files, or starts threads, and leaves them so."""
+    """Whether reading leaves files open or threads running."""
 
     @property
     def batch_seconds(self) -> float:
-        """What a batch costs, done by one thread."""
+        """Time of a batch in one thread."""
         return self.unit_seconds * self.units_of_batch + self.finish_seconds
 
     def __str__(self) -> str:
+        cpu_share = self.unit_cpu_seconds / max(self.unit_seconds, 1e-12)
         return (
-            f"a batch takes {self.batch_seconds * 1000:.3g} ms, {self.unit_seconds * 1e6:.0f} us for each of "
-            f"{self.units_of_batch} units, {self.unit_cpu_seconds / max(self.unit_seconds, 1e-12):.0%} on a core; "
-            f"two threads do {self.speedup:.2f} times as much as one"
-            + (", and share random numbers" if self.draws else "")
+            f"a batch takes {self.batch_seconds * 1000:.3g} ms ({self.units_of_batch} parts of "
+            f"{self.unit_seconds * 1e6:.0f} µs, {cpu_share:.0%} on a core); "
+            f"two threads are {self.speedup:.2f} times as fast as one"
+            + (", and share random generators" if self.draws else "")
             + ("; reading leaves files open or threads running" if self.leaves_traces else "")
         )
 
 
 def measure_samples(probe: CostProbe) -> SampleCost:
-    """Return what a probe costs, in about a tenth of a second, or the time of four units if those are slow.
+    """Return the cost of samples, measured in about a tenth of a second, or the time of four units if those are slow.
 
-    No unit is done twice, unless they are so quick that it does not matter: what was read once is in a cache.
+    No unit is done twice, because data that was read once is in a cache; units that are very fast are repeated anyway.
     """
     num_units = probe.num_units
     began = time.perf_counter()
@@ -98,17 +97,17 @@ def measure_samples(probe: CostProbe) -> SampleCost:
         probe.do(1)
         first = 2
     middle = first + max(1, (num_units - first) // 3)
-    alone = _Look(probe, range(first, max(middle, first + 1)) if first < num_units else range(1))
+    alone = _TimedUnits(probe, range(first, max(middle, first + 1)) if first < num_units else range(1))
     cpu_began = time.thread_time()
     unit_seconds = alone.unit_seconds()
     cpu_seconds = time.thread_time() - cpu_began
     others = range(middle, num_units) if middle + 1 < num_units else range(num_units)
     speedup = 1.0
     if len(others) > 1:
-        rate = _Look(probe, others).rate_of_two()
+        rate = _TimedUnits(probe, others).rate_of_two()
         speedup = rate * unit_seconds
-        if speedup > IMPLAUSIBLE:  # what was read first had to come from a disk, or something came between
-            speedup = rate * _Look(probe, others).unit_seconds()
+        if speedup > IMPLAUSIBLE:  # the first units were read from a disk, or another program interfered
+            speedup = rate * _TimedUnits(probe, others).unit_seconds()
     return SampleCost(
         unit_seconds=unit_seconds,
         unit_cpu_seconds=min(unit_seconds, cpu_seconds / alone.num_done),
@@ -118,25 +117,25 @@ def measure_samples(probe: CostProbe) -> SampleCost:
     )
 
 
-class _Look:
-    """Units done by one thread or two, until time is up or there are no more."""
+class _TimedUnits:
+    """Units done by one thread or two, until time is up or no units are left."""
 
     def __init__(self, probe: CostProbe, units: range) -> None:
         self._probe, self.units = probe, units
         self._lock = threading.Lock()
         self._num_claimed = 0
         self._seconds: list[float] = []
-        """Of each unit."""
+        """Durations of the units."""
         self._began = self._ended = time.perf_counter()
         self._error: BaseException | None = None
 
     @property
     def num_done(self) -> int:
-        """How many units were done."""
+        """Number of units done."""
         return len(self._seconds)
 
     def unit_seconds(self) -> float:
-        """Return how long one thread takes for a unit, without what other programs had the core for."""
+        """Return how long one thread takes for a unit, without the time that other programs used its core."""
         began, delay_began = time.perf_counter(), thread_delay_seconds() or 0.0
         self._work()
         if self._error is not None:
@@ -144,13 +143,13 @@ class _Look:
         delay_seconds = (thread_delay_seconds() or 0.0) - delay_began
         seconds = time.perf_counter() - began - delay_seconds
         *most, longest = sorted(self._seconds)
-        # one that is far from all others tells more of the machine than of the units
+        # an outlier says more about the machine than about the units
         odd = max(0.0, longest - CLIPPED_TIMES * most[-1] - delay_seconds) if most else 0.0
         return max(seconds - odd, 1e-9) / self.num_done
 
     def rate_of_two(self) -> float:
-        """Return how many units two threads do in a second."""
-        thread = threading.Thread(target=self._work, name="stoker-scout")
+        """Return how many units two threads do per second."""
+        thread = threading.Thread(target=self._work, name="stoker-probe")
         thread.start()
         try:
             self._work()
@@ -161,7 +160,7 @@ class _Look:
         return self.num_done / max(self._ended - self._began, 1e-9)
 
     def _work(self) -> None:
-        """Do units, each one once."""
+        """Do units until none are left to claim."""
         try:
             while (unit := self._claimed()) is not None:
                 began = time.perf_counter()
@@ -184,10 +183,10 @@ class _Look:
 
 
 def first_choice(room: SearchSpace, found: SampleCost | None) -> tuple[Parallelism, Kind]:
-    """Return the setting to begin with, and the kind of hands that will be added to it.
+    """Return the first setting, and the kind of workers to add to it.
 
-    Batches that cost next to nothing are made inline; work that lets go of the interpreter's lock gets threads in one
-    process; all else gets processes, and so does what nothing is known of.
+    Batches that cost almost nothing are loaded inline; work that releases the GIL gets threads in one process; all
+    other work, and work that could not be measured, gets processes.
     """
     ahead = room.ahead[0]
     does_scale = found is not None and found.speedup >= SCALES and not found.draws
@@ -198,7 +197,7 @@ def first_choice(room: SearchSpace, found: SampleCost | None) -> tuple[Paralleli
         return Parallelism(0, 0, ahead), kind
     if found is None:
         return Parallelism(*ladder[0], ahead), kind
-    # as many as a usual step needs, and not more than half of the cores before it is known what is needed
+    # enough for a step of usual length, but at most half of the cores before more is known
     wanted = max(1, min(ceil(found.batch_seconds / USUAL_STEP), (len(ladder) + 1) // 2))
     if kind == "threads" and does_scale:
         wanted = max(2, wanted)
@@ -206,8 +205,6 @@ def first_choice(room: SearchSpace, found: SampleCost | None) -> tuple[Paralleli
 
 
 def _is_cheap(found: SampleCost, *, has_one_core: bool) -> bool:
-    """Return whether a batch costs so little that handing it over would cost as much; or, with one core, as it cannot
-    be made beside the step anyway.
-    """
+    """Return whether a batch costs no more than sending it; with one core, no more than the limit for inline."""
     is_on_core = found.unit_cpu_seconds > 0.9 * found.unit_seconds
     return found.batch_seconds <= (INLINE_SECONDS if has_one_core and is_on_core else CHEAP_SECONDS)

@@ -18,7 +18,7 @@ from stoker.compose.images.image_subset import ImageSubset
 from stoker.errors import ArgumentError, PositionError
 from stoker.foundation.randomness import rng_of
 from stoker.foundation.stages import transforming
-from stoker.source.images import Pictures, open_pictures
+from stoker.source.images import ImageSource, open_images
 from stoker.source.protocols import Empty
 from stoker.transform.image.decoding import MAX_PIXELS, MODES, Data
 from stoker.transform.image.forms import as_array, is_image, is_picture
@@ -89,12 +89,12 @@ def images(
             allow_empty, True for a class of each sub-folder, also if there are no pictures in it;
             cache, the folder where lists of files are kept, False for none.
     """
-    if unknown := sorted(opening.keys() - signature(open_pictures).parameters.keys()):
-        known = (signature(images).parameters.keys() | signature(open_pictures).parameters.keys()) - {"opening"}
+    if unknown := sorted(opening.keys() - signature(open_images).parameters.keys()):
+        known = (signature(images).parameters.keys() | signature(open_images).parameters.keys()) - {"opening"}
         close = get_close_matches(unknown[0], known, n=1, cutoff=0.75)
         hint = f"did you mean {close[0]}=?" if close else "help(stoker.images) lists them all"
         raise TypeError(f"stoker.images() has no argument {unknown[0]!r}\nhint: {hint}")
-    pictures = open_pictures(path, labels=labels, **opening)
+    pictures = open_images(path, labels=labels, **opening)
     return Images(
         pictures,
         transform=transform,
@@ -118,7 +118,7 @@ class Images:
 
     def __init__(
         self,
-        pictures: Pictures,
+        pictures: ImageSource,
         *,
         transform: Any = None,
         decode: Decode = "cpu",

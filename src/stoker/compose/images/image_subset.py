@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, PositionError
-from stoker.source.images import Encoded, Pictures
+from stoker.source.images import EncodedImage, ImageSource
 
 
 class ImageSubset:
     """The pictures at some positions of others, in the order of these."""
 
-    def __init__(self, pictures: Pictures, positions: Any) -> None:
+    def __init__(self, pictures: ImageSource, positions: Any) -> None:
         numbers = np.asarray(positions)
         if numbers.dtype == np.bool_ and numbers.shape == (len(pictures),):
             numbers = np.flatnonzero(numbers)
@@ -41,7 +41,7 @@ class ImageSubset:
     def __len__(self) -> int:
         return len(self._positions)
 
-    def read(self, position: int, /) -> Encoded:
+    def read(self, position: int, /) -> EncodedImage:
         """Return the picture at `position`, as it lies on disk."""
         return self._pictures.read(int(self._positions[position]))
 

@@ -35,6 +35,7 @@ from stoker.plan import derived_key
 from stoker.plan.blend import Blend
 from stoker.plan.order import Indices
 from stoker.plan.quota import Quota, apportioned
+from stoker.source.protocols import is_pure, knows_settings, makes_batches
 from stoker.store.positions import Positions, in_range, one_position
 
 MAX_LOOKAHEAD = 4096
@@ -75,7 +76,7 @@ class Mixture:
         self.names = tuple(part.name for part in parts)
         """The names of the sources; a source's number is its index here."""
         phases = phases or (Phase(terms=terms, start=0, epoch=0, begins=0, length=0),)
-        self.blend = Blend(self.names, [phase.regime for phase in phases], _quota)
+        self.blend = Blend(self.names, [phase.weight_phase for phase in phases], _quota)
         if not phases[-1].length:  # it is new, so its epochs are not measured yet
             sizes = {part.name: part.length for part in parts}
             length = epoch_length(self.blend, phases[-1].terms, sizes, phases[-1].begins)
@@ -83,8 +84,8 @@ class Mixture:
         self.phases = phases
         present = [part for part in parts if part.dataset is not None]
         self._fields = self._with_label_fields(common_fields(present))
-        self._makes_batches = self._fields is not None or all(hasattr(part.dataset, "__getbatch__") for part in present)
-        self.is_pure = self._makes_batches and all(getattr(part.dataset, "is_pure", False) is True for part in present)
+        self._makes_batches = self._fields is not None or all(makes_batches(part.dataset) for part in present)
+        self.is_pure = self._makes_batches and all(is_pure(part.dataset) for part in present)
         """Whether reading draws no random numbers, as all sources say."""
         self.prefers_process = any(getattr(part.dataset, "prefers_process", False) is True for part in present)
         """Whether threads should be in a process of their own, as any of the sources wants it."""
@@ -155,7 +156,7 @@ class Mixture:
     def expect(self, settings: Mapping[str, Any]) -> None:
         """Raise `StoreMismatch` unless all sources were prepared with these settings, saying what differs."""
         for name, dataset in self.sources.items():
-            if not callable(getattr(dataset, "expect", None)):
+            if not knows_settings(dataset):
                 raise ArgumentError(
                     f"expect= can only check stores, and source {name!r} is not one", hint="leave out expect="
                 )

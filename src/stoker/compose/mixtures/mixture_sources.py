@@ -15,6 +15,7 @@ from stoker.compose.wrapped_datasets import fingerprint_of
 from stoker.errors import ArgumentError
 from stoker.plan import Order, Sequential, derived_key
 from stoker.plan.order import Indices, order_to_dict
+from stoker.source.protocols import has_epochs, owns_order
 
 WIDENED = frozenset({"cu_seqlens"})
 """Fields that may be wider in one source than in another: the mixture has the widest."""
@@ -57,8 +58,7 @@ class MixtureSource:
     def in_epoch(self, epoch: int) -> Any:
         """Return the dataset as it is in an epoch of its own."""
         self._check_present()
-        in_epoch = getattr(self.dataset, "in_epoch", None)
-        return self.dataset if in_epoch is None else in_epoch(epoch)
+        return self.dataset.in_epoch(epoch) if has_epochs(self.dataset) else self.dataset
 
     def identity(self) -> dict[str, Any]:
         """Return the values that determine its samples and their order, for a state."""
@@ -98,7 +98,7 @@ def make_sources(datasets: Mapping[str, Any], *, order: Order, seed: int) -> tup
         if not length:
             raise ArgumentError(f"source {name!r} is empty", hint="leave it out, or check its path")
         key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
-        own = Sequential() if getattr(dataset, "owns_order", False) else order
+        own = Sequential() if owns_order(dataset) else order
         # 63 bits, so that a state in JSON can be read by anything
         parts.append(
             MixtureSource(name=name, dataset=dataset, length=length, order=own, seed=derived_key(seed, key) >> 1)

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from stoker.errors import ArgumentError
-from stoker.plan.blend import ENDLESS, Blend, Regime, Weights
+from stoker.plan.blend import ENDLESS, Blend, WeightPhase, Weights
 
 RULES = ("first_exhausted", "all_exhausted", "never")
 
@@ -82,9 +82,9 @@ class Phase:
     """Samples in an epoch. 0 while that is not computed yet."""
 
     @property
-    def regime(self) -> Regime:
+    def weight_phase(self) -> WeightPhase:
         """The same for the arithmetic of `stoker.plan.blend`."""
-        return Regime(start=self.start, schedule=self.terms.schedule, caps=self.terms.caps)
+        return WeightPhase(start=self.start, schedule=self.terms.schedule, caps=self.terms.caps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the phase as plain values, for a state."""

@@ -91,13 +91,13 @@ def block_tables_by_numpy(
     blocks = np.arange(num, dtype=np.int64)
     begins, ends = blocks * size, np.minimum((blocks + 1) * size, length)
 
-    # One search for all rows: borders of row r are shifted by r * (length + 1), beyond any of the row before. Searched
+    # One search for all rows: offsets of row r are shifted by r * (length + 1), beyond any of the row before. Searched
     # for are the first and the last column of every block, [R, 2 * num].
     shifts = np.arange(num_rows, dtype=np.int64)[:, None] * (length + 1)
-    borders = (cu_seqlens + shifts).ravel()
+    offsets = (cu_seqlens + shifts).ravel()
     columns = np.concatenate((begins, ends - 1)) + shifts
-    after = borders.searchsorted(columns, "right")
-    starts, stops = borders[after - 1] - shifts, borders[after] - shifts
+    after = offsets.searchsorted(columns, "right")
+    starts, stops = offsets[after - 1] - shifts, offsets[after] - shifts
 
     first = starts[:, :num] // size
     solid = np.minimum(-(-starts[:, num:] // size), blocks)

@@ -23,10 +23,11 @@ from stoker.compose.packs.token_documents import Documents, documents_of, length
 from stoker.errors import ArgumentError, DataError
 from stoker.foundation.randomness import epoch as epoch_being_read
 from stoker.native import RowMemory, fill_rows
+from stoker.source.protocols import earlier_fingerprints, knows_settings, own_fingerprint
 from stoker.store.build import PACKS
 from stoker.store.crops import IGNORED
 from stoker.store.positions import Positions, in_range, one_position
-from stoker.store.reader import Stretch
+from stoker.store.reader import ColumnValues
 
 Strategy = Literal["best_fit", "concat"]
 Long = Literal["split", "error", "truncate"]
@@ -180,11 +181,11 @@ def _meta(documents: Documents) -> dict[str, Any]:
 
 
 def _plan_cache(documents: Documents, settings: PackSettings, cache: Any) -> PackPlanCache:
-    fingerprint = getattr(documents, "fingerprint", None) if cache is not False else ""
+    fingerprint = own_fingerprint(documents) if cache is not False else ""
     folder: Path | None = None
     is_own = False
     if cache is True:
-        if isinstance(documents, Stretch):
+        if isinstance(documents, ColumnValues):
             folder, is_own = documents.path / PACKS, True
     elif cache is not False:
         if not isinstance(cache, (str, os.PathLike)):
@@ -315,13 +316,12 @@ class Packed:
     @cached_property
     def fingerprint(self) -> str | None:
         """A hash that identifies these rows, of all epochs; None if the source has no fingerprint."""
-        fingerprint = getattr(self._documents, "fingerprint", None)
-        return self._packed_fingerprint(fingerprint) if isinstance(fingerprint, str) else None
+        fingerprint = own_fingerprint(self._documents)
+        return None if fingerprint is None else self._packed_fingerprint(fingerprint)
 
     def earlier_fingerprints(self) -> Iterator[str]:
         """Yield the fingerprints of these rows before their source grew."""
-        earlier = getattr(self._documents, "earlier_fingerprints", None)
-        return map(self._packed_fingerprint, earlier() if earlier is not None else ())
+        return map(self._packed_fingerprint, earlier_fingerprints(self._documents))
 
     def _packed_fingerprint(self, fingerprint: str) -> str:
         chosen = self.settings
@@ -330,12 +330,12 @@ class Packed:
 
     def expect(self, settings: Mapping[str, Any]) -> None:
         """Raise `StoreMismatch` unless the tokens were prepared with these settings, saying what differs."""
-        expect = getattr(self._documents, "expect", None)
-        if expect is None:
+        documents: Any = self._documents
+        if not knows_settings(documents):
             raise ArgumentError(
                 "expect= cannot be checked: the source does not record how it was prepared", hint="only stores do"
             )
-        expect(settings)
+        documents.expect(settings)
 
     def __repr__(self) -> str:
         way = "by best fit" if self.settings.strategy == "best_fit" else "by concatenation"

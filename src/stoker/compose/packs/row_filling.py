@@ -50,11 +50,11 @@ def fill_rows_by_numpy(
     begins = ends - sizes
     used = tokens_before[row_starts[1:]] - tokens_before[row_starts[:-1]]  # [R]: columns that are not padding
 
-    borders = np.full((num_rows, cu_seqlens.shape[1]), length, np.int32)
-    borders[:, 0] = 0
-    borders[row_of, number + 1] = ends
-    borders[np.arange(num_rows), num_spans] = used  # for a row without spans: its padding begins at 0
-    cu_seqlens[rows] = borders
+    offsets = np.full((num_rows, cu_seqlens.shape[1]), length, np.int32)
+    offsets[:, 0] = 0
+    offsets[row_of, number + 1] = ends
+    offsets[np.arange(num_rows), num_spans] = used  # for a row without spans: its padding begins at 0
+    cu_seqlens[rows] = offsets
 
     # Columns are cut into S + R stretches: the spans of a row, then its padding, which may have no columns.
     is_padding = np.zeros(len(sizes) + num_rows, np.bool_)

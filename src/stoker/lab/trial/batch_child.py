@@ -15,7 +15,7 @@ from typing import Any
 from stoker.errors import ArgumentError
 from stoker.foundation import machine
 from stoker.lab.trial.batch_contents import num_samples_in, resize_batch, with_new_containers
-from stoker.lab.trial.drive import batch_size_of
+from stoker.lab.trial.drive import batch_size_of, no_batch_error
 from stoker.lab.trial.out_of_memory import is_out_of_memory, limit_memory
 from stoker.lab.trial.step_target import BATCHED, SIZED, check_brings_batch, step_and_loader, takes, takes_batch_size
 from stoker.lab.trial.target import call_with, resolve_function
@@ -57,7 +57,9 @@ def begin(
     else:
         known = [value for value in (memory_bytes, host_bytes) if value is not None]
         if not known:
-            raise ArgumentError("this system does not tell how much memory is free", hint="say how much may be used")
+            raise ArgumentError(
+                "the amount of free memory is unknown on this system", hint="set a limit: --memory 8GiB"
+            )
         memory_bytes = min(known)
         _leave(int((1 - margin) * memory_bytes))
         place = "cpu"
@@ -77,12 +79,12 @@ def _leave(memory_bytes: int) -> None:
     if used >= memory_bytes:
         raise ArgumentError(
             f"{used / 2**20:,.0f} MiB are in use before the first step, and {memory_bytes / 2**20:,.0f} MiB may be",
-            hint="allow more",
+            hint="allow more with --memory",
         )
     # what is set aside and not used, as stacks of threads, is no memory yet, but counts for the system
     if not limit_memory(data + memory_bytes - used):
         raise ArgumentError(
-            "this system cannot limit the memory of a process, so looking for the limit might take the machine down",
+            "this system cannot limit the memory of a process, so the search could bring down the machine",
             hint="run it on Linux",
         )
 
@@ -123,8 +125,8 @@ def _run(make_step: Callable[..., Any], batch_size: int, num_timed: int | None, 
     synchronize()
     if cuda is not None and not cuda.max_memory_reserved():
         raise ArgumentError(
-            f"a step uses no memory of {cuda.get_device_name()}, so that there would be no limit",
-            hint="say where it runs: --device cpu, or --device cuda:1",
+            f"a step uses no memory of {cuda.get_device_name()}, so there is no limit to find",
+            hint="choose the device it uses: --device cpu, or --device cuda:1",
         )
     times: list[float] = []
     while not _is_enough(times, num_timed):
@@ -176,9 +178,7 @@ def _first_batch(target: str, loader_target: str | None) -> tuple[Any, int]:
     try:
         batch = next(iterator)
     except StopIteration:
-        raise ArgumentError(
-            "the loader gave no batch", hint="see that its dataset is not empty, or shorter than one batch"
-        ) from None
+        raise no_batch_error() from None
     finally:
         close = getattr(iterator, "close", None)
         if callable(close):
@@ -197,7 +197,7 @@ def _choose(device: str | None) -> None:
     assert device is not None
     import torch
 
-    hint = "leave it out, or give cuda, cuda:1 or cpu"
+    hint = "leave it out, or use cuda, cuda:1 or cpu"
     try:
         chosen = torch.device("cuda", int(device)) if device.isdigit() else torch.device(device)
     except RuntimeError as error:
@@ -205,7 +205,7 @@ def _choose(device: str | None) -> None:
     if chosen.type != "cuda":
         raise ArgumentError(f"device {device!r}: memory of {chosen.type} cannot be limited", hint=hint)
     if not torch.cuda.is_available():
-        raise ArgumentError(f"device {device!r}: there is no CUDA here", hint="leave it out, or give cpu")
+        raise ArgumentError(f"device {device!r}: CUDA is not available", hint="leave it out, or use cpu")
     if (chosen.index or 0) >= torch.cuda.device_count():
         raise ArgumentError(f"device {device!r}: there are {torch.cuda.device_count()}, from 0 on", hint=hint)
     torch.cuda.set_device(chosen.index or 0)

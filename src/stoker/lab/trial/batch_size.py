@@ -259,9 +259,11 @@ def tune_batch(
     """
     check_spec(target, what="a function that makes a step")
     if start < 1 or most < 1:
-        raise ArgumentError(f"batch sizes from {start} to {most} cannot be tried", hint="give numbers above 0")
+        raise ArgumentError(
+            f"start and most must be positive, got {start} and {most}", hint="leave them out to use the defaults"
+        )
     if not 0 <= margin < 1:
-        raise ArgumentError(f"margin={margin} is no share of the memory", hint="give one from 0 to 0.9, such as 0.05")
+        raise ArgumentError(f"margin must be from 0 to 0.9, got {margin}", hint="use 0.05, or leave it out")
     if loader is not None:
         check_spec(loader, what="a function that makes a loader")
     with _Trials(target, loader, memory_bytes, margin, device, limit_seconds) as trials:
@@ -337,12 +339,12 @@ class _Trials:
 
     def __enter__(self) -> _Trials:
         try:
-            told = self._ready().ask(None)
+            facts = self._ready().ask(None)
         except BaseException:
             self._replace()
             raise
         self.device, self.memory_bytes, self.num_repeated = (
-            told[name] for name in ("device", "memory_bytes", "num_repeated")
+            facts[name] for name in ("device", "memory_bytes", "num_repeated")
         )
         return self
 
@@ -413,11 +415,13 @@ class _Trials:
                 if ended.said:
                     died.add_note(f"it said:\n{ended.said}")
                 raise died from None
-            told = "killed by the system, as for a lack of memory" if ended.end == "SIGKILL" else _last_line(ended.said)
-            return BatchTrial(batch_size=size, outcome=OUT_OF_MEMORY, error=told)
+            reason = ended.said.strip().rpartition("\n")[2]
+            if ended.end == "SIGKILL":
+                reason = "killed by the system (SIGKILL), probably out of memory"
+            return BatchTrial(batch_size=size, outcome=OUT_OF_MEMORY, error=reason)
         except Exception as error:
             if may_be_out_of_memory(error) and any(one.outcome == OK and one.batch_size < size for one in self.done):
-                return BatchTrial(batch_size=size, outcome=OUT_OF_MEMORY, error=_first_line(error))
+                return BatchTrial(batch_size=size, outcome=OUT_OF_MEMORY, error=str(error).strip().partition("\n")[0])
             error.add_note(f"raised with a batch size of {size:,}")
             raise
         if "error" in found:
@@ -435,14 +439,6 @@ class _Trials:
         if self._child is not None:
             self._child.close()
         self._child, self._num_tried = None, 0
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]
 
 
 def _counting(watch: Watch, total: int) -> Callable[[int, int, str], None]:

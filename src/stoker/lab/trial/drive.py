@@ -1,8 +1,8 @@
-"""A loader driven like a training loop would, and timed: in the process that plays the trainer.
+"""Iterate over a loader as a training loop does, and time it.
 
-What is counted is the middle of epochs. At the start of an epoch batches come in a burst, all that were made while the
-first was waited for; counting those would flatter whoever fetches most ahead. Only where epochs are too short to have a
-middle are whole epochs counted, with their starts.
+Only the middle of epochs is measured. At the start of an epoch batches come in a burst: all that were loaded while the
+first one was pending. Measuring those would flatter the loader that prefetches most. Epochs too short to have a middle
+are measured whole, with their starts.
 """
 
 from __future__ import annotations
@@ -18,34 +18,31 @@ from stoker.errors import ArgumentError
 from stoker.lab.trial.batch_contents import num_bytes_in, num_samples_in
 
 SIZED_EVERY = 64
-"""Batches of which one is looked at for its bytes; and the first ones."""
+"""The size in bytes of every 64th batch is computed, and of the first few."""
 
 LONG_ENOUGH = 2
-"""An epoch has a middle if it has so many times the batches that are fetched ahead."""
+"""An epoch has a middle if it has this many times the batches that are prefetched."""
 
 PATIENCE = 4
-"""How many times as long as asked for driving may take, where starts of epochs take most of the time."""
-
-NUM_KEPT = 2000
-"""The latest batches whose times are told one by one."""
+"""Limit on the total time, as a multiple of the time to measure, where starts of epochs take most of it."""
 
 NAMES = ("num_workers", "num_threads", "batch_size", "prefetch_factor", "persistent_workers", "pin_memory", "in_order")
-"""The arguments that a loader is asked for."""
+"""Arguments that are read from a loader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """For how long to drive."""
+    """How long to measure."""
 
     seconds: float = 3.0
     num_batches: int | None = None
-    """Count so many batches, whatever time it takes, instead of those of `seconds`."""
+    """Measure this many batches, however long that takes, instead of `seconds`."""
     warm_up_seconds: float | None = None
-    """At most that long before anything is counted; by default as long as `seconds`, and a second at least."""
+    """Maximum warm-up; by default `seconds`, but at least one second."""
 
 
-class Drive:
-    """One loader on its way. `first()` comes first, then `counted()`."""
+class LoaderDrive:
+    """One loader that is iterated. Call `first()`, then `measure()`."""
 
     def __init__(self, make: Callable[[], Any], step: Callable[[Any], Any] | None = None) -> None:
         self._make, self._step = make, step
@@ -57,24 +54,21 @@ class Drive:
         self._asked = self._handed = 0.0
         self._num_sized_batches = self._num_sized_samples = self._sized_bytes = 0
         self.epoch_starts = array("d")
-        """How long the first batch of each epoch after the first was waited for, from the end of the one before."""
+        """How long the first batch of each later epoch took, from the end of the epoch before."""
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The loader's own arguments, as far as it tells them."""
+        """The loader's arguments, as far as it has them as attributes."""
         return arguments_of(self.loader)
 
     def first(self) -> float:
-        """Return how long the first batch takes, with all that is started for it."""
+        """Return how long the first batch takes, including the start of workers."""
         begin = time.perf_counter()
         self._iterator = iter(self.loader)
         try:
             self._batch = next(self._iterator)
         except StopIteration:
-            raise ArgumentError(
-                "the loader gave no batch",
-                hint="see that its dataset is neither empty nor shorter than a batch (`drop_last`)",
-            ) from None
+            raise no_batch_error() from None
         self._handed = time.perf_counter()
         self._num_in_epoch = 1
         self._size(num_samples_in(self._batch, expected=self._expected))
@@ -85,15 +79,15 @@ class Drive:
         """The latest batch."""
         return self._batch
 
-    def counted(
+    def measure(
         self,
         pace: Pace,
         cpu_seconds: Callable[[], float] = time.process_time,
         arguments: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the times and counts of the batches that come now, when as many have passed as are fetched ahead.
+        """Measure batches, after as many as may have been prefetched.
 
-        How many that are is judged from the loader's own arguments, unless others are told.
+        Their number follows from the loader's arguments, or from `arguments` if given.
         """
         num_ahead = num_ahead_of(self.arguments if arguments is None else arguments)
         warm_up_seconds = max(1.0, pace.seconds) if pace.warm_up_seconds is None else pace.warm_up_seconds
@@ -104,14 +98,14 @@ class Drive:
             has_middle = self._advance()
             if has_middle:
                 self._do_step()
-        count = self._begun(cpu_seconds, has_middle=has_middle)
+        count = self._new_count(cpu_seconds, has_middle=has_middle)
         while not count.is_enough(pace, time.perf_counter(), is_epoch_over=False):
             if self._advance():
                 self._note(count, num_ahead)
             elif count.is_enough(pace, time.perf_counter(), is_epoch_over=True):
                 break
             elif count.has_middle and self._num_in_epoch < LONG_ENOUGH * num_ahead:
-                count = self._begun(cpu_seconds, has_middle=False)
+                count = self._new_count(cpu_seconds, has_middle=False)
             else:
                 self._begin_epoch()
                 self._note(count, num_ahead)
@@ -122,10 +116,10 @@ class Drive:
         if not count.has_middle:
             count.seconds = time.perf_counter() - count.began
         count.cpu_seconds = cpu_seconds() - count.cpu_seconds
-        return self._told(count)
+        return self._summary(count)
 
     def close(self) -> None:
-        """Let go of the loader, and end its workers as far as it can be told to."""
+        """Release the loader, and close its iterator, which ends the workers of most loaders."""
         close = getattr(self._iterator, "close", None)
         self._batch = self._iterator = self.loader = None
         if callable(close):
@@ -146,7 +140,7 @@ class Drive:
         return True
 
     def _begin_epoch(self) -> None:
-        """Begin another epoch, with its first batch. What can be iterated only once is made anew."""
+        """Begin another epoch, with its first batch. A loader that can be iterated only once is made again."""
         begin = self._asked
         assert self.loader is not None
         iterator = iter(self.loader)
@@ -157,14 +151,14 @@ class Drive:
         self._num_in_epoch = 0
         if not self._advance():
             raise ArgumentError(
-                "the loader gave no batch when it was iterated again",
+                "the loader returned no batch when it was iterated again",
                 hint="return a loader that can be iterated for several epochs, or one whose epoch is longer",
             )
         self._asked = begin
         self.epoch_starts.append(self._handed - begin)
 
     def _note(self, count: _Count, num_ahead: int) -> None:
-        """Count the latest batch, if it is to be counted, and do the step."""
+        """Run the step on the latest batch, and count it unless it may have been prefetched at an epoch's start."""
         asked, handed = self._asked, self._handed
         num_samples = num_samples_in(self._batch, expected=self._expected)
         self._size(num_samples)
@@ -173,8 +167,6 @@ class Drive:
         done = time.perf_counter()
         count.num_all_samples += num_samples
         if is_counted:
-            count.asked.append(asked)
-            count.handed.append(handed)
             count.waits.append(handed - asked)
             count.steps.append(done - handed)
             count.num_samples += num_samples
@@ -184,8 +176,8 @@ class Drive:
         if self._step is not None:
             self._step(self._batch)
 
-    def _begun(self, cpu_seconds: Callable[[], float], *, has_middle: bool) -> _Count:
-        """Return a new count; without a middle, it begins with an epoch."""
+    def _new_count(self, cpu_seconds: Callable[[], float], *, has_middle: bool) -> _Count:
+        """Return a new count; without a middle, it starts with an epoch."""
         _synchronize()
         count = _Count(has_middle=has_middle)
         count.cpu_seconds = cpu_seconds()
@@ -202,7 +194,7 @@ class Drive:
             self._num_sized_samples += num_samples
             self._num_sized_batches += 1
 
-    def _told(self, count: _Count) -> dict[str, Any]:
+    def _summary(self, count: _Count) -> dict[str, Any]:
         bytes_per_sample = self._sized_bytes / max(1, self._num_sized_samples)
         return {
             "seconds": count.seconds,
@@ -216,21 +208,20 @@ class Drive:
             "counts_epoch_starts": not count.has_middle,
             "cpu_seconds": count.cpu_seconds,
             "num_cpu_samples": count.num_all_samples,
-            "laps": {"asked": list(count.asked[-NUM_KEPT:]), "handed": list(count.handed[-NUM_KEPT:])},
         }
 
 
 class _Count:
-    """What was counted so far."""
+    """Times and numbers so far."""
 
     def __init__(self, *, has_middle: bool) -> None:
         self.has_middle = has_middle
-        self.waits, self.steps, self.asked, self.handed = array("d"), array("d"), array("d"), array("d")
+        self.waits, self.steps = array("d"), array("d")
         self.seconds = self.began = self.cpu_seconds = 0.0
         self.num_samples = self.num_all_samples = 0
 
     def is_enough(self, pace: Pace, now: float, *, is_epoch_over: bool) -> bool:
-        """Whether there is no need to go on, or no time."""
+        """Whether enough was measured, or the time is up."""
         taken = now - self.began
         if pace.num_batches is not None:
             return len(self.waits) >= pace.num_batches
@@ -239,25 +230,33 @@ class _Count:
         return len(self.waits) > 1 and (self.seconds >= pace.seconds or taken >= PATIENCE * pace.seconds)
 
 
+def no_batch_error() -> ArgumentError:
+    """Return the error for a loader without a single batch."""
+    return ArgumentError(
+        "the loader returned no batch",
+        hint="check that its dataset is not empty, nor shorter than a batch with `drop_last`",
+    )
+
+
 def num_ahead_of(arguments: Mapping[str, Any]) -> int:
-    """Return how many batches a loader with these arguments may have ready before they are asked for."""
+    """Return how many batches a loader with these arguments may prefetch."""
     numbers = (arguments.get("num_workers"), arguments.get("num_threads"), arguments.get("prefetch_factor"))
     workers, threads, prefetch = (number if isinstance(number, int) else 0 for number in numbers)
-    # what is on its way is fetched ahead, too; threads of one worker make one batch together, or one each
+    # batches in transit count too; threads of one worker load one batch together, or one each
     return 2 + max(workers, 1 if threads else 0) * (max(prefetch, 2) + max(threads, 1))
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """Return how many samples a loader puts into a batch, if it tells."""
+    """Return the batch size of a loader; None if unknown."""
     for inner in (loader, getattr(loader, "batch_sampler", None)):
-        told = getattr(inner, "batch_size", None)
-        if isinstance(told, int) and not isinstance(told, bool):
-            return told
+        size = getattr(inner, "batch_size", None)
+        if isinstance(size, int) and not isinstance(size, bool):
+            return size
     return None
 
 
 def arguments_of(loader: Any) -> dict[str, Any]:
-    """Return the arguments that a loader has, as far as they can be seen on it."""
+    """Return the arguments that a loader has as attributes."""
     found = {}
     for name in NAMES:
         value = getattr(loader, name, None)
@@ -267,7 +266,7 @@ def arguments_of(loader: Any) -> dict[str, Any]:
 
 
 def kind_of(loader: Any) -> str:
-    """Return whose loader it is: "stoker", "torch", or "iterable" for anything else."""
+    """Return the kind of loader: "stoker", "torch", or "iterable" for anything else."""
     homes = [cls.__module__ for cls in type(loader).__mro__]
     if any(home.startswith("stoker.loader") for home in homes):
         return "stoker"
@@ -276,7 +275,7 @@ def kind_of(loader: Any) -> str:
 
 
 def quantiles(seconds: Sequence[float]) -> dict[str, Any]:
-    """Return what durations are like, under the names of `stoker.engine.stats.Quantiles`."""
+    """Return mean, deviation and quantiles, as arguments of `stoker.engine.stats.Quantiles`."""
     num = len(seconds)
     if not num:
         return {"num": 0}
@@ -288,7 +287,7 @@ def quantiles(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def _synchronize() -> None:
-    """Let devices finish: what was only begun must not count as done."""
+    """Wait for devices: work that was only launched must not count as done."""
     torch = sys.modules.get("torch")
     if torch is None:
         return

@@ -163,18 +163,18 @@ def check_iterable(loader: Any, function: Callable[..., Any]) -> None:
         )
     if _is_map_style(loader):
         raise ArgumentError(
-            f"{name} returned a dataset ({type(loader).__name__}), which gives samples and not batches",
+            f"{name} returned a dataset ({type(loader).__name__}), which yields samples, not batches",
             hint="return a loader of it: `DataLoader(dataset, batch_size=32)`, or with batch_size=None if what it "
             "gives are batches; or let `stoker bench compare` make some",
         )
     if isinstance(loader, str | bytes):
         raise ArgumentError(
-            f"{name} returned {type(loader).__name__}, which gives no batches", hint="return what is iterated"
+            f"{name} returned {type(loader).__name__}, which yields no batches", hint="return what is iterated"
         )
     if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
         raise ArgumentError(
-            f"{name} returned {'None' if loader is None else type(loader).__name__}, which gives no batches",
-            hint="return the loader; a `return` is often forgotten" if loader is None else "return what is iterated",
+            f"{name} returned {'None' if loader is None else type(loader).__name__}, which yields no batches",
+            hint="return the loader; did you forget `return`?" if loader is None else "return what is iterated",
         )
 
 

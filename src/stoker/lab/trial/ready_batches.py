@@ -11,9 +11,8 @@ import torch.utils.data
 from torch import Tensor
 
 from stoker.deliver.structure import OnTensor, mapped
-from stoker.errors import ArgumentError
 from stoker.lab.trial.batch_contents import num_bytes_in
-from stoker.lab.trial.drive import kind_of
+from stoker.lab.trial.drive import kind_of, no_batch_error
 from stoker.loader import DataLoader
 
 MAX_BYTES, MAX_BATCHES = 256 << 20, 8
@@ -97,9 +96,7 @@ def take_batches(loader: Any) -> list[Any]:
         if callable(close) and iterator is not loader:  # a generator goes on from here
             close()
     if not batches:
-        raise ArgumentError(
-            "the loader gave no batch", hint="see that its dataset is not empty, or shorter than one batch"
-        )
+        raise no_batch_error()
     return batches
 
 

@@ -99,7 +99,7 @@ def step_and_loader(target: str, loader_target: str | None = None) -> tuple[Call
         raise ArgumentError(
             f"{name}() returned {told}, which is no step",
             hint="return a function that takes a batch, or (loader, function)"
-            + ("; a `return` is often forgotten" if made is None else ""),
+            + ("; did you forget `return`?" if made is None else ""),
         )
     check_takes_batch(made, f"{name}()")
     if loader_target is not None:

@@ -28,7 +28,7 @@ FORMAT = "stoker-sweep"
 
 Config = dict[str, Any]
 Watch = Callable[[int, int, str], None]
-"""Told before each trial: how many are done, how many there will be, and what comes now."""
+"""Called before each trial with the number done, the expected total, and a description."""
 
 QUANTITIES: dict[str, Callable[[Trial], float | None]] = {
     "samples_per_second": lambda trial: trial.samples_per_second,
@@ -54,20 +54,20 @@ QUANTITIES: dict[str, Callable[[Trial], float | None]] = {
     "memory_bytes": lambda trial: trial.memory_bytes,
     "private_bytes": lambda trial: trial.private_bytes,
 }
-"""What is told of a configuration, and how it follows from one trial."""
+"""The quantities that are reported, each computed from one trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Plain):
-    """What all trials of one configuration came to."""
+    """Summary of all trials of one configuration."""
 
     config: Config
     label: str
-    """What sets it apart from the others, in words."""
+    """Description of the options in which it differs from the others."""
     outcome: str = OK
-    """"ok" if any trial went well; otherwise what became of the first."""
+    """"ok" if any trial succeeded; otherwise the outcome of the last."""
     error: str | None = None
-    """Why a trial did not go well, if one did not."""
+    """The error of the first trial that failed."""
     num_ok: int = 0
     num_not: int = 0
     kind: str = "iterable"
@@ -75,9 +75,9 @@ class Result(Plain):
     """The arguments that the loader had."""
     counts_epoch_starts: bool = False
     spreads: dict[str, Spread] = field(default_factory=dict)
-    """By the names in `QUANTITIES`, as far as they are known."""
+    """By the names in `QUANTITIES`; unknown ones are missing."""
     processes: dict[str, Spread] = field(default_factory=dict)
-    """The memory of each process when all together had most, by its name; the means add up to that of all."""
+    """Memory of each process when all together used most, by name; the means add up to the total."""
 
     def mean(self, name: str) -> float | None:
         """Return the mean of a quantity; None if it is not known."""
@@ -92,7 +92,7 @@ class Result(Plain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep(Plain):
-    """All that was measured, and how."""
+    """All trials of several configurations, and their settings."""
 
     format: str = FORMAT
     version: int = 1
@@ -104,17 +104,17 @@ class Sweep(Plain):
     settings: dict[str, Any] = field(default_factory=dict)
     """Seconds of each trial, number of rounds, and so on."""
     configs: list[Config] = field(default_factory=list)
-    """In the order in which they are to be shown."""
+    """In the order of display."""
     trials: list[Trial] = field(default_factory=list)
-    """In the order in which they were done."""
+    """In the order of execution."""
     notes: list[str] = field(default_factory=list)
-    """What else a reader has to know: what was left out, and why."""
+    """Notes for the reader, such as what was left out and why."""
     is_interrupted: bool = False
     run: Run | None = None
-    """A record of the quickest configuration, for `stoker report`, if asked for. It is not saved with the rest."""
+    """Record of a run of the fastest configuration, for `stoker report`, if requested. It is saved separately."""
 
     def results(self) -> list[Result]:
-        """Return what the trials of each configuration came to."""
+        """Return a summary of each configuration."""
         names = varied_names(self.configs)
         return [
             summarize_trials(config, [trial for trial in self.trials if trial.config == config], names=names)
@@ -153,7 +153,7 @@ class Sweep(Plain):
                 "seconds": trial.seconds,
                 "num_batches": trial.num_batches,
                 "num_samples": trial.num_samples,
-                **{name: tell(trial) if trial.is_ok else None for name, tell in QUANTITIES.items()},
+                **{name: compute(trial) if trial.is_ok else None for name, compute in QUANTITIES.items()},
                 "error": trial.error,
             }
             for trial in self.trials
@@ -178,22 +178,22 @@ class Sweep(Plain):
 
 
 class Rounds:
-    """Runs trials round by round, and keeps what came of them."""
+    """Runs trials in interleaved rounds and keeps the results."""
 
     def __init__(self, request_of: Callable[[Config], TrialRequest], *, watch: Watch | None = None) -> None:
         self._order_of, self._watch = request_of, watch
         self.trials: list[Trial] = []
         self.num_planned = 0
-        """How many trials there will be, as far as that is known."""
+        """Expected total number of trials."""
 
     def plan(self, num_trials: int) -> None:
-        """So many more trials are to come."""
+        """Announce more trials."""
         self.num_planned += num_trials
 
     def go(self, configs: Sequence[Config], number: int) -> list[Trial]:
-        """Return a trial of each configuration, in the order of this round.
+        """Run a trial of each configuration, in the order of this round.
 
-        One that did not go well in an earlier round is left out: it would cost as much again, and a hung one most.
+        Skip configurations that failed in an earlier round: they would fail again, and a hung one takes longest.
         """
         done = []
         for config in in_turn(configs, number):
@@ -208,7 +208,7 @@ class Rounds:
         return done
 
     def record(self, config: Config) -> Run | None:
-        """Return the record of a run with a configuration: one more trial, which is watched and not counted."""
+        """Run one more trial, which is recorded and not counted; return its record."""
         if self._watch is not None:
             self._watch(len(self.trials), len(self.trials) + 1, f"{label_of(config)}, watched")
         return record_run_of_trial(self._order_of(config), config)
@@ -219,28 +219,28 @@ class Rounds:
 
 
 def summarize_trials(config: Config, trials: Sequence[Trial], *, names: Sequence[str] | None = None) -> Result:
-    """Return what the trials of one configuration came to."""
-    well = [trial for trial in trials if trial.is_ok]
-    ill = [trial for trial in trials if not trial.is_ok]
-    latest = (well or ill or [Trial(config=config, outcome="not run")])[-1]
-    spreads = {name: Spread.of(tell(trial) for trial in well) for name, tell in QUANTITIES.items()}
+    """Return a summary of the trials of one configuration."""
+    ok = [trial for trial in trials if trial.is_ok]
+    failed = [trial for trial in trials if not trial.is_ok]
+    latest = (ok or failed or [Trial(config=config, outcome="not run")])[-1]
+    spreads = {name: Spread.of(compute(trial) for trial in ok) for name, compute in QUANTITIES.items()}
     return Result(
         config=config,
         label=label_of(config, names),
         outcome=latest.outcome,
-        error=ill[0].error if ill else None,
-        num_ok=len(well),
-        num_not=len(ill),
+        error=failed[0].error if failed else None,
+        num_ok=len(ok),
+        num_not=len(failed),
         kind=latest.kind,
         found=latest.found,
-        counts_epoch_starts=any(trial.counts_epoch_starts for trial in well),
+        counts_epoch_starts=any(trial.counts_epoch_starts for trial in ok),
         spreads={name: spread for name, spread in spreads.items() if spread is not None},
-        processes=_each_process(well),
+        processes=_each_process(ok),
     )
 
 
 def _each_process(trials: Sequence[Trial]) -> dict[str, Spread]:
-    """Return what each process had when all together had most; one that was not there had nothing."""
+    """Return the memory of each process when all together used most; 0 in trials in which it did not exist."""
     held = [{one.name: one.held_bytes or 0 for one in trial.processes} for trial in trials if trial.processes]
     names = dict.fromkeys(name for each in held for name in each)
     spreads = {name: Spread.of(each.get(name, 0) for each in held) for name in names}
@@ -251,7 +251,7 @@ _WORDS = {"num_workers": "worker", "num_threads": "thread"}
 
 
 def label_of(config: Config, names: Sequence[str] | None = None) -> str:
-    """Return a configuration in words: `2 workers, 4 threads, batch 64`; of these arguments alone, if any are named."""
+    """Describe a configuration: `2 workers, 4 threads, batch 64`; only the options in `names`, if given."""
     words = []
     for name, value in config.items():
         if names is not None and name not in names:
@@ -262,11 +262,11 @@ def label_of(config: Config, names: Sequence[str] | None = None) -> str:
             words.append(f"{name.partition('_')[0]} {value}")
         else:
             words.append(str(value))
-    return ", ".join(words) or "as it is"
+    return ", ".join(words) or "current settings"
 
 
 def varied_names(configs: Sequence[Config]) -> list[str]:
-    """Return the arguments that are not the same in all configurations, or all if there is but one."""
+    """Return the options that differ between configurations, or all if there is only one."""
     names = option_names(configs)
     if len(configs) < 2:
         return names
@@ -274,7 +274,7 @@ def varied_names(configs: Sequence[Config]) -> list[str]:
 
 
 def option_names(configs: Sequence[Config]) -> list[str]:
-    """Return the arguments that any configuration has."""
+    """Return the options that any configuration has."""
     return list(dict.fromkeys(name for config in configs for name in config))
 
 
@@ -293,13 +293,13 @@ def bench_loader(
     records_run: bool = False,
     watch: Watch | None = None,
 ) -> Sweep:
-    """Return what was measured of the loader that `target` makes, with each combination of the arguments given.
+    """Measure the loader that `target` makes, with each combination of the arguments given.
 
-    `target` is a function, or its name as `module:function` or `path/to/file.py:function`. It need not take any of the
-    arguments: they are set on the `DataLoader` that it builds. Arguments that are not given are left as they are.
-    `step` names a function that returns what is done with each batch; without, batches are only taken. Each trial runs
-    in a fresh process. Ctrl-C ends it and returns what there is by then, if there is anything. With `records_run` the
-    quickest configuration runs once more, watched, and `run` of the result is its record.
+    `target` is a function, or its name as `module:function` or `path/to/file.py:function`. It need not take the
+    arguments: they are set on the `DataLoader` that it builds. Arguments that are not given stay unchanged. `step` is a
+    function that returns the training step to run on each batch. Each trial runs in a fresh process. Ctrl-C returns the
+    results so far, if any. With `records_run` the fastest configuration runs once more, and `run` of the result is its
+    record.
     """
     spec = name_of_function(target, what="a function that makes a loader")
     make_step = None if step is None else name_of_function(step, what="a function that makes a step")
@@ -321,28 +321,21 @@ def bench_loader(
 
 
 def run_sweep(sweep: Sweep, rounds: Rounds, *, num_rounds: int, records_run: bool = False) -> Sweep:
-    """Return `sweep` with so many rounds of trials; with fewer if Ctrl-C came after the first trial."""
+    """Return `sweep` with that many rounds of trials; with fewer if Ctrl-C came after the first trial."""
     is_interrupted = False
     run = None
     rounds.plan(num_rounds * len(sweep.configs))
     try:
         for number in range(num_rounds):
             rounds.go(sweep.configs, number)
-        if records_run and (quickest := max(filter(_is_ok, rounds.trials), key=_speed, default=None)) is not None:
-            run = rounds.record(quickest.config)
+        ok = [trial for trial in rounds.trials if trial.is_ok]
+        if records_run and ok:
+            run = rounds.record(max(ok, key=lambda trial: trial.samples_per_second).config)
     except KeyboardInterrupt:
         if not rounds.trials:
             raise
         is_interrupted = True
     return replace(sweep, trials=rounds.trials, is_interrupted=is_interrupted, run=run)
-
-
-def _is_ok(trial: Trial) -> bool:
-    return trial.is_ok
-
-
-def _speed(trial: Trial) -> float:
-    return trial.samples_per_second
 
 
 def configurations(
@@ -352,15 +345,15 @@ def configurations(
     batch_sizes: Sequence[int] | None = None,
     prefetches: Sequence[int] | None = None,
 ) -> list[Config]:
-    """Return all combinations of the arguments, workers changing slowest. Where nothing is fetched ahead, for there
-    are neither workers nor threads, `prefetch_factor` makes no difference and is left out.
+    """Return all combinations of the arguments. Without workers and threads, `prefetch_factor` has no effect and is
+    left out.
     """
     swept = {"batch_size": batch_sizes, "num_threads": threads, "num_workers": workers, "prefetch_factor": prefetches}
     for name, values in swept.items():
         least = 0 if name in ("num_workers", "num_threads") else 1
         if values is not None and any(value < least for value in values):
             raise ArgumentError(
-                f"{name}={min(values)} is less than {least}", hint="give numbers, such as 0,1,2,4 for workers"
+                f"{name} must be at least {least}, got {min(values)}", hint="use a list such as 0,1,2,4 for workers"
             )
     lists = [[(name, value) for value in dict.fromkeys(values)] for name, values in swept.items() if values]
     found: list[Config] = []
@@ -375,23 +368,25 @@ def configurations(
 
 
 def check_pace(*, seconds: float, num_batches: int | None, num_rounds: int, limit_seconds: float) -> None:
-    """Raise `ArgumentError` for what cannot be measured."""
+    """Raise `ArgumentError` for settings with which nothing can be measured."""
     if num_rounds < 1:
-        raise ArgumentError(f"{num_rounds} rounds measure nothing", hint="repeat once, or better three times")
+        raise ArgumentError(f"num_rounds must be at least 1, got {num_rounds}", hint="3 rounds show how results vary")
     if seconds <= 0 or (num_batches is not None and num_batches < 2):
-        raise ArgumentError("there is nothing to count", hint="give some seconds, or two batches at least")
+        raise ArgumentError(
+            "seconds must be positive, and num_batches at least 2", hint="leave them out to use the defaults"
+        )
     if limit_seconds <= seconds:
         raise ArgumentError(
-            f"a trial that counts for {seconds:g} s cannot be over within {limit_seconds:g} s",
-            hint="give a longer timeout, with time for imports and workers to start",
+            f"the timeout must be longer than the measurement of {seconds:g} s, got {limit_seconds:g} s",
+            hint="allow time for imports and for workers to start",
         )
 
 
 def bytes_per_worker(results: Sequence[Result]) -> float | None:
-    """Return by how much memory grows with each worker: the slope of a straight line through the measurements.
+    """Return the memory per worker: the slope of a line fitted to the results; None if it cannot be fitted.
 
-    Pages of files are not counted: a worker adds none of them, and our share of a library changes by tens of megabytes
-    when other programs that use it come and go. None if there are no two numbers of workers, or memory is not known.
+    File-backed pages are excluded: a worker adds none of them, and our share of a library changes by tens of megabytes
+    when other programs that use it come and go.
     """
     points = [
         (float(num_workers), memory)

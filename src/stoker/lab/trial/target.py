@@ -44,7 +44,7 @@ def check_spec(spec: str, *, what: str = "a function") -> tuple[str, str]:
         if not Path(place).is_file():
             raise ArgumentError(f"there is no file {place}", hint=_meant(Path(place).name, _neighbours(Path(place))))
     elif not all(part.isidentifier() for part in place.split(".")):
-        raise ArgumentError(f"{place!r} is no name of a module", hint=HOW)
+        raise ArgumentError(f"{place!r} is not a module name", hint=HOW)
     return place, name
 
 
@@ -158,7 +158,7 @@ def _file_module(path: Path) -> ModuleType:
         name = f"stoker_target_{name.replace('.', '_')}"  # a file called `random.py` is not to stand for Python's own
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ArgumentError(f"{path} is not a file of Python's", hint=HOW)
+        raise ArgumentError(f"{path} is not a Python file", hint=HOW)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -210,7 +210,7 @@ def _failed(name: str, error: Exception) -> ArgumentError:
     return ArgumentError(
         f"{name} cannot be imported: {type(error).__name__}{f': {told}' if told else ''}"
         + (f" ({where[0]}, line {where[1]})" if where else ""),
-        hint="see that it can be imported from this folder by Python alone",
+        hint="check that `python -c 'import ...'` works in this folder",
     )
 
 

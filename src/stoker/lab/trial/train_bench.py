@@ -74,8 +74,8 @@ class Iterated:
             self.iterator = None
             if not self._num_taken:
                 raise ArgumentError(
-                    "the loader has no more batches: it can be iterated over only once",
-                    hint="give one that begins anew with every epoch, or with more batches than are measured",
+                    "the loader has no more batches: it can be iterated only once",
+                    hint="return a loader that can be iterated again, or one with more batches than are measured",
                 ) from None
             raise
         self._num_taken += 1
@@ -259,10 +259,10 @@ def bench_train(
     there is anything.
     """
     if num_rounds < 1 or seconds <= 0:
-        raise ArgumentError("there is nothing to measure", hint="give at least one round, of some time")
+        raise ArgumentError("num_rounds and seconds must be positive", hint="leave them out to use the defaults")
     if not callable(step):
         raise ArgumentError(
-            f"the step is {type(step).__name__}, which cannot be called", hint="give a function that takes a batch"
+            f"the step is {type(step).__name__}, which cannot be called", hint="pass a function that takes a batch"
         )
     tell = watch or (lambda *_: None)
     tell(0, 3 * num_rounds + 1, "the first batches")
@@ -369,7 +369,7 @@ def _place(device: str | torch.device | None, loader: Any, batches: list[Any]) -
         if place.type == "cpu" and torch.cuda.is_available():
             place = torch.device("cuda")
     if place.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"device {str(place)!r}: there is no CUDA here", hint="leave it out, or give cpu")
+        raise ArgumentError(f"device {str(place)!r}: CUDA is not available", hint="leave it out, or use cpu")
     return torch.device("cuda", torch.cuda.current_device()) if str(place) == "cuda" else place
 
 
@@ -405,31 +405,36 @@ def _blocked_share(
     real = fmean(window.seconds / window.num_steps for window in windows[REAL])
     stall = real - fmean(window.seconds / window.num_steps for window in windows.get(CACHED, windows[RESIDENT]))
     if stall < SMALL_SHARE * real:
-        return None, "the loader keeps up, so there is nothing to tell apart"
+        return None, "the loader keeps up, so there is no stall to split"
     if effort is None:
-        return None, "it is not known who makes the batches of this loader, so fetching and preparing are told together"
+        return (
+            None,
+            "it is unknown what loads the batches of this loader, so fetching and preparation are reported together",
+        )
     if isinstance(gauge, ProcessGauge) and stall < SMALL_SHARE_WATCHED * real:
-        return None, "the stall is too small to tell what the workers did meanwhile"
-    how = gauge.how if gauge is not None else "by the CPU time of the trainer's thread, which makes the batches itself"
+        return None, "the stall is too small to split by what the workers did"
+    how = gauge.how if gauge is not None else "by the CPU time of the training thread, which loads the batches"
     share = effort.blocked_share
-    return share, how if share is not None else "the system does not tell what the workers did"
+    return share, how if share is not None else "the system does not report what the workers did"
 
 
 def _notes(loader: Any, cached: Any, windows: Mapping[str, Sequence[Window]]) -> list[str]:
     found = []
     if cached is None:
-        found.append("cached batches cannot be sent through a loader of this kind, so the copy is told with the data")
+        found.append(
+            "cached batches cannot be sent through this kind of loader, so the copy is included in the data stall"
+        )
     elif type(loader).__iter__ is not type(cached).__iter__:
         found.append(f"cached batches went through {type(cached).__name__}, not through {type(loader).__name__}")
     if getattr(loader, "auto", None) is not None:
         found.append(f'arguments are "auto", and may have changed meanwhile; in the end they were {loader.auto}')
     if getattr(loader, "_decode", "cpu") != "cpu":
-        found.append("pictures are decoded on the device: cached batches are decoded already, so that counts as data")
+        found.append("images are decoded on the device: cached batches are decoded already, so decoding counts as data")
     if (getattr(loader, "num_threads", None) or 0) > 1:
-        found.append("a thread that waits for the interpreter's lock looks blocked: some of the fetching may be that")
+        found.append("a thread that waits for the GIL looks blocked, so part of the fetch stall may be that")
     if any(window.is_short for window in windows.get(REAL, ())):
         found.append(
-            "epochs are short, so what was made ahead at their starts counts: with more data there is less of it"
+            "epochs are short, so batches prefetched at their starts are included; with longer epochs there are fewer"
         )
     return found
 

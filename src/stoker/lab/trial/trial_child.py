@@ -1,7 +1,6 @@
-"""A trial as its child sees it: a fresh process that imports the user's code, makes the loader, and drives it.
+"""The child process of a trial: it imports the user's code, makes the loader and iterates over it, phase by phase.
 
-It is asked for one phase after the other. Until the user's module is imported nothing heavy is, so that the times and
-the memory that are told are those of the user's program and not of the measuring.
+Nothing heavy is imported before the user's module, so that times and memory are those of the user's program.
 """
 
 from __future__ import annotations
@@ -23,80 +22,73 @@ from stoker.engine.processes.failure import WorkerTraceback
 from stoker.errors import ArgumentError
 from stoker.foundation import trees
 from stoker.foundation.machine import tree_cpu_seconds
-from stoker.lab.trial.drive import Drive, Pace, kind_of
+from stoker.lab.trial.drive import LoaderDrive, Pace, kind_of
 from stoker.lab.trial.override import OURS, Override, given_to, override_arguments
 from stoker.lab.trial.step_target import BATCHED, check_needs_no_size, check_takes_batch
 from stoker.lab.trial.target import call_with, resolve_function
 
 PHASES = ("imports", "make", "first", "count", "end")
-"""What a child is asked for, in order; one that is watched for "record" instead of "count"."""
+"""What a child is asked for, in order; a recorded run has "record" in the place of "count"."""
 
 IN_TRIAL = "STOKER_TRIAL"
-"""Set in a child's environment: a script that measures when it is imported would start trials without end."""
+"""Set in the child: a script that measures when it is imported would start trials without end."""
 
 MAX_TRACE = 4000
 
 TORCH_MARK = "Original Traceback (most recent call last):"
 
 
-def begin(order: dict[str, Any]) -> Callable[[str], dict[str, Any]]:
-    """Return what answers the questions of one trial."""
+def begin(request: dict[str, Any]) -> Callable[[str], dict[str, Any]]:
+    """Return the function that runs the phases of a trial."""
     began = time.perf_counter()
     os.environ[IN_TRIAL] = "1"
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the parent asks where a trial hangs
-    return _Trial(order, began).answer
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the parent asks for the stacks of a trial that hangs
+    return _TrialChild(request, began).answer
 
 
-class _Trial:
-    def __init__(self, order: dict[str, Any], began: float) -> None:
-        self._order, self._began = order, began
+class _TrialChild:
+    def __init__(self, request: dict[str, Any], began: float) -> None:
+        self._request, self._began = request, began
         self._stack = ExitStack()
         self._function: Callable[..., Any]
         self._step: Callable[..., Any] | None = None
         self._override: Override
-        self._drive: Drive
+        self._drive: LoaderDrive
         self._ours_seconds = 0.0
 
     def answer(self, phase: str) -> dict[str, Any]:
-        """Return what a phase found; its failure is an answer, too."""
-        phases = {
-            "imports": self._imports,
-            "make": self._make,
-            "first": self._first,
-            "count": self._count,
-            "record": self._record,
-            "end": self._end,
-        }
+        """Run a phase and return what it found, or its failure."""
+        run: Callable[[], dict[str, Any]] = getattr(self, f"_{phase}")
         try:
-            return phases[phase]()
+            return run()
         except BaseException as error:
-            return {"failed": _told(error)}
+            return {"failed": _describe_error(error)}
 
     def _imports(self) -> dict[str, Any]:
-        order = self._order
+        request = self._request
         begin = time.perf_counter()
-        for name in order["imports"]:
+        for name in request["imports"]:
             resolve_function(name) if ":" in name else import_module(name)
-        self._function = partial(resolve_function(order["target"]), **order["arguments"])
-        if order["arguments"] == {}:
+        self._function = partial(resolve_function(request["target"]), **request["arguments"])
+        if request["arguments"] == {}:
             self._function = self._function.func
-        make_step = None if order["step"] is None else resolve_function(order["step"])
-        is_patched = bool(set(order["options"]) - given_to(self._function, order["options"]))
+        make_step = None if request["step"] is None else resolve_function(request["step"])
+        is_patched = bool(set(request["options"]) - given_to(self._function, request["options"]))
         if is_patched:
-            import_module("torch.utils.data")  # which would be imported by whoever makes a loader
+            import_module("torch.utils.data")  # which any loader would import
         seconds = time.perf_counter() - begin
         if is_patched and OURS not in sys.modules:
             begin = time.perf_counter()
             import_module(OURS)
             self._ours_seconds = time.perf_counter() - begin
-        self._override = self._stack.enter_context(override_arguments(order["options"], self._function))
+        self._override = self._stack.enter_context(override_arguments(request["options"], self._function))
         if make_step is not None:
-            name = f"{order['step'].rpartition(':')[2]}()"
+            name = f"{request['step'].rpartition(':')[2]}()"
             check_needs_no_size(make_step, name)
             self._step = call_with(make_step)
             if not callable(self._step):
                 raise ArgumentError(
-                    f"{order['step']} returned {type(self._step).__name__}, which cannot be called with a batch",
+                    f"{request['step']} returned {type(self._step).__name__}, which cannot be called with a batch",
                     hint=f"return a function: {BATCHED}",
                 )
             check_takes_batch(self._step, name)
@@ -105,36 +97,36 @@ class _Trial:
     def _make(self) -> dict[str, Any]:
         begin = time.perf_counter()
         make = partial(self._override.call, self._function)
-        self._drive = Drive(partial(self._watched, make) if self._order["is_watched"] else make, self._step)
+        self._drive = LoaderDrive(partial(self._watched, make) if self._request["is_watched"] else make, self._step)
         seconds = time.perf_counter() - begin
         return {"seconds": seconds, **self._kind()}
 
     def _first(self) -> dict[str, Any]:
         seconds = self._drive.first()
         self._override.check(self._function)
-        digest = digest_of_batch(self._drive.latest) if self._order["wants_digest"] else None
-        # one that is a generator has built its loader only now
+        digest = digest_of_batch(self._drive.latest) if self._request["wants_digest"] else None
+        # a generator has built its loader only now
         return {"seconds": seconds, "digest": digest, "type": type(self._drive.latest).__name__, **self._kind()}
 
     def _count(self) -> dict[str, Any]:
         pid = os.getpid()
-        return self._drive.counted(
-            Pace(**self._order["pace"]),
+        return self._drive.measure(
+            Pace(**self._request["pace"]),
             cpu_seconds=lambda: tree_cpu_seconds(pid),
             arguments=self._kind()["found"],
         )
 
     def _watched(self, make: Callable[[], Any]) -> Any:
-        """Return the loader that is made, watched by a doctor."""
+        """Return the loader that `make` makes, watched by the doctor."""
         from stoker.lab.watch.watch import Watch
 
-        return self._stack.enter_context(Watch(make(), name=self._order["target"]))
+        return self._stack.enter_context(Watch(make(), name=self._request["target"]))
 
     def _record(self) -> dict[str, Any]:
-        """Return what was seen of a loader that is watched."""
+        """Return the record of a watched loader."""
         pid = os.getpid()
-        with suppress(ArgumentError):  # one that can be iterated only once has been seen as far as it goes
-            self._drive.counted(Pace(**self._order["pace"]), cpu_seconds=lambda: tree_cpu_seconds(pid))
+        with suppress(ArgumentError):  # a loader that can be iterated only once is recorded up to its end
+            self._drive.measure(Pace(**self._request["pace"]), cpu_seconds=lambda: tree_cpu_seconds(pid))
         return {"run": self._drive.loader.run().as_dict()}
 
     def _end(self) -> dict[str, Any]:
@@ -143,7 +135,7 @@ class _Trial:
         return {}
 
     def _kind(self) -> dict[str, Any]:
-        """Return whose loader it is, and its arguments; of one that is wrapped, those of what is inside."""
+        """Return the kind of loader and its arguments; for a wrapped loader, those of the inner one."""
         override, loader = self._override, self._drive.loader
         kind, found = kind_of(loader), self._drive.arguments
         if kind == "iterable" and override.kinds:
@@ -156,7 +148,7 @@ class _Trial:
 
 
 def digest_of_batch(batch: Any) -> str:
-    """Return a short text that is the same for batches of the same numbers and texts, in tensors or arrays."""
+    """Return a digest that is the same for equal numbers and texts, in tensors or arrays."""
     whole = hashlib.blake2b(digest_size=8)
     for leaf in _leaves(batch):
         numbers = leaf.detach().cpu() if hasattr(leaf, "detach") else leaf
@@ -169,7 +161,7 @@ def digest_of_batch(batch: Any) -> str:
 
 
 def _leaves(batch: Any) -> Iterator[Any]:
-    """Yield what is in a batch; dicts in the order of their keys, because loaders differ in it."""
+    """Yield the leaves of a batch; dicts in the order of their keys, in which loaders differ."""
     inside = trees.children(batch)
     if isinstance(batch, Mapping):
         inside = [batch[name] for name in sorted(batch, key=str)]
@@ -179,14 +171,14 @@ def _leaves(batch: Any) -> Iterator[Any]:
         yield from _leaves(child)
 
 
-def _told(error: BaseException) -> dict[str, Any]:
-    """Return an exception as texts: the parent is not to import whatever its type comes from.
+def _describe_error(error: BaseException) -> dict[str, Any]:
+    """Return an exception as text, because the parent does not import the module of its type.
 
-    Of one that came from a worker it is the worker's own traceback that tells where.
+    The traceback of an error in a worker is the worker's own.
     """
     kind, message, trace = type(error).__name__, str(error), "".join(traceback.format_exception(error))
     before, mark, original = message.partition(TORCH_MARK)
-    if mark:  # torch writes what happened into the message of another exception
+    if mark:  # torch puts the worker's traceback into the message
         lines = original.strip("\n").splitlines()
         end = next((at for at, line in enumerate(lines) if line and not line[0].isspace()), len(lines) - 1)
         kind, _, message = "\n".join(lines[end:]).strip().partition(": ")

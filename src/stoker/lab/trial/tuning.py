@@ -23,19 +23,19 @@ from stoker.lab.trial.target import name_of_function
 from stoker.lab.trial.trial import Trial, TrialRequest
 
 AS_IT_IS: Config = {}
-"""The loader with the arguments that it has in the user's code."""
+"""The loader with the arguments in the user's code."""
 
 NEAR = 1.15
-"""What takes so many times as long as the best, measured once, may still be the best: it is measured again."""
+"""Settings measured once that take up to this many times as long as the best may be the best: measure them again."""
 
 MAX_FINALISTS = 6
 
 LEAST_NOISE, MOST_NOISE = 0.03, 0.10
-"""Settings that differ by less than the one do not matter; by more than the other they do, however noisy it was."""
+"""Differences below the first never count; differences above the second always do, however noisy."""
 
 
-class Search:
-    """Decides what to measure next, from what was measured."""
+class ArgumentSearch:
+    """Decides what to measure next."""
 
     def __init__(
         self, rounds: Rounds, *, limit: int, prefetches: Sequence[int], num_rounds: int, has_step: bool
@@ -43,24 +43,24 @@ class Search:
         self.rounds, self._has_step = rounds, has_step
         self._limit, self._prefetches, self._num_rounds = limit, prefetches, num_rounds
         self.configs: list[Config] = []
-        """What was tried, the loader as it is apart."""
+        """The settings tried, without the current ones."""
         self._has_threads = False
 
     def run(self, target: str) -> None:
-        """Search."""
+        """Measure until the best setting is known."""
         now = self._once([AS_IT_IS])[0]
         if not now.is_ok:
             what, _, hint = (now.error or "").partition("\nhint: ")
             raise ArgumentError(
                 f"{target} does not work as it is: {what}",
-                hint=hint or "mend that first; `stoker bench loader` shows the traceback",
+                hint=hint or "fix that first; `stoker bench loader` shows the traceback",
             )
         self._has_threads = now.kind == "stoker"
         first = self._once([self._config(1, 0)])[0]
         if not first.is_ok and "could not be set" in (first.error or ""):
             what, _, hint = (first.error or "").partition("\nhint: ")
             raise ArgumentError(what, hint=hint)
-        self._once([self._config(*hands) for hands in coarse_settings(self._limit, has_threads=self._has_threads)])
+        self._once([self._config(*setting) for setting in coarse_settings(self._limit, has_threads=self._has_threads)])
         for _ in range(2):
             best = self._best()
             if best is None or not self._once(self._around(best)):
@@ -73,12 +73,12 @@ class Search:
             self.rounds.go(finalists, number)
 
     def tried(self) -> list[Result]:
-        """Return what was tried and went well, quickest first."""
+        """Return the results of settings that work, fastest first."""
         found = [summarize_trials(config, self.rounds.of(config)) for config in self.configs]
         return sorted((one for one in found if one.num_ok), key=seconds_of)
 
     def _once(self, configs: Sequence[Config]) -> list[Trial]:
-        """Try what was not tried yet."""
+        """Run a trial of each setting that was not tried yet."""
         new = [config for config in configs if not self.rounds.of(config)]
         self.configs += [config for config in new if config]
         self.rounds.plan(len(new))
@@ -89,12 +89,12 @@ class Search:
         return found[0].config if found else None
 
     def _likely(self) -> Config | None:
-        """Return what will be chosen, if nothing changes: the cheapest of the best."""
+        """Return what would be chosen now: the cheapest of the best."""
         found = self.tried()
         return cheapest_of_best(found, has_step=self._has_step).config if found else None
 
     def _finalists(self) -> list[Config]:
-        """Return what may be the best: the quickest, and of those not much slower the cheapest."""
+        """Return the candidates for the best: the fastest, and the cheapest of those not much slower."""
         found = self.tried()
         if not found:
             return []
@@ -105,12 +105,12 @@ class Search:
         return [config for place, config in enumerate(configs) if config not in configs[:place]][:MAX_FINALISTS]
 
     def _around(self, best: Config) -> list[Config]:
-        """Return what lies around the best: half-way to what was tried next to it, or one more and one less."""
+        """Return settings around the best: half-way to its tried neighbors, or one more and one less."""
         workers, threads = best["num_workers"], best.get("num_threads", 0)
         near = [(number, threads) for number in self._between("num_workers", workers, threads)]
         if self._has_threads:
             near += [(workers, number) for number in self._between("num_threads", threads, workers)]
-        return [self._config(*hands) for hands in near if self._is_allowed(*hands)]
+        return [self._config(*setting) for setting in near if self._is_allowed(*setting)]
 
     def _between(self, name: str, value: int, other: int) -> list[int]:
         rest = "num_threads" if name == "num_workers" else "num_workers"
@@ -122,7 +122,7 @@ class Search:
         return [one for one in found if one >= 0 and one not in tried and not (name == "num_threads" and one == 1)]
 
     def _ahead(self, best: Config) -> list[Config]:
-        """Return the best with other numbers of batches fetched ahead, if it fetches any."""
+        """Return the best with other prefetch factors, if it prefetches."""
         if not (best["num_workers"] or best.get("num_threads")):
             return []
         has = self.rounds.of(best)[-1].found.get("prefetch_factor")
@@ -136,7 +136,7 @@ class Search:
 
 
 def coarse_settings(limit: int, *, has_threads: bool) -> list[tuple[int, int]]:
-    """Return settings far apart, as (workers, threads in each), none of which needs more than `limit` cores."""
+    """Return settings far apart as (workers, threads in each), none with more than `limit` threads in all."""
     powers = [1 << bit for bit in range(limit.bit_length()) if 1 << bit <= limit]
     numbers = sorted({*powers, limit})
     found = [(0, 0), *((workers, 0) for workers in numbers)]
@@ -149,7 +149,7 @@ def coarse_settings(limit: int, *, has_threads: bool) -> list[tuple[int, int]]:
 
 
 def is_within_noise(result: Result, best: Result) -> bool:
-    """Whether a result differs from the best by no more than what chance does."""
+    """Whether a result differs from the best by no more than noise."""
     slow, quick = seconds_of(result), seconds_of(best)
     doubt = 0.0
     for one in (result, best):
@@ -160,16 +160,16 @@ def is_within_noise(result: Result, best: Result) -> bool:
 
 
 def cheapest_of_best(results: Sequence[Result], *, has_step: bool) -> Result:
-    """Return the cheapest of those that do not differ from the quickest by more than noise."""
-    quickest = min(results, key=seconds_of)
-    equal = [one for one in results if is_within_noise(one, quickest)]
+    """Return the cheapest of the results that differ from the fastest by no more than noise."""
+    fastest = min(results, key=seconds_of)
+    equal = [one for one in results if is_within_noise(one, fastest)]
     return min(equal, key=lambda result: cost_of(result, has_step=has_step))
 
 
 def cost_of(result: Result, *, has_step: bool) -> tuple[float, ...]:
-    """Return what a setting costs, to be compared: workers, then threads, then batches ahead, then memory.
+    """Return the cost of a setting, for comparison: workers, then threads, then batches ahead, then memory.
 
-    Threads in the trainer's own process may hold up its step. Where that was not measured, a worker is cheaper.
+    Threads in the training process may slow down the step. Where that was not measured, a worker is cheaper.
     """
     config = result.config
     workers, threads = config.get("num_workers", 0), config.get("num_threads", 0)
@@ -179,33 +179,33 @@ def cost_of(result: Result, *, has_step: bool) -> tuple[float, ...]:
 
 
 def seconds_of(result: Result) -> float:
-    """Return what is to be as short as it gets: the time from batch to batch, with the step if there is one."""
+    """Return what is minimized: the time from batch to batch, including the step if there is one."""
     return result.spreads["seconds_per_batch"].mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning(Plain):
-    """What was found. Times are seconds from batch to batch, with the step if there is one."""
+    """The best arguments. Times are seconds from batch to batch, including the step if there is one."""
 
     sweep: Sweep
-    """All that was measured; the configuration without arguments is the loader as it is."""
+    """All trials; the empty configuration is the loader with its current arguments."""
     best: Config
     quickest: Config
-    """What was a little quicker, perhaps, and costs more."""
+    """The fastest setting, which may cost more."""
     code: str
-    """The arguments to write."""
+    """The arguments as code."""
     seconds: Spread
-    """What a step is to take with them."""
+    """Expected time per step."""
     wait_seconds: float = 0.0
-    """Of which it waits for the batch."""
+    """Part of it spent waiting for the batch."""
     step_seconds: float | None = None
-    """What the step takes by itself; None if it was not measured."""
+    """Time of the step without waiting; None if it was not measured."""
     before: Spread | None = None
-    """What a step takes as it is; None if it was not measured."""
+    """Time per step with the current arguments; None if it was not measured."""
     is_as_good: bool = False
-    """Whether the loader as it is takes no longer than that, but for noise."""
+    """Whether the current arguments are as fast, within noise."""
     says: list[str] = field(default_factory=list)
-    """Why, a sentence each."""
+    """Reasons, one sentence each."""
 
 
 def tune(
@@ -223,25 +223,23 @@ def tune(
 ) -> Tuning:
     """Return the best `num_workers`, `num_threads` and `prefetch_factor` of the loader that `target` makes.
 
-    With `step`, a function that returns the training step (called with each batch), the time of a step with its wait
-    for the batch is made as short as it gets; without, the time of a batch. Of torch's loader, which has no threads,
-    workers alone are varied. No more workers and threads are tried than there are cores, or `max_workers`. With
-    `records_run` the best runs once more, watched, and `sweep.run` of the result is its record.
+    With `step`, a function that returns the training step, the time of a step including its wait for the batch is
+    minimized; without, the time of a batch. Torch's loader has no threads, so only its workers are varied. No more
+    workers and threads are tried than there are cores, or `max_workers`. With `records_run` the best setting runs once
+    more, and `sweep.run` of the result is its record.
     """
     spec = name_of_function(target, what="a function that makes a loader")
     make_step = None if step is None else name_of_function(step, what="a function that makes a step")
     check_pace(seconds=seconds, num_batches=num_batches, num_rounds=num_rounds, limit_seconds=limit_seconds)
     limit = num_cores() if max_workers is None else max_workers
     if limit < 1 or any(prefetch < 1 for prefetch in prefetches):
-        raise ArgumentError(
-            "there is nothing to choose from", hint="allow a worker at least, and prefetch factors of 1"
-        )
+        raise ArgumentError("max_workers and prefetches must be at least 1", hint="leave them out to use the defaults")
     pace = Pace(seconds=seconds, num_batches=num_batches)
 
     def request_of(config: Config) -> TrialRequest:
         return TrialRequest(target=spec, options=config, step=make_step, pace=pace, limit_seconds=limit_seconds)
 
-    search = Search(
+    search = ArgumentSearch(
         Rounds(request_of, watch=watch),
         limit=limit,
         prefetches=prefetches,
@@ -264,7 +262,7 @@ def tune(
         trials=search.rounds.trials,
         is_interrupted=is_interrupted,
     )
-    tuning = _decided(sweep, limit=limit, is_asked=max_workers is not None)
+    tuning = decide(sweep, limit=limit, is_asked=max_workers is not None)
     if records_run and not is_interrupted:
         with suppress(KeyboardInterrupt):  # all that matters is known
             return replace(tuning, sweep=replace(sweep, run=search.rounds.record(tuning.best)))
@@ -272,7 +270,7 @@ def tune(
 
 
 def format_code(result: Result) -> str:
-    """Return the arguments of a loader, to be pasted."""
+    """Return the arguments of a loader as code to paste."""
     config = dict(result.config)
     if config.get("num_workers") or config.get("num_threads"):
         ahead = config.get("prefetch_factor") or result.found.get("prefetch_factor")
@@ -281,7 +279,8 @@ def format_code(result: Result) -> str:
     return f"DataLoader({', '.join(['...', *(f'{name}={value}' for name, value in config.items())])})"
 
 
-def _decided(sweep: Sweep, *, limit: int, is_asked: bool) -> Tuning:
+def decide(sweep: Sweep, *, limit: int, is_asked: bool) -> Tuning:
+    """Choose the best setting of a finished sweep. `is_asked` says that the user has set `limit`."""
     results = {str(one.config): one for one in sweep.results() if one.num_ok}
     now = results.pop(str(AS_IT_IS), None)
     if not results:
@@ -289,22 +288,22 @@ def _decided(sweep: Sweep, *, limit: int, is_asked: bool) -> Tuning:
         raise ArgumentError(f"no setting works: {failed}", hint="`stoker bench loader` shows the traceback of each")
     most = max(one.num_ok for one in results.values())
     finalists = [one for one in results.values() if one.num_ok == most]
-    quickest = min(finalists, key=seconds_of)
+    fastest = min(finalists, key=seconds_of)
     best = cheapest_of_best(finalists, has_step=sweep.step is not None)
     is_as_good = now is not None and is_within_noise(now, best)
     return Tuning(
         sweep=sweep,
         best=best.config,
-        quickest=quickest.config,
+        quickest=fastest.config,
         code=format_code(best),
         seconds=best.spreads["seconds_per_batch"],
         wait_seconds=best.mean("wait_seconds") or 0.0,
         step_seconds=best.mean("step_seconds") if sweep.step is not None else None,
         before=None if now is None else now.spreads["seconds_per_batch"],
         is_as_good=is_as_good,
-        says=_sentences(
+        says=_reasons(
             best,
-            quickest,
+            fastest,
             finalists,
             now,
             limit=limit,
@@ -314,9 +313,9 @@ def _decided(sweep: Sweep, *, limit: int, is_asked: bool) -> Tuning:
     )
 
 
-def _sentences(
+def _reasons(
     best: Result,
-    quickest: Result,
+    fastest: Result,
     results: Sequence[Result],
     now: Result | None,
     *,
@@ -325,29 +324,31 @@ def _sentences(
     has_step: bool,
 ) -> list[str]:
     says = []
-    equal = [one for one in results if one is not best and is_within_noise(one, quickest)]
+    equal = [one for one in results if one is not best and is_within_noise(one, fastest)]
     if equal:
         labels = "; ".join(label_of(one.config) for one in sorted(equal, key=seconds_of)[:3])
         verb = "takes" if len(equal) == 1 else "take"
-        says.append(f"{labels} {verb} as long, but for noise; {label_of(best.config)} is the cheapest of them")
+        says.append(f"{labels} {verb} as long, within noise; {label_of(best.config)} is the cheapest")
     if now is not None:
         has = {
             name: now.found[name] for name in ("num_workers", "num_threads", "prefetch_factor") if now.found.get(name)
         }
-        what = f"as it is ({label_of(has) if has else 'no workers'})"
+        what = f"currently ({label_of(has) if has else 'no workers'})"
         times = seconds_of(now) / seconds_of(best)
         if is_within_noise(now, best) and times <= 1 + LEAST_NOISE:
-            says.append(f"{what} it takes as long: for speed, nothing needs to be changed")
+            says.append(f"{what} it is as fast: nothing to change")
         else:
             says.append(f"{what} it takes {times:.2f} times as long")
     if best.config.get("num_workers", 0) * max(1, best.config.get("num_threads", 0)) >= limit and not is_asked:
-        says.append(f"more than {limit} were not tried: there are no more cores; max_workers (--max-workers) allows it")
+        says.append(
+            f"more than {limit} were not tried, as there are no more cores; max_workers (--max-workers) allows it"
+        )
     threads = [one for one in equal if not one.config["num_workers"] and one.config.get("num_threads")]
     if threads and best.config["num_workers"] and not has_step:
-        says.append("threads in the trainer's own process may hold up its step, which was not measured: see --step")
+        says.append("threads in the training process may slow down the step, which was not measured: see --step")
     return says
 
 
 def without_run(tuning: Tuning) -> Tuning:
-    """Return the tuning as it is saved: the record of a run has a file of its own."""
+    """Return the tuning without the record of a run, which has a file of its own."""
     return replace(tuning, sweep=replace(tuning.sweep, run=None))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from stoker.errors import ArgumentError
 from stoker.plan import Plan
-from stoker.source.protocols import mixes_sources
+from stoker.source.protocols import has_epochs, mixes_sources
 
 
 class SampleLocation(NamedTuple):
@@ -42,7 +42,7 @@ def find_locations(
             )
         rows = mixture.sources[source]
     spans: list[tuple[int, range | None]] = [(number, None)]
-    if hasattr(rows, "find") and hasattr(rows, "in_epoch") and not mixes_sources(rows):
+    if hasattr(rows, "find") and has_epochs(rows) and not mixes_sources(rows):
         spans = [(span.row, span.columns) for span in rows.in_epoch(epoch).find(number)]
     found = []
     for position, columns in spans:

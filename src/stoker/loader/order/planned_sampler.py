@@ -15,6 +15,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from stoker.errors import ArgumentError
 from stoker.loader.order.schedule import Schedule
 from stoker.plan import Sequential
+from stoker.source.protocols import has_epochs
 
 
 class PlannedPositions:
@@ -35,7 +36,7 @@ class PlannedPositions:
         self.schedule.next_epoch = self._next_epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        if callable(getattr(self.schedule.dataset, "in_epoch", None)):
+        if has_epochs(self.schedule.dataset):
             raise ArgumentError(
                 f"the positions of a {type(self.schedule.dataset).__name__} mean other samples in every epoch, but a "
                 "loader that takes this sampler does not pass on the epoch: it would read epoch 0 forever",

@@ -18,6 +18,7 @@ from stoker.loader.state.dataset_state import load_own_state
 from stoker.loader.state.progress import VERSION, differing
 from stoker.loader.state.running_digest import RunningDigest
 from stoker.plan import Recipe
+from stoker.source.protocols import has_state
 
 _END = object()
 
@@ -133,7 +134,7 @@ class SamplerProgress:
         if is_there and self._stateful is not None:
             load_own_state(self._stateful, self._sampler_state)
         iterator: Any = iter(self.sampler)
-        self._teller = iterator if hasattr(iterator, "state_dict") else self._stateful
+        self._teller = iterator if has_state(iterator) else self._stateful
         if is_there and self._teller is iterator:
             load_own_state(iterator, self._sampler_state)
         return iterator, is_there
