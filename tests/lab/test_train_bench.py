@@ -27,7 +27,7 @@ from stoker.lab.trial.train_bench import (
     record_run,
 )
 from stoker.lab.trial.train_record import CACHED, COPY, DATA, FETCH, PREPARATION, REAL, RESIDENT, TrainBench
-from stoker.lab.trial.work_time import Effort
+from stoker.lab.trial.work_time import WorkTime
 
 pytestmark = pytest.mark.timed
 
@@ -342,19 +342,19 @@ def test_resident_batches_come_in_turn_and_in_new_containers() -> None:
 @pytest.mark.parametrize(
     ("effort", "share"),
     [
-        (Effort(1.0, 0.2, 0.1), 0.7),
-        (Effort(1.0, 1.3, 0.0), 0.0),
-        (Effort(2.0, 0.0, 0.0), 1.0),
-        (Effort(0.0005, 0.0, 0.0), None),
+        (WorkTime(1.0, 0.2, 0.1), 0.7),
+        (WorkTime(1.0, 1.3, 0.0), 0.0),
+        (WorkTime(2.0, 0.0, 0.0), 1.0),
+        (WorkTime(0.0005, 0.0, 0.0), None),
     ],
 )
-def test_blocked_is_who_is_busy_and_neither_on_a_core_nor_ready(effort: Effort, share: float | None) -> None:
+def test_blocked_is_who_is_busy_and_neither_on_a_core_nor_ready(effort: WorkTime, share: float | None) -> None:
     assert effort.blocked_share == (None if share is None else pytest.approx(share))
 
 
 def test_efforts_add_up_and_differ() -> None:
-    assert Effort(1, 2, 3) + Effort(10, 20, 30) == Effort(11, 22, 33)
-    assert Effort(11, 22, 33) - Effort(10, 20, 30) == Effort(1, 2, 3)
+    assert WorkTime(1, 2, 3) + WorkTime(10, 20, 30) == WorkTime(11, 22, 33)
+    assert WorkTime(11, 22, 33) - WorkTime(10, 20, 30) == WorkTime(1, 2, 3)
 
 
 @pytest.mark.gpu
