@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -23,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import default_collate
 
 import stoker
 from benchmarks.datasets import Same
 from benchmarks.report import INK, Column, Report, Saved, Setting, only, span
 from benchmarks.turns import IDLE_SECONDS, BatchTaker, Turn, series_of, take_turns, taking
 from stoker.foundation.machine import tree_cpu_seconds
+from stoker.lab.trial import contenders
+from stoker.lab.trial.contenders import LoaderArguments
 from stoker.lab.trial.rounds import Measurement, measurement_of, wait_until_idle
 
 if TYPE_CHECKING:
@@ -94,34 +96,24 @@ class Pace:
 # ---------------------------------------------------------------- contenders: each returns an iterator
 
 
-def _torch(load: Load, num_workers: int, **options: Any) -> Iterator[Any]:
-    dataset: Any = Same(NUM_SAMPLES, load.sample())
-    return iter(
-        TorchDataLoader(dataset, BATCH_SIZE, num_workers=num_workers, prefetch_factor=PREFETCH_FACTOR, **options)
+def _loader(name: str, load: Load, num_workers: int) -> Iterator[Any]:
+    """Iterate over one of the loaders of `stoker bench compare`."""
+    return iter(contenders.CONTENDERS[name].make(_arguments(load.sample(), num_workers)))
+
+
+def _arguments(sample: Any, num_workers: int) -> LoaderArguments:
+    return LoaderArguments(
+        dataset=Same(NUM_SAMPLES, sample),
+        batch_size=BATCH_SIZE,
+        num_workers=num_workers,
+        prefetch_factor=PREFETCH_FACTOR,
     )
 
 
-def _stateful(load: Load, num_workers: int) -> Iterator[Any]:
-    loader = import_module("torchdata.stateful_dataloader").StatefulDataLoader
-    dataset = Same(NUM_SAMPLES, load.sample())
-    return iter(loader(dataset, BATCH_SIZE, num_workers=num_workers, prefetch_factor=PREFETCH_FACTOR))
-
-
-def _stoker(load: Load, num_workers: int, **options: Any) -> Iterator[Any]:
-    make: Any = stoker.DataLoader
+def _pinned(make: Any, load: Load, num_workers: int, **options: Any) -> Iterator[Any]:
     dataset = Same(NUM_SAMPLES, load.sample())
     found: Iterator[Any] = iter(
         make(dataset, BATCH_SIZE, num_workers=num_workers, prefetch_factor=PREFETCH_FACTOR, **options)
-    )
-    return found
-
-
-def _spdl_pool(load: Load, num_workers: int) -> Iterator[Any]:
-    """SPDL's replacement for torch's loader: a pool of processes. By default it gives batches as they come."""
-    make = import_module("spdl.dataloader").get_pytorch_dataloader
-    dataset = Same(NUM_SAMPLES, load.sample())
-    found: Iterator[Any] = iter(
-        make(dataset, BATCH_SIZE, num_workers=num_workers, prefetch_factor=PREFETCH_FACTOR, in_order=True)
     )
     return found
 
@@ -131,60 +123,23 @@ def _spdl_arena(load: Load, num_workers: int) -> Iterator[Any]:
 
     The pool holds what is in the queue, and one batch each that is written, waits and is used.
     """
-    pipeline = import_module("spdl.pipeline")
-    num_ahead = PREFETCH_FACTOR * num_workers
-    config = (
-        pipeline.PipelineBuilder()
-        .add_source(_Positions())
-        .pipe(_Collated(Same(NUM_SAMPLES, load.sample())), concurrency=num_workers, output_order="input")
-        .add_sink(num_ahead)
-        .get_config()
-    )
-    arena = pipeline.SharedMemorySegmentPool(load.num_bytes + 4096, num_ahead + 3)
-    return iter(
-        pipeline.run_pipeline_in_subprocess(config, num_threads=num_workers, buffer_size=num_ahead, arena=arena)
-    )
-
-
-class _Positions:
-    """The positions of each batch, in order."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for start in range(0, NUM_SAMPLES, BATCH_SIZE):
-            yield list(range(start, start + BATCH_SIZE))
-
-
-class _Collated:
-    def __init__(self, dataset: Same) -> None:
-        self.dataset = dataset
-
-    def __call__(self, positions: list[int]) -> Any:
-        return default_collate([self.dataset[position] for position in positions])
+    num_segments = PREFETCH_FACTOR * num_workers + 3
+    arena = import_module("spdl.pipeline").SharedMemorySegmentPool(load.num_bytes + 4096, num_segments)
+    return iter(contenders.spdl_pipeline(_arguments(load.sample(), num_workers), arena=arena))
 
 
 def _grain(load: Load, num_workers: int) -> Iterator[Any]:
-    """Grain's loader. It batches arrays, not tensors; no threads read ahead, which is its advice for data in memory."""
-    grain = import_module("grain")
+    """Grain's loader, of arrays: its batches are arrays, and to convert each sample would cost time."""
     sample = load.sample()
     arrays = {key: np.asarray(value) for key, value in sample.items()} if load.kind == "dict" else sample.numpy()
-    found: Iterator[Any] = iter(
-        grain.DataLoader(
-            data_source=Same(NUM_SAMPLES, arrays),
-            sampler=grain.samplers.SequentialSampler(NUM_SAMPLES, grain.sharding.NoSharding()),
-            operations=[grain.transforms.Batch(BATCH_SIZE)],
-            worker_count=num_workers,
-            worker_buffer_size=PREFETCH_FACTOR,
-            read_options=grain.ReadOptions(num_threads=0, prefetch_buffer_size=0),
-        )
-    )
-    return found
+    return iter(contenders.grain_loader(_arguments(arrays, num_workers)))
 
 
 CONTENDERS: dict[str, Callable[[Load, int], Iterator[Any]]] = {
-    TORCH: _torch,
-    STATEFUL: _stateful,
-    OURS: _stoker,
-    SPDL_POOL: _spdl_pool,
+    TORCH: partial(_loader, contenders.TORCH),
+    STATEFUL: partial(_loader, contenders.STATEFUL),
+    OURS: partial(_loader, contenders.OURS),
+    SPDL_POOL: partial(_loader, contenders.SPDL_PROCESSES),
     SPDL_ARENA: _spdl_arena,
     GRAIN: _grain,
 }
@@ -291,11 +246,11 @@ def serving_device(
     if contender == COPY_DEVICE:
         iterator = _pinned_again_and_again(load)
     elif contender == TORCH:
-        iterator = _torch(load, num_workers, pin_memory=True)
+        iterator = _pinned(TorchDataLoader, load, num_workers, pin_memory=True)
     elif contender == OURS_PINNED:
-        iterator = _stoker(load, num_workers, pin_memory=True)
+        iterator = _pinned(stoker.DataLoader, load, num_workers, pin_memory=True)
     else:
-        iterator = _stoker(load, num_workers, device=device)
+        iterator = _pinned(stoker.DataLoader, load, num_workers, device=device)
     return taking(_taker(iterator, touch, num_workers, finish))
 
 

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -215,24 +215,27 @@ def take_turns(
     with ExitStack() as stack:
         children: dict[str, Child] = {}
 
-        def ask(name: str, seconds: float) -> Turn:
+        def child_of(name: str) -> Child:
             if name not in children:
-                children[name] = stack.enter_context(open_child(*contenders[name], limit_seconds=limit_seconds))
+                child = stack.enter_context(open_child(*contenders[name], limit_seconds=limit_seconds))
+                child.wait_until_ready()
+                children[name] = child
+            return children[name]
+
+        def ask(name: str, seconds: float) -> Turn:
+            child = child_of(name)
             try:
-                turn: Turn = children[name].ask(seconds)
+                turn: Turn = child.ask(seconds)
             except (ChildSlow, ChildEnded):
                 del children[name]
                 raise
             return turn
 
         for name in contenders:  # one by one, so that none disturbs the start of another
-            with suppress(Exception):  # the first question reports it
-                children[name] = stack.enter_context(open_child(*contenders[name], limit_seconds=limit_seconds))
-                children[name].wait_until_ready()
-        for name in contenders:
-            if (child := children.get(name)) is not None:
-                warm_up = partial(ask, name, warm_up_seconds)
-                failures.try_(name, what, partial(watch_warm_up, name, child, warm_up))
+            failures.try_(name, what, partial(child_of, name))
+        for name in list(children):
+            warm_up = partial(ask, name, warm_up_seconds)
+            failures.try_(name, what, partial(watch_warm_up, name, children[name], warm_up))
         for number in range(num_rounds):
             for name in in_turn(list(contenders), number):
                 turn = failures.try_(name, what, partial(ask, name, seconds))

@@ -29,7 +29,7 @@ from stoker.store import Store, verify
 from stoker.transform.tokenizer import Tokenizer, open_tokenizer
 
 if TYPE_CHECKING:
-    from stoker.prepare.report import Report, Watch
+    from stoker.prepare.report import TokensReport, Watch
 
 BATCH_SIZE, LENGTH, STRIDE = 32, 1024, 16
 VOCAB_SIZE = 512
@@ -44,10 +44,10 @@ class Prepared:
 
     store: Store
     tokenizer: Tokenizer
-    first: Report
-    again: Report
+    first: TokensReport
+    again: TokensReport
     """Report of the same command, run a second time."""
-    changed: Report
+    changed: TokensReport
     """Report of the same command, after one file changed."""
     texts: list[str]
     """The original text of the first documents."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from stoker.loader.sharing.mesh import Mesh
     from stoker.plan import Plan, Sequential, Shuffle, Window
     from stoker.source import Lines
-    from stoker.source.opening import open  # noqa: A004  # stoker.open, as in zarr or xarray
+    from stoker.source.formats import open  # noqa: A004  # stoker.open, as in zarr or xarray
     from stoker.store import Store
 
 # Every name and where it lives. Nothing is imported before it is used: `import stoker` stays quick and without torch.
@@ -72,7 +72,7 @@ _HOMES = {
     "epoch": "stoker.foundation.randomness",
     "images": "stoker.compose.images",
     "mix": "stoker.compose.mixtures.mix",
-    "open": "stoker.source.opening",
+    "open": "stoker.source.formats",
     "pack": "stoker.compose.packs.packed",
     "report": "stoker.lab.page",
     "rng": "stoker.foundation.randomness",
@@ -132,7 +132,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # or type checkers would take any name for one of ours
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         from importlib import import_module

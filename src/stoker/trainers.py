@@ -58,7 +58,7 @@ def redirect(function: Any, to: Callable[..., Any]) -> Callable[..., Any]:
 
     The body of the function itself is replaced: scripts hold references to it (`from accelerate import
     skip_first_batches`) that no assignment to its module would reach. A function that was redirected before, which
-    reloaded modules lead to, is redirected anew. `inspect` follows `__wrapped__` to the signature and the source.
+    reloaded modules lead to, is redirected again. `inspect` follows `__wrapped__` to the signature and the source.
     """
     if not isinstance(function, FunctionType) or function.__closure__:
         raise TypeError(f"{function!r} is not a plain function")

@@ -33,7 +33,7 @@ def test_text_becomes_tokens_and_the_result_is_told(corpus: Path, tmp_path: Path
     num_tokens = sum(len(text) + 1 for text in TEXTS)
     assert re.search(rf"tokens +{num_tokens:,} \({num_tokens / 50:.1f} per document\)", result.output)
     assert re.search(r"on disk +.*kB, as uint16", result.output)
-    assert re.search(r"pieces +1, of which 0 were there from before", result.output)
+    assert re.search(r"pieces +1, of which 0 existed", result.output)
     assert re.search(r"time +.* MB/s, by bytes", result.output)
     assert re.search(r"skipped +none", result.output)
     assert f"next: stoker inspect {tmp_path / 'out'}" in result.output
@@ -53,7 +53,7 @@ def test_what_was_removed_is_told_and_not_that_nothing_was_done(corpus: Path, tm
     (corpus / "b.jsonl").unlink()
     result = run(*arguments)
     assert "is up to date" not in result.output
-    assert re.search(r"pieces +1, of which 1 were there from before; removed: 1", result.output)
+    assert re.search(r"pieces +1, of which 1 existed; removed: 1", result.output)
     assert "MB/s" not in result.output
 
 
@@ -85,7 +85,7 @@ def test_options_that_contradict_each_other_are_refused(corpus: Path, tmp_path: 
         *("--no-end-of-document", "--end-of-document", "7"),
     )
     assert result.exit_code == 1
-    assert "do not go together" in result.stderr
+    assert "exclude each other" in result.stderr
 
 
 def test_a_tokenizer_is_trained_and_the_next_command_told(corpus: Path, tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ def test_the_next_command_has_the_options_of_this_one_and_can_be_pasted(tmp_path
 def test_a_bar_is_drawn_on_a_terminal_and_nothing_into_a_file(corpus: Path, tmp_path: Path) -> None:
     from rich.console import Console
 
-    from stoker.cli.prepare import _Display
+    from stoker.cli.prepare import _ProgressDisplay
     from stoker.prepare import Progress
 
     for is_terminal in (True, False):
         console = Console(record=True, force_terminal=is_terminal, width=150, file=open("/dev/null", "w"))  # noqa: SIM115
-        with _Display(console) as display:
+        with _ProgressDisplay(console) as display:
             for done in (0, 500_000):
                 display.show(
                     Progress(
@@ -142,12 +142,12 @@ def test_a_bar_is_drawn_on_a_terminal_and_nothing_into_a_file(corpus: Path, tmp_
 
 
 def test_a_speed_is_told_once_there_is_one() -> None:
-    from stoker.cli.prepare import _told
+    from stoker.cli.prepare import _format_rates
     from stoker.prepare import Progress
 
     progress = Progress(stage="hashing", num_read=47_000_000, num_bytes=47_000_000)
-    assert _told(progress, 1e-9) == ""
-    assert _told(progress, 2.0) == "23.5 MB/s"
+    assert _format_rates(progress, 1e-9) == ""
+    assert _format_rates(progress, 2.0) == "23.5 MB/s"
 
 
 @pytest.mark.parametrize("verb", ["tokens", "tokenizer"])

@@ -1,4 +1,4 @@
-"""`stoker report`: records become a page, and what is no record is told."""
+"""`stoker report`: records become a page, and other files are refused."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def record(tmp_path: Path) -> Path:
 
 def test_a_record_becomes_a_page(record: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    told = run(record, "-o", out)
+    shown = run(record, "-o", out)
     said = diagnose(Run.load(record))
-    assert told.startswith(f"{said.verdict}: {said.says}")
-    assert f"{out}: " in told
+    assert shown.startswith(f"{said.verdict}: {said.says}")
+    assert f"{out}: " in shown
     assert out.read_text() == str(stoker.report(Run.load(record)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run.json"]
 
@@ -54,9 +54,9 @@ def test_the_guide_shows_what_the_command_prints(record: Path, tmp_path: Path, m
 def test_two_runs_are_compared(record: Path, tmp_path: Path) -> None:
     runs.starved().save(tmp_path / "before.json")
     out = tmp_path / "report.html"
-    told = run(record, "--against", tmp_path / "before.json", "-o", out).splitlines()
-    assert told[0].startswith("compute-bound: ")
-    assert told[1].startswith("baseline: ")
+    shown = run(record, "--against", tmp_path / "before.json", "-o", out).splitlines()
+    assert shown[0].startswith("compute-bound: ")
+    assert shown[1].startswith("baseline: ")
     assert "this run vs. baseline" in out.read_text()
 
 
@@ -66,21 +66,21 @@ def test_records_of_ranks_are_parts_of_one_run(tmp_path: Path) -> None:
         part = replace(whole, loaders=[one for one in whole.loaders if one.rank == rank])
         part.save(tmp_path / f"rank{rank}.json")
     out = tmp_path / "report.html"
-    told = run(*(tmp_path / f"rank{rank}.json" for rank in range(4)), "-o", out)
-    assert told.startswith("slow-rank: rank 2")
+    shown = run(*(tmp_path / f"rank{rank}.json" for rank in range(4)), "-o", out)
+    assert shown.startswith("slow-rank: rank 2")
     assert "Rank 2 is the slowest" in out.read_text()
 
 
 def test_two_runs_without_a_word_are_not_guessed_about(record: Path, tmp_path: Path) -> None:
     runs.starved().save(tmp_path / "other.json")
-    told = run(record, tmp_path / "other.json", "-o", tmp_path / "report.html", code=1)
-    assert f"{record} and {tmp_path / 'other.json'} both tell of rank 0" in told
-    assert f"hint: `stoker report {record} --against {tmp_path / 'other.json'}`" in told
+    shown = run(record, tmp_path / "other.json", "-o", tmp_path / "report.html", code=1)
+    assert f"{record} and {tmp_path / 'other.json'} both tell of rank 0" in shown
+    assert f"hint: `stoker report {record} --against {tmp_path / 'other.json'}`" in shown
     assert not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("not json", "is not a record of a run"),
         ("[1, 2]", "is not a record of a run"),
@@ -90,12 +90,12 @@ def test_two_runs_without_a_word_are_not_guessed_about(record: Path, tmp_path: P
     ],
     ids=["text", "list", "newer", "nan", "damaged"],
 )
-def test_what_is_no_record_is_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     (tmp_path / "run.json").write_text(text)
     output = run(tmp_path / "run.json", "-o", tmp_path / "report.html", code=1)
-    assert told in output
+    assert expected in output
     assert "hint: " in output
-    if "newer" not in told:
+    if "newer" not in expected:
         assert "`stoker doctor --save run.json -- python train.py` writes one" in output, "options before the command"
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
@@ -106,8 +106,8 @@ def test_a_log_of_counters_is_drawn_as_it_last_was(tmp_path: Path) -> None:
     log = tmp_path / "live.jsonl"
     log.write_text("".join(f"{one.as_json()}\n" for one in (early, valid, slow)) + early.as_json()[:99])
     out = tmp_path / "report.html"
-    told = run(log, "-o", out)
-    assert told.startswith(diagnose(Run(loaders=[slow, valid])).verdict)
+    shown = run(log, "-o", out)
+    assert shown.startswith(diagnose(Run(loaders=[slow, valid])).verdict)
     page = out.read_text()
     assert "<h1>live.jsonl</h1>" in page
     assert "6,000 batches of train" in page
@@ -123,8 +123,8 @@ def test_a_log_of_one_record_is_one_too_and_a_file_of_other_lines_is_none(tmp_pa
     (tmp_path / "live.jsonl").write_text(f"{stats.as_json()}\n")
     run(tmp_path / "live.jsonl", "-o", tmp_path / "report.html")
     (tmp_path / "live.jsonl").write_text('{"loss": 1.0}\n{"loss": 0.9}\n')
-    told = run(tmp_path / "live.jsonl", "-o", tmp_path / "report.html", code=1)
-    assert "live.jsonl is not a record of a run" in told
+    shown = run(tmp_path / "live.jsonl", "-o", tmp_path / "report.html", code=1)
+    assert "live.jsonl is not a record of a run" in shown
 
 
 def test_a_record_that_is_not_there_is_told(tmp_path: Path) -> None:

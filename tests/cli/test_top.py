@@ -22,7 +22,7 @@ from stoker import DataLoader
 from stoker.cli.app import app
 from stoker.cli.top import last_lines
 from stoker.lab.diagnose.verdict import diagnose
-from stoker.lab.live import Tail, Tracks, frame, line
+from stoker.lab.live import LiveFrame, Tail, Tracks, line
 from stoker.lab.live.letters import Letters, bar, spark
 from stoker.lab.live.tail import MOST_BYTES
 from stoker.lab.watch.run import Quantiles, Run, Stats
@@ -61,17 +61,17 @@ def lines(*records: Stats) -> str:
     return "".join(f"{one.as_json()}\n" for one in records)
 
 
-def test_one_picture_shows_what_a_loader_has_written(tmp_path: Path) -> None:
+def test_one_frame_shows_what_a_loader_has_written(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     loader: DataLoader[Any] = DataLoader(list(range(256)), batch_size=8)
     loader.log_stats(path, every=0.001)
     for _ in loader:
         pass
-    told = once(path)
-    assert "32 batches" in told
-    assert "samples/s" in told
+    shown = once(path)
+    assert "32 batches" in shown
+    assert "samples/s" in shown
     for name in ("throughput", "step", "waiting", "stages", "CPU", "memory"):
-        assert name in told
+        assert name in shown
 
 
 def test_the_verdict_stands_at_the_top(tmp_path: Path) -> None:
@@ -79,21 +79,21 @@ def test_the_verdict_stands_at_the_top(tmp_path: Path) -> None:
     assert once(tmp_path / "run.jsonl").splitlines()[0].startswith("\N{CHECK MARK} compute-bound  the loader keeps up")
 
 
-def test_now_is_told_beside_the_whole(tmp_path: Path) -> None:
+def test_now_is_shown_beside_the_whole(tmp_path: Path) -> None:
     slow, quick = record(100, wait=0.5), record(200, wait=0.3)
     (tmp_path / "run.jsonl").write_text(lines(slow, replace(quick, num_samples=100 * 8 + 100 * 16)))
-    told = once(tmp_path / "run.jsonl")
-    assert "160 samples/s  120 overall" in told
-    assert "10%, 30% overall" in told  # 5 s were waited in the first 10, and one in the second
+    shown = once(tmp_path / "run.jsonl")
+    assert "160 samples/s  120 overall" in shown
+    assert "10%, 30% overall" in shown  # 5 s were waited in the first 10, and one in the second
 
 
 def test_ranks_get_a_line_each_and_the_slowest_is_named(tmp_path: Path) -> None:
     paths = [tmp_path / f"rank{rank}.jsonl" for rank in range(4)]
     for rank, path in enumerate(paths):
         path.write_text(lines(record(100, rank=rank, num_ranks=4, wait=0.6 if rank == 2 else 0.1)))
-    told = once(*paths)
-    assert "slowest: rank 2, which waits 60 ms per batch for data" in told
-    assert "2 slowest" in told
+    shown = once(*paths)
+    assert "slowest: rank 2, which waits 60 ms per batch for data" in shown
+    assert "2 slowest" in shown
     (tmp_path / "all.jsonl").write_text("".join(path.read_text() for path in paths))
     shared = once(tmp_path / "all.jsonl")
     assert shared.count("train") == 4
@@ -111,12 +111,12 @@ def test_a_record_of_a_whole_run_is_shown_too(tmp_path: Path) -> None:
 
 
 def drawn(tracks: Tracks, *, columns: int, rows: int | None = None, age: float | None = 3.0) -> list[str]:
-    """Return the lines of a picture in a terminal of some size."""
+    """Return the lines of a frame in a terminal of some size."""
     console = Console(width=columns, file=open(os.devnull, "w"))  # noqa: SIM115
     diagnosis = diagnose(Run(loaders=[track.latest for track in tracks.all]))
     ages = {} if age is None else {"file": age}
     with console.file, console.capture() as captured:
-        console.print(frame(tracks, diagnosis=diagnosis, ages=ages, height=rows))
+        console.print(LiveFrame(tracks, diagnosis=diagnosis, ages=ages, height=rows))
     return plain(captured.get()).splitlines()
 
 
@@ -143,12 +143,12 @@ def words_in(text: str) -> set[str]:
 def test_a_narrow_terminal_drops_bars_and_columns_but_no_letters(name: str, columns: int) -> None:
     cases = {"one": [runs.starved()], "three": [runs.starved(), runs.one_batch(), runs.healthy()]}
     tracks = tracks_of(*cases.get(name, [runs.ranks()]))
-    told = drawn(tracks, columns=columns)
-    assert max(map(len, told)) <= columns
-    assert words_in("\n".join(told)) <= words_in("\n".join(drawn(tracks, columns=300))), "no word is broken or cut off"
-    assert "3 s ago" in " ".join("\n".join(told).split())
+    shown = drawn(tracks, columns=columns)
+    assert max(map(len, shown)) <= columns
+    assert words_in("\n".join(shown)) <= words_in("\n".join(drawn(tracks, columns=300))), "no word is broken or cut off"
+    assert "3 s ago" in " ".join("\n".join(shown).split())
     if name != "many":
-        assert {"throughput", "waiting", "stages", "hand-over", "memory", "busy"} <= words_in("\n".join(told))
+        assert {"throughput", "waiting", "stages", "hand-over", "memory", "busy"} <= words_in("\n".join(shown))
 
 
 @pytest.mark.parametrize("columns", [40, 80])
@@ -158,13 +158,13 @@ def test_a_short_terminal_keeps_what_matters_most_and_how_old_it_is(name: str, c
     tracks = tracks_of(*cases.get(name, [runs.ranks()]))
     before = 0
     for rows in range(1, 60):
-        told = drawn(tracks, columns=columns, rows=rows)
-        text = "\n".join(told)
-        assert before <= len(told) <= rows, "more room shows more"
+        shown = drawn(tracks, columns=columns, rows=rows)
+        text = "\n".join(shown)
+        assert before <= len(shown) <= rows, "more room shows more"
         assert "3 s ago" in text
         assert "waiting" in text or rows < 3
-        before = len(told)
-    assert told == drawn(tracks, columns=columns), "all of it, as soon as there is room"
+        before = len(shown)
+    assert shown == drawn(tracks, columns=columns), "all of it, as soon as there is room"
 
 
 def test_twelve_lines_of_forty_letters_have_verdict_throughput_waiting_and_age() -> None:
@@ -178,27 +178,27 @@ def test_twelve_lines_of_forty_letters_have_verdict_throughput_waiting_and_age()
 def test_of_many_ranks_the_slowest_is_shown_however_short_the_terminal() -> None:
     tracks = Tracks()
     tracks.add([record(100, rank=rank, num_ranks=8, wait=0.6 if rank == 6 else 0.1) for rank in range(8)])
-    told = drawn(tracks, columns=80, rows=7, age=None)
-    assert any("6 slowest" in one for one in told)
-    assert "5 more" in told
-    assert len(told) == 7
+    shown = drawn(tracks, columns=80, rows=7, age=None)
+    assert any("6 slowest" in one for one in shown)
+    assert "5 more" in shown
+    assert len(shown) == 7
 
 
 def test_the_name_of_a_loader_that_a_frame_would_cut_off_stands_above_it() -> None:
     tracks = Tracks()
     tracks.add([record(100, name="a loader of a long name that goes on and on")], source="file")
-    told = drawn(tracks, columns=40)
-    assert "a loader of a long name that goes on and" in " ".join(told)
-    assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(told)
+    shown = drawn(tracks, columns=40)
+    assert "a loader of a long name that goes on and" in " ".join(shown)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(shown)
 
 
 @pytest.mark.parametrize("text", [None, "", "no json\n", '{"num_batches": 3', "[1]\n{}\n"])
 def test_nothing_to_show_is_told_with_a_hint(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "run.jsonl").write_text(text)
-    told = once(tmp_path / "run.jsonl", code=1)
-    assert ("does not exist" if text is None else "contains no loader records") in told
-    assert "hint: loader.log_stats" in told
+    shown = once(tmp_path / "run.jsonl", code=1)
+    assert ("does not exist" if text is None else "contains no loader records") in shown
+    assert "hint: loader.log_stats" in shown
 
 
 def test_lines_are_taken_when_they_are_whole(tmp_path: Path) -> None:
@@ -264,10 +264,10 @@ def test_bars_and_curves_are_drawn_with_what_the_terminal_has() -> None:
     everything.add([Stats()], source="empty")
     console = Console(width=120, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file, console.capture() as captured:
-        console.print(frame(everything, letters=Letters.plain(), remarks=["told"]))
+        console.print(LiveFrame(everything, letters=Letters.plain(), remarks=["shown"]))
     text = plain(captured.get()).replace("\N{EN DASH}", "-").replace("µ", "u")
     assert text.isascii()
-    assert "told" in text
+    assert "shown" in text
     for track in everything.all:
         assert track.name in line(track)
 
@@ -385,9 +385,9 @@ def test_a_command_is_shown_while_it_runs_and_its_code_and_output_are_its_own(
     process = started("--every", "0.1", "--", *training, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, errors = process.communicate(timeout=100)
     assert (process.returncode, out) == (7, b"trained\n")
-    told = plain(errors.decode()).splitlines()
-    assert len(told) > 1
-    assert all("samples/s  step p50" in one for one in told), told
+    shown = plain(errors.decode()).splitlines()
+    assert len(shown) > 1
+    assert all("samples/s  step p50" in one for one in shown), shown
 
 
 def test_in_a_terminal_a_command_has_the_end_of_its_output_on_the_screen_and_all_of_it_at_the_end(

@@ -66,7 +66,7 @@ def test_files_that_are_gone_or_cut_off_are_named(store: Store) -> None:
     result = run(store.path)
     assert result.exit_code == 1
     assert f"damaged {gone.name}: is missing" in result.output
-    assert f"damaged {cut.name}: is cut off" in result.output
+    assert f"damaged {cut.name}: is truncated" in result.output
     assert "damaged 1 block and 2 files as a whole, in 3 of " in result.output
 
 
@@ -118,33 +118,33 @@ def test_bad_pictures_are_named_with_reasons_and_summed_up(photos: Path) -> None
     result = run("images", photos, "--workers", "0")
     assert result.exit_code == 1
     lines = result.output.splitlines()
-    assert lines[0].startswith(f"cut short {photos}/cats/1.jpg: ")
+    assert lines[0].startswith(f"truncated {photos}/cats/1.jpg: ")
     assert lines[1].startswith(f"empty {photos}/cats/3.jpg: ")
     assert lines[2].startswith("bad 2 of 6 images, ")
-    assert lines[2].endswith(": 1 cut short, 1 empty")
+    assert lines[2].endswith(": 1 truncated, 1 empty")
     assert lines[3] == "kinds 4 JPEG"
     assert lines[4] == f"odd 1 JPEG named .png: {photos}/cats/[bold].png"
     assert lines[5].startswith("hint: ")
 
 
 def test_pictures_as_json(photos: Path) -> None:
-    (photos / "cats" / "2.jpg").write_bytes(b"no picture at all")
+    (photos / "cats" / "2.jpg").write_bytes(b"not an image at all")
     result = run("images", photos, "--json")
     assert result.exit_code == 1
     told = json.loads(result.stdout)
-    assert (told["num_pictures"], told["is_sound"], told["formats"]) == (5, False, {"JPEG": 4})
-    assert told["num_bad"] == {"no picture": 1}
+    assert (told["num_images"], told["is_sound"], told["formats"]) == (5, False, {"JPEG": 4})
+    assert told["num_bad"] == {"not an image": 1}
     assert told["bad"] == [
-        {"path": f"{photos}/cats/2.jpg", "kind": "no picture", "reason": "it looks like text"},
+        {"path": f"{photos}/cats/2.jpg", "kind": "not an image", "reason": "it looks like text"},
     ]
 
 
 def test_a_column_of_pictures_is_chosen_by_name(photos: Path, tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     good = (photos / "cats" / "0.jpg").read_bytes()
-    pq.write_table(pa.table({"first": [good], "second": [b"no picture"]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"first": [good], "second": [b"not an image"]}), tmp_path / "a.parquet")
     assert run("images", tmp_path / "a.parquet", "--column", "first").exit_code == 0
-    assert run("images", tmp_path / "a.parquet", "--column", "second").output.startswith("no picture ")
+    assert run("images", tmp_path / "a.parquet", "--column", "second").output.startswith("not an image ")
 
 
 def test_a_path_that_is_no_text_is_told_all_the_same(photos: Path) -> None:

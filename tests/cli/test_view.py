@@ -1,4 +1,4 @@
-"""`stoker view`: batches as pictures, and clear words where there is nothing to see."""
+"""`stoker view`: batches as images, and clear errors where there is nothing to show."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def store(tmp_path: Path) -> Path:
 
 def test_a_sheet_shows_the_batch_that_a_loader_gives(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "sheet.png"
-    told = run("images", folder, "-o", out, "--size", "48", "--batch-size", "6", "--seed", "5", "--step", "1")
+    shown = run("images", folder, "-o", out, "--size", "48", "--batch-size", "6", "--seed", "5", "--step", "1")
     sheet = np.asarray(Image.open(out))
-    assert told.startswith(f"{out}: {sheet.shape[1]} x {sheet.shape[0]} pixels")
+    assert shown.startswith(f"{out}: {sheet.shape[1]} x {sheet.shape[0]} pixels")
     dataset = stoker.images(folder, transform=[RandomResizedCrop(48), RandomHorizontalFlip()])
     loader: DataLoader[stoker.compose.images.LabeledImage] = DataLoader(dataset, 6, shuffle=True, seed=5)
     _, batch = loader
@@ -88,7 +88,7 @@ def test_rows_and_masks_of_a_store_are_drawn(store: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("out", "told"),
+    ("out", "expected"),
     [
         ("sheet.xyz", "unsupported image format '.xyz'"),
         ("sheet", "has no file extension to set the image format"),
@@ -96,17 +96,17 @@ def test_rows_and_masks_of_a_store_are_drawn(store: Path, tmp_path: Path) -> Non
     ],
     ids=["suffix", "none", "folder"],
 )
-def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(out: str, told: str) -> None:
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(out: str, expected: str) -> None:
     output = run("images", "no-such-folder", "-o", out, code=1)
-    assert told in output
+    assert expected in output
     assert "hint: " in output
 
 
 def test_a_folder_without_pictures_and_a_step_too_far_are_told(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "holds no pictures" in run("images", tmp_path / "empty", "-o", tmp_path / "a.png", code=1)
-    told = run("images", folder, "-o", tmp_path / "a.png", "--batch-size", "5", "--step", "3", code=1)
-    assert "step 3 is out of range: an epoch has 3 steps of 5" in told
+    shown = run("images", folder, "-o", tmp_path / "a.png", "--batch-size", "5", "--step", "3", code=1)
+    assert "step 3 is out of range: an epoch has 3 steps of 5" in shown
     assert not (tmp_path / "a.png").exists()
 
 
@@ -121,6 +121,6 @@ def test_labels_are_left_out_or_given_by_a_table(folder: Path, tmp_path: Path) -
 
 def test_a_bad_picture_is_named(folder: Path, tmp_path: Path) -> None:
     (folder / "cats" / "1.jpg").write_bytes(b"<html>404</html>")
-    told = run("images", folder, "-o", tmp_path / "a.png", code=1)
-    assert f"{folder}/cats/1.jpg cannot be decoded: it looks like a web page" in told
-    assert "stoker verify images" in told
+    shown = run("images", folder, "-o", tmp_path / "a.png", code=1)
+    assert f"{folder}/cats/1.jpg cannot be decoded: it looks like a web page" in shown
+    assert "stoker verify images" in shown

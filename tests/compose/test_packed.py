@@ -64,7 +64,7 @@ class Others:
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
         return np.stack([self.flat[start : start + length] for start in starts.tolist()])
 
-    def borders(self, first: int, last: int) -> NDArray[np.int64]:
+    def offsets(self, first: int, last: int) -> NDArray[np.int64]:
         return self.starts[first : last + 1]
 
 

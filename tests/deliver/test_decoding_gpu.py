@@ -118,10 +118,8 @@ def expected(encoded: Encoded) -> Tensor:
         inside = (box[0] - left, box[1] - top, box[2] - left, box[3] - top)
         picture = picture.crop((left, top, right, bottom))
         picture = picture.resize((width, height), Image.Resampling.BILINEAR, box=inside)
-        found = torch.from_numpy(
-            flipped(np.asarray(picture).reshape(height, width, channels), encoded.flips[number].tolist()).copy()
-        )
-        rows[row] = found.permute(2, 0, 1)
+        found = flipped(np.asarray(picture).reshape(height, width, channels), encoded.flips[number].tolist())
+        rows[row] = torch.from_numpy(found.copy()).permute(2, 0, 1)
     return encoded.shaped(rows)
 
 

@@ -5,51 +5,52 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from dataclasses import MISSING
-from pathlib import Path
+from dataclasses import MISSING, Field
+from typing import Any
 
 from stoker import DataLoader
 from stoker.loader.arguments import ARGUMENTS, GUIDES, MEANING, SECTION
-from tests.docs.samples import UPDATE
+from tests.docs.samples import ROOT, UPDATE
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/arguments.md"
+HEAD = """\
+# Arguments of `DataLoader`
 
+`stoker.DataLoader` accepts every argument of
+[torch's loader](https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader), in the same order and \
+with the same
+defaults. The arguments from `dataset` to `generator` may be positional; all others are keyword-only.
+"""
 DECISIONS = ROOT / "docs/decisions"
 DECISION = re.compile(r"^- \[(.+)\]\((0.+\.md)\)", re.MULTILINE)
+TITLES = {"plan": "the plan", "randomness": "random numbers"}
 
 
-LABELS = {"plan": "the plan", "randomness": "random numbers", "bad-samples": "bad samples"}
-"""Text of a link to a guide, if it is not the name of the file."""
+def row(argument: Field[Any]) -> str:
+    default = "required" if argument.default is MISSING else f"`{argument.default!r}`"
+    names = {guide: guide.rpartition("/")[2].removesuffix(".md") for guide in argument.metadata[GUIDES]}
+    guides = ", ".join(f"[{TITLES.get(name, name.replace('-', ' '))}](../{guide})" for guide, name in names.items())
+    return f"| `{argument.name}` | {default} | {argument.metadata[MEANING]} | {guides} |"
 
 
-def tables_of_arguments() -> str:
-    """Return the sections of the page of arguments, from the list in `loader/arguments.py`."""
-    lines: list[str] = []
-    section = None
-    for argument in ARGUMENTS:
-        about = argument.metadata
-        if about[SECTION] != section:
-            section = about[SECTION]
-            lines += ["", f"## {section}", "", "| argument | default | meaning | guide |", "|---|---|---|---|"]
-        default = "required" if argument.default is MISSING else f"`{argument.default!r}`"
-        links = ", ".join(map(link, about[GUIDES].split(", ")))
-        lines.append(f"| `{argument.name}` | {default} | {about[MEANING]} | {links} |")
-    return "\n".join(lines) + "\n"
+def page() -> str:
+    lines = [HEAD]
+    for section in dict.fromkeys(argument.metadata[SECTION] for argument in ARGUMENTS):
+        lines += [f"## {section}", "", "| argument | default | meaning | guide |", "|---|---|---|---|"]
+        lines += [row(argument) for argument in ARGUMENTS if argument.metadata[SECTION] == section]
+        lines.append("")
+    return "\n".join(lines)
 
 
-def link(guide: str) -> str:
-    folder = "concepts" if (ROOT / f"docs/concepts/{guide}.md").exists() else "guides"
-    return f"[{LABELS.get(guide, guide)}](../{folder}/{guide}.md)"
-
-
-def test_the_page_of_arguments_is_that_of_the_list() -> None:
-    text = PAGE.read_text()
-    head = text[: text.index("\n## ")]
+def test_the_page_of_arguments_lists_each_one_with_its_default_and_meaning() -> None:
     if os.environ.get(UPDATE):
-        PAGE.write_text(head + tables_of_arguments())
-        return
-    assert text == head + tables_of_arguments(), f"set {UPDATE}=1 and run this test again"
+        PAGE.write_text(page())
+    assert PAGE.read_text() == page(), f"set {UPDATE}=1 and run this test again to rewrite the page"
+
+
+def test_every_guide_that_the_list_names_exists() -> None:
+    for argument in ARGUMENTS:
+        assert all((ROOT / "docs" / guide).is_file() for guide in argument.metadata[GUIDES])
 
 
 def test_the_list_of_arguments_is_that_of_the_signature() -> None:

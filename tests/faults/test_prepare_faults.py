@@ -9,9 +9,7 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,9 @@ import pytest
 
 from stoker import prepare
 from stoker.errors import ArgumentError, DataError, WorkerDied
-from stoker.prepare.documents import documents
+from stoker.prepare.documents import read_documents
 from tests.prepare.corpora import contents, decoded, write_jsonl, write_parquet
+from tests.prepare.stopped import StoppedCommand, small_disk
 
 TEXTS = [f"document {number} " + "na ja, " * (number * 37 % 11) for number in range(200)]
 
@@ -47,17 +46,17 @@ def test_killed_workers_leave_no_trace_in_the_store(
     made(corpus, tmp_path / "whole")
 
     def deadly(piece: Any, *arguments: Any) -> Iterator[Any]:
-        for batch in documents(piece, *arguments):
+        for batch in read_documents(piece, *arguments):
             yield batch
             mark = tmp_path / f"{piece.key}.mark"
             if not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr("stoker.prepare.encoding.documents", deadly)
+    monkeypatch.setattr("stoker.prepare.token_work.read_documents", deadly)
     with caplog.at_level(logging.WARNING, "stoker"):
         made(corpus, tmp_path / "out")
-    assert "has ended (SIGKILL) and is replaced" in caplog.text
+    assert "died (SIGKILL) and is replaced" in caplog.text
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -67,10 +66,10 @@ def test_a_piece_that_kills_every_worker_is_named_and_the_others_are_kept(
     def deadly(piece: Any, *arguments: Any) -> Iterator[Any]:
         if piece.start == 0 and piece.inputs[0].path.endswith("b.jsonl"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return documents(piece, *arguments)
+        return read_documents(piece, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("stoker.prepare.encoding.documents", deadly)
+        patch.setattr("stoker.prepare.token_work.read_documents", deadly)
         with pytest.raises(WorkerDied, match=r"3 worker .* died in a row at the piece .*b\.jsonl, bytes 0 to \d+"):
             made(corpus, tmp_path / "out", workers=1)
     report = made(corpus, tmp_path / "out")
@@ -99,18 +98,6 @@ def test_broken_input_stops_with_its_name_and_leaves_no_half_store(tmp_path: Pat
 # ---------------------------------------------------------------- space
 
 
-@contextmanager
-def small_disk(path: Path, size: str) -> Iterator[None]:
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", path], check=True)
-
-
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="needs to mount a file system")
 def test_a_full_disk_stops_cleanly_and_more_space_lets_it_go_on(corpus: Path, tmp_path: Path) -> None:
     made(corpus, tmp_path / "whole")
@@ -119,7 +106,7 @@ def test_a_full_disk_stops_cleanly_and_more_space_lets_it_go_on(corpus: Path, tm
         with pytest.raises(OSError, match="No space left on device") as raised:
             made(corpus, disk / "out")
         assert raised.value.errno == errno.ENOSPC
-        assert "what was finished is kept" in raised.value.__notes__
+        assert "finished pieces are kept" in raised.value.__notes__
         assert any("run the same command again" in note for note in raised.value.__notes__)
         assert not (disk / "out" / "manifest.json").exists()
         subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
@@ -132,57 +119,24 @@ def test_a_full_disk_stops_cleanly_and_more_space_lets_it_go_on(corpus: Path, tm
 
 WAITING = """
 import os, sys
-from stoker.prepare import encoding
+from stoker.prepare import token_work
+from stoker.prepare.documents import read_documents
 
 def waiting(piece, *arguments):
-    for batch in documents(piece, *arguments):
+    for batch in read_documents(piece, *arguments):
         yield batch
         os.write(1, b"working\\n")  # both workers write to one pipe: whole lines, at once
         open(os.environ["GATE"]).read()  # nobody ever opens the other end
 
-documents, encoding.documents = encoding.documents, waiting
+token_work.read_documents = waiting
 from stoker.cli import main
 main()
 """
 
 
-class Running:
-    """The command, stopped in the middle of its first pieces."""
-
-    def __init__(self, corpus: Path, out: Path, gate: Path) -> None:
-        os.mkfifo(gate)
-        arguments = ["prepare", "tokens", corpus, "--tokenizer", "bytes", "--out", out, "--workers", "2"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WAITING, *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env=os.environ | {"GATE": str(gate)},
-        )
-
-    def __enter__(self) -> Running:
-        assert self.process.stdout is not None
-        told = [self.process.stdout.readline() for _ in range(2)]
-        if told != ["working\n"] * 2:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            pytest.fail(f"it said {told} {self.process.communicate()}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.communicate()
-
-    def family(self) -> list[int]:
-        """Return the processes of its group that are there."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError, ValueError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[2]) == self.process.pid and fields[0] != "Z":
-                    found.append(int(entry.name))
-        return found
+def running(corpus: Path, out: Path, gate: Path) -> StoppedCommand:
+    """Return the command, stopped in the middle of its first pieces."""
+    return StoppedCommand(WAITING, ["tokens", corpus, "--tokenizer", "bytes"], out=out, gate=gate, num_workers=2)
 
 
 @pytest.fixture
@@ -196,24 +150,24 @@ def big(tmp_path: Path) -> Path:
 
 
 def test_ctrl_c_ends_everything_at_once_and_says_how_to_go_on(big: Path, tmp_path: Path) -> None:
-    with Running(big, tmp_path / "out", tmp_path / "gate") as running:
-        assert len(running.family()) == 3
-        os.killpg(running.process.pid, signal.SIGINT)
-        _, errors = running.process.communicate(timeout=30)
-        assert running.process.returncode == 130
-        assert "run the same command again to go on" in errors
+    with running(big, tmp_path / "out", tmp_path / "gate") as command:
+        assert len(command.family()) == 3
+        os.killpg(command.process.pid, signal.SIGINT)
+        _, errors = command.process.communicate(timeout=30)
+        assert command.process.returncode == 130
+        assert "run the same command again to continue" in errors
         assert "Traceback" not in errors
-        assert running.family() == []
+        assert command.family() == []
     assert not list((tmp_path / "out").rglob("*.safetensors*"))
     made(big, tmp_path / "out")
     assert decoded(tmp_path / "out") == TEXTS * 2
 
 
 def test_workers_do_not_outlive_a_killed_command(big: Path, tmp_path: Path) -> None:
-    with Running(big, tmp_path / "out", tmp_path / "gate") as running:
-        family = [os.pidfd_open(pid) for pid in running.family()]
+    with running(big, tmp_path / "out", tmp_path / "gate") as command:
+        family = [os.pidfd_open(pid) for pid in command.family()]
         assert len(family) == 3
-        running.process.kill()
+        command.process.kill()
         for process in family:
             assert select.select([process], [], [], 30)[0], "a worker goes on without its command"
             os.close(process)
@@ -221,7 +175,7 @@ def test_workers_do_not_outlive_a_killed_command(big: Path, tmp_path: Path) -> N
 
 
 def test_a_folder_in_which_another_command_is_at_work_is_refused(big: Path, tmp_path: Path) -> None:
-    running = Running(big, tmp_path / "out", tmp_path / "gate")
-    with running, pytest.raises(ArgumentError, match="somebody else is writing"):
+    command = running(big, tmp_path / "out", tmp_path / "gate")
+    with command, pytest.raises(ArgumentError, match="another process is writing"):
         made(big, tmp_path / "out")
     made(big, tmp_path / "out")

@@ -47,7 +47,7 @@ def program() -> str:
 
 @dataclass
 class Page:
-    """A page that is open in the browser, and what it has told since it was opened."""
+    """A page that is open in the browser, and what it has reported since it was opened."""
 
     _browser: Browser
     _session: str
@@ -62,14 +62,14 @@ class Page:
 
     def js(self, expression: str) -> Any:
         """Return what an expression is in the page, as a plain value."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
     def screenshot(self, path: Path, *, whole: bool = True) -> Path:
-        """Write a picture of the page, or of what is seen of it without scrolling."""
-        told = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(told["data"]))
+        """Write an image of the page, or of the part that is visible without scrolling."""
+        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(answer["data"]))
         return path
 
     def key(self, key: str) -> None:
@@ -96,19 +96,19 @@ class Browser:
         self._seen: list[tuple[str | None, str]] = []
 
     def call(self, method: str, parameters: dict[str, Any] | None = None, *, session: str | None = None) -> Any:
-        """Send a command and return the answer, after noting what else was told before it."""
+        """Send a command and return the answer, after noting what else was reported before it."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters or {}}
         if session is not None:
             message["sessionId"] = session
         os.write(self._writing, json.dumps(message).encode() + b"\0")
-        while (told := self._next()).get("id") != self._number:
-            self._note(told)
-        assert "error" not in told, f"{method}: {told['error']}"
-        return told["result"]
+        while (answer := self._next()).get("id") != self._number:
+            self._note(answer)
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        return answer["result"]
 
     def wait(self, event: str, session: str) -> None:
-        """Wait until a page has told that something happened."""
+        """Wait until a page reports an event."""
         while (session, event) not in self._seen:
             self._note(self._next())
 
@@ -156,11 +156,11 @@ class Browser:
                 pytest.fail(f"the browser has ended by itself, with code {self._process.wait()}")
             self._rest += part
         message, _, self._rest = self._rest.partition(b"\0")
-        told: dict[str, Any] = json.loads(message)
-        return told
+        answer: dict[str, Any] = json.loads(message)
+        return answer
 
-    def _note(self, told: dict[str, Any]) -> None:
-        method, about, session = told.get("method", ""), told.get("params", {}), told.get("sessionId")
+    def _note(self, answer: dict[str, Any]) -> None:
+        method, about, session = answer.get("method", ""), answer.get("params", {}), answer.get("sessionId")
         self._seen.append((session, method))
         page = self._pages.get(session) if session is not None else None
         if page is None:

@@ -167,7 +167,7 @@ def _summed_up(laps: BatchTimeline, num_workers: int, batch_size: int, rank: int
 def moments(
     seconds: float, *, num: int = 240, cores: int = 8, workers: float = 2.5, growth: float = 0.0, seed: int = 0
 ) -> list[Moment]:
-    """Return what a machine could have told: evenly spaced, a little noisy, memory growing by a share of itself."""
+    """Return samples of a machine: evenly spaced, a little noisy, memory growing by a share of itself."""
     rng = np.random.default_rng(seed)
     found = []
     for number in range(num):

@@ -80,7 +80,7 @@ def test_throughput_time_and_memory_are_drawn_against_the_size(tune: BatchTune) 
     ]
     for panel in figure.axes:
         assert panel.get_xscale() == "log"
-        assert panel.get_xlim()[1] > 256  # what does not fit is in the picture
+        assert panel.get_xlim()[1] > 256  # what does not fit is in the plot
         assert "128" in [tick.get_text() for tick in panel.get_xticklabels()]
     assert figure.get_suptitle() == "train.py:make_step: a batch of 128 fits, 32 is as fast"
     file = io.BytesIO()
@@ -98,7 +98,7 @@ def test_a_record_in_which_nothing_fits_or_memory_is_not_known_is_drawn(tune: Ba
     assert len(batch_figure(unknown).axes) == 2
 
 
-def test_sizes_that_become_slower_are_told_as_slower_and_the_fastest_is_to_be_taken(tune: BatchTune) -> None:
+def test_sizes_that_become_slower_are_called_slower_and_the_fastest_is_to_be_taken(tune: BatchTune) -> None:
     trials = [replace(trial, step_seconds=[4 * one for one in trial.step_seconds]) for trial in tune.trials[-3:-1]]
     slowing = replace(tune, trials=[*tune.trials[:3], *trials])
     assert ["32", "2,880", "11.1", "±", "0.2", "32", "MB", "fastest"] in text_of(slowing)
@@ -107,6 +107,6 @@ def test_sizes_that_become_slower_are_told_as_slower_and_the_fastest_is_to_be_ta
         "batch_size=128 gives 728"
     )
     figure = batch_figure(slowing)
-    told = "train.py:make_step: a batch of 128 fits, but 32 is the fastest: larger batches are slower"
-    assert figure.get_suptitle() == told
+    title = "train.py:make_step: a batch of 128 fits, but 32 is the fastest: larger batches are slower"
+    assert figure.get_suptitle() == title
     assert "Green: fastest." in figure.get_supxlabel()

@@ -10,7 +10,7 @@ from rich.console import Console
 from stoker.foundation.text import format_count
 from stoker.lab import key_figures
 from stoker.lab.key_figures import COMPARISON, KEY_FIGURES, SETTINGS, TERMINAL, TILE, KeyFigure, Measured
-from stoker.lab.live import Tracks, frame
+from stoker.lab.live import LiveFrame, Tracks
 from stoker.lab.watch.run import Run, Stats
 from tests.lab import runs
 from tests.lab.test_report import text_of
@@ -36,7 +36,7 @@ def test_a_figure_added_to_the_list_is_shown_everywhere(monkeypatch: pytest.Monk
     tracks = Tracks()
     tracks.add(runs.healthy().loaders)
     console = Console(width=120, file=io.StringIO(), record=True)
-    console.print(frame(tracks))
+    console.print(LiveFrame(tracks))
     assert "epochs      1 epoch, 1,500 batches in all" in console.export_text()
 
 

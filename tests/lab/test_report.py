@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -189,7 +194,7 @@ def test_what_stands_in_a_record_never_becomes_markup(evil: Run) -> None:
         assert not [name for _, about in parsed.elements for name in about if name.startswith("on")]
         running = [about for tag, about in parsed.elements if tag == "script" and "type" not in about]
         assert len(running) == 1, "the page's own"
-        assert "window.hacked = 1" in parsed.text  # it is told as what it is
+        assert "window.hacked = 1" in parsed.text  # shown as the text that it is
         page.encode()  # and half a character does not end it
 
 
@@ -208,10 +213,10 @@ LESS: dict[str, Callable[[Run], Run]] = {
     "a loader that counted nothing": lambda run: replace(run, loaders=[Stats()]),
     "no moments": lambda run: replace(run, moments=[]),
     "one moment": lambda run: replace(run, moments=run.moments[:1]),
-    "moments that tell nothing": lambda run: replace(run, moments=[Moment(at=float(at)) for at in range(5)]),
+    "moments without values": lambda run: replace(run, moments=[Moment(at=float(at)) for at in range(5)]),
     "moments at one time": lambda run: replace(run, moments=[Moment(at=0.0, cores=[0.5])] * 3, seconds=0.0),
     "no machine": lambda run: replace(run, machine={}),
-    "a machine that does not tell": lambda run: replace(run, machine=dict.fromkeys(runs.MACHINE)),
+    "a machine without values": lambda run: replace(run, machine=dict.fromkeys(runs.MACHINE)),
     "no laps": lambda run: changed(run, laps=None),
     "empty laps": lambda run: changed(run, laps={}),
     "laps of one column": lambda run: changed(run, laps={"asked": [1.0, 2.0]}),
@@ -233,7 +238,7 @@ LESS: dict[str, Callable[[Run], Run]] = {
         laps=None,
     ),
     "waits of nothing": lambda run: changed(run, wait_seconds=Quantiles(num=5), laps=None),
-    "processes that tell nothing": lambda run: changed(
+    "processes without values": lambda run: changed(
         run, trainer=ProcessStats(pid=1, role="trainer"), workers=[ProcessStats(pid=2, role="worker 0")]
     ),
     "odd extras": lambda run: changed(
@@ -250,7 +255,7 @@ def changed(run: Run, **values: Any) -> Run:
 SAID = {
     "nothing at all": ["No loader was found", "Memory was sampled less than twice"],
     "no moments": ["The machine was sampled less than twice", "Core usage was sampled less than twice"],
-    "moments that tell nothing": ["Memory was sampled less than twice", "Core usage was sampled less than twice"],
+    "moments without values": ["Memory was sampled less than twice", "Core usage was sampled less than twice"],
     "no laps": ["No individual batches were recorded"],
     "empty laps": ["No individual batches were recorded"],
     "laps of one column": ["No individual batches were recorded"],
@@ -345,8 +350,8 @@ def test_runs_that_do_different_work_are_not_called_better_or_worse() -> None:
     assert not re.search(r"\bworse\b", text)
 
 
-def _slower(told: Quantiles, times: float) -> Quantiles:
-    return replace(told, mean=times * told.mean)
+def _slower(quantiles: Quantiles, times: float) -> Quantiles:
+    return replace(quantiles, mean=times * quantiles.mean)
 
 
 def test_a_loader_is_reported_about_as_it_is() -> None:
@@ -394,3 +399,21 @@ def test_every_chart_has_a_title_and_numbers_behind_it() -> None:
     assert len(titles) > len([about for about in drawings if "aria-label" not in about])
     summaries = parsed.text.count("The numbers as a table")
     assert summaries == 5  # timeline, durations, memory, cores' time, each core; the others are tables
+
+
+@pytest.mark.slow
+def test_templates_style_and_script_are_in_the_wheel(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    for name in ("pyproject.toml", "README.md", "LICENSE", "hatch_build.py", ".gitignore"):
+        shutil.copy(root / name, tmp_path)
+    shutil.copytree(root / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    code = "import hatchling.build as b; b.build_wheel('out')"
+    environment = os.environ | {"STOKER_NATIVE": "0"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    [wheel] = (tmp_path / "out").iterdir()
+    folder = root / "src/stoker/lab/page"
+    needed = {
+        path.relative_to(root / "src").as_posix() for path in folder.rglob("*") if path.suffix not in ("", ".pyc")
+    }
+    assert len(needed) > 20
+    assert needed <= set(ZipFile(wheel).namelist())

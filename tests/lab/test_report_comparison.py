@@ -46,23 +46,23 @@ def differing(ours: Run, theirs: Run) -> str:
     return text.partition("Different settings")[2].partition("Timeline")[0]
 
 
-def test_what_one_of_two_kinds_of_loaders_does_not_tell_is_no_difference() -> None:
+def test_what_one_of_two_kinds_of_loaders_does_not_record_is_no_difference() -> None:
     ours = configured("stoker", {"workers_before": [0.0955, 0.08]}, start_method=None, collate_fn=None, num_workers=16)
     theirs = configured("torch", {"num_files": 12}, start_method="fork", collate_fn="default_collate", timeout=3)
-    told = differing(ours, theirs)
-    assert "loader stoker torch" in told
-    assert "num_workers 16 4" in told
+    text = differing(ours, theirs)
+    assert "loader stoker torch" in text
+    assert "num_workers 16 4" in text
     for name in ("start_method", "collate_fn", "workers_before", "timeout", "num_files", "\N{EN DASH}"):
-        assert name not in told, name
+        assert name not in text, name
 
 
 def test_loaders_of_one_kind_mean_the_same_by_what_is_not_set() -> None:
-    told = differing(configured("stoker", device=None), configured("stoker", device="cuda"))
-    assert "device not set cuda" in told
+    text = differing(configured("stoker", device=None), configured("stoker", device="cuda"))
+    assert "device not set cuda" in text
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "expected"),
     [
         ("mount", {"point": "/", "kind": "ext4", "is_remote": False, "is_rotational": None}, "point: /, kind: ext4"),
         ("sizes", [1, 2000], "1, 2,000"),
@@ -70,8 +70,8 @@ def test_loaders_of_one_kind_mean_the_same_by_what_is_not_set() -> None:
         ("device", None, "not set"),
     ],
 )
-def test_settings_are_told_in_words(name: str, value: Any, told: str) -> None:
-    assert format_setting(name, value).replace("\N{NO-BREAK SPACE}", " ").startswith(told)
+def test_settings_are_written_in_words(name: str, value: Any, expected: str) -> None:
+    assert format_setting(name, value).replace("\N{NO-BREAK SPACE}", " ").startswith(expected)
     assert not {"{", "["} & set(format_setting(name, value))
 
 

@@ -56,23 +56,23 @@ def starved(browser: Browser, pages: dict[str, Path]) -> Iterator[Page]:
 
 def box(page: Page, what: str) -> tuple[float, float, float, float]:
     """Return where an element is on the screen: left, top, width, height."""
-    told = page.js(
+    answer = page.js(
         f"(() => {{ const b = document.querySelector({what!r}).getBoundingClientRect();"
         " return [b.left, b.top, b.width, b.height]; })()"
     )
-    left, top, width, height = told
+    left, top, width, height = answer
     return left, top, width, height
 
 
 def window(page: Page) -> tuple[float, float]:
-    told = page.js("(({begin, end}) => [Number(begin), Number(end)])(document.querySelector('.timeline').dataset)")
-    return told[0], told[1]
+    answer = page.js("(({begin, end}) => [Number(begin), Number(end)])(document.querySelector('.timeline').dataset)")
+    return answer[0], answer[1]
 
 
 OPENED = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
 
 SETTLED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
-"""Two pictures later, all that was to be drawn is."""
+"""Two frames later, all that was to be drawn is."""
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -146,7 +146,7 @@ CONTRASTS = """(() => {
     .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
     return 0.2126 * x + 0.7152 * y + 0.0722 * z; };
   const behind = (one) => { for (; one; one = one.parentElement) {
-    const told = parse(getComputedStyle(one).backgroundColor); if (told.length === 3 || told[3] === 1) return told; }
+    const rgba = parse(getComputedStyle(one).backgroundColor); if (rgba.length === 3 || rgba[3] === 1) return answer; }
     return [255, 255, 255]; };
   const found = {};
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -173,9 +173,9 @@ def test_every_text_can_be_read_on_what_is_behind_it(browser: Browser, pages: di
 
 
 def colors_in(path: Path) -> dict[str, int]:
-    """Return how many pixels of a picture have each color."""
-    with Image.open(path) as picture:
-        found: Any = picture.convert("RGB").getcolors(1 << 24)
+    """Return how many pixels of an image have each color."""
+    with Image.open(path) as image:
+        found: Any = image.convert("RGB").getcolors(1 << 24)
     return {"#{:02x}{:02x}{:02x}".format(*color): count for count, color in found}
 
 
@@ -270,17 +270,17 @@ def test_the_mouse_tells_about_what_it_points_at(starved: Page) -> None:
     left, top, width, _ = box(starved, "svg.detail")
     hidden = "document.getElementById('tip').hidden"
     starved.mouse("mouseMoved", left + 0.3 * width, top + 5)
-    told = starved.js("document.getElementById('tip').textContent")
-    assert told.startswith("Batch ")
-    assert "step" in told
+    answer = starved.js("document.getElementById('tip').textContent")
+    assert answer.startswith("Batch ")
+    assert "step" in answer
     starved.mouse("mouseMoved", left + 0.3 * width, top - 200)
     assert starved.js(hidden)
     starved.js("document.getElementById('machine').scrollIntoView()")
     left, top, width, height = box(starved, "#machine svg.drawing")
     starved.mouse("mouseMoved", left + 0.5 * width, top + height / 2)
-    told = starved.js("document.getElementById('tip').textContent")
-    assert "trainer 3" in told
-    assert "workers 4" in told
+    answer = starved.js("document.getElementById('tip').textContent")
+    assert "trainer 3" in answer
+    assert "workers 4" in answer
     assert starved.js("document.querySelectorAll('.cursor').length") == 1
     starved.key("Escape")
     assert starved.js(hidden)

@@ -31,7 +31,7 @@ def laps(*rows: tuple[float, float, int, float, float, float]) -> Stats:
     return Stats(num_batches=len(rows), laps=columns, step_seconds=Quantiles(num=1, most=1.0))
 
 
-def test_batches_tell_waits_steps_and_makers() -> None:
+def test_batches_have_waits_steps_and_workers() -> None:
     found = batches_of(
         laps((11, 12, 0, 10, 11.5, 11.8), (12.5, 12.6, 1, 10.5, 12.2, 12.3), (13, 13.1, 0, 11.9, 12.8, 13))
     )
@@ -153,8 +153,8 @@ def test_a_difference_has_a_ratio_and_a_word(
     mine: float | None, other: float | None, is_more_better: bool, ratio: float | None, word: str
 ) -> None:
     figure = KeyFigure(label="x", value=lambda _: None, format=format_duration, is_more_better=is_more_better)
-    found, told = judge(figure, (mine, other))
-    assert told == word
+    found, verdict = judge(figure, (mine, other))
+    assert verdict == word
     assert found == ratio or (found is not None and ratio is not None and isclose(found, ratio))
 
 

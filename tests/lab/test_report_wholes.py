@@ -16,20 +16,16 @@ from tests.lab import runs
 from tests.lab.test_report import Parsed, text_of
 
 
-def told(value: str) -> str:
-    return value.replace("\N{NO-BREAK SPACE}", " ")
-
-
 def test_durations_lead_with_the_mean_which_fits_the_throughput() -> None:
     run = runs.starved()
     [stats] = run.loaders
     text = text_of(run)
     period, step = stats.batch_seconds, stats.step_seconds
     assert period.mean > 1.2 * period.p50, "some batches take far longer than most"
-    assert told(f"from batch to batch, mean {format_duration(period.mean)} p50 {format_duration(period.p50)}, ") in text
-    assert told(f"step, mean {format_duration(step.mean)} p50 {format_duration(step.p50)}, ") in text
+    assert f"from batch to batch, mean {format_duration(period.mean)} p50 {format_duration(period.p50)}, " in text
+    assert f"step, mean {format_duration(step.mean)} p50 {format_duration(step.p50)}, " in text
     speed = f"{format_number(stats.samples_per_second)} samples/s {format_number(stats.num_batches / stats.seconds)}"
-    assert told(f"throughput {speed} batches/s, including first batches") in text
+    assert f"throughput {speed} batches/s, including first batches" in text
 
 
 def test_shares_of_waiting_say_of_which_whole_they_are() -> None:
@@ -39,15 +35,15 @@ def test_shares_of_waiting_say_of_which_whole_they_are() -> None:
     wait, period = stats.wait_seconds.mean, stats.batch_seconds.mean
     share = format_percent(stats.wait_share)
     tile = f"{share} {format_duration(wait)} of {format_duration(period)} from batch to batch"
-    assert told(f"waiting for data, without first batches {tile}") in text
+    assert f"waiting for data, without first batches {tile}" in text
     assert "of the time (in the loop, including first batches)" in text.partition("Suggested changes")[0], (
         "what is to win"
     )
     assert "of waiting and busy time refer to the time from batch to batch, without first batches" in text
-    assert told(f"trainer: {format_duration(stats.seconds)} in the loop") in text
-    assert told(f"Without first batches, {share} of the time from batch to batch is waiting") in text
+    assert f"trainer: {format_duration(stats.seconds)} in the loop" in text
+    assert f"Without first batches, {share} of the time from batch to batch is waiting" in text
     fills = format_percent(profile_loader(stats).occupancy)
-    assert told(f"Without first batches, they are busy {fills} of the time from batch to batch") in text
+    assert f"Without first batches, they are busy {fills} of the time from batch to batch" in text
     late = text_of(runs.ranks()).partition("Suggested changes")[0]
     assert "of the time (from batch to batch)" in late, "a rank is late by a part of each batch"
 
@@ -60,8 +56,8 @@ def test_time_outside_of_the_loop_is_a_part_of_the_whole_run() -> None:
     text = text_of(watched)
     whole = watched.seconds
     parts = (("in this loop", stats.seconds), ("in other loops", 3.0), ("outside loops", 9.0))
-    assert told(f"the whole run: {format_duration(whole)}") in text
-    assert told(" ".join(f"{name} {format_percent(part / whole)}" for name, part in parts)) in text
+    assert f"the whole run: {format_duration(whole)}" in text
+    assert " ".join(f"{name} {format_percent(part / whole)}" for name, part in parts) in text
     alone = text_of(Run(loaders=[stats], seconds=stats.seconds))
     assert "the whole run" not in alone
     assert "Time outside the loop (before it, after it, between iterations) is not shown here" in alone
@@ -125,7 +121,7 @@ def test_the_rank_that_is_led_with_is_named_where_its_figures_stand() -> None:
     assert "rank" not in Parsed(str(stoker.report(runs.starved()))).text.partition("Timeline")[2]
 
 
-def test_a_run_that_somebody_looked_at_is_told_from_counters_alone() -> None:
+def test_a_run_that_somebody_looked_at_is_distinguished_from_counters_alone() -> None:
     run = runs.starved()
     diagnosis = stoker.report(run).diagnoses[0]
     assert ReportedRun(run, diagnosis, "").is_watched

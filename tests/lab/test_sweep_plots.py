@@ -144,10 +144,13 @@ def test_lines_go_through_what_was_measured_with_whiskers_as_long_as_the_deviati
 
 def test_quantiles_far_apart_have_plain_numbers_and_whole_whiskers() -> None:
     sweep = sweep_of(WORKERS[:2])
-    told = [(0.0004, 0.04), (0.0024, 0.06)]  # 1.4 ± 1.4 ms
+    quantiles = [(0.0004, 0.04), (0.0024, 0.06)]  # 1.4 ± 1.4 ms
     trials = [
         replace(
-            one, batch_seconds=replace(one.batch_seconds, p50=told[one.number][0], p90=0.03, p99=told[one.number][1])
+            one,
+            batch_seconds=replace(
+                one.batch_seconds, p50=quantiles[one.number][0], p90=0.03, p99=quantiles[one.number][1]
+            ),
         )
         for one in sweep.trials
     ]
@@ -189,12 +192,12 @@ def test_what_went_wrong_is_a_red_cross() -> None:
     sweep = replace(sweep, configs=WORKERS, trials=[*sweep.trials, hung])
     assert not has_color(well, plotting.BAD)
     assert has_color(drawn(loader_figures(sweep)["throughput"]), plotting.BAD)
-    told = printed(loader_table(sweep))
-    assert "hung" in told
+    shown = printed(loader_table(sweep))
+    assert "hung" in shown
     assert "File x, line 3 in wait" in printed(*failures(sweep))
 
 
-def test_what_went_wrong_alike_is_told_once_with_the_names_of_all() -> None:
+def test_what_went_wrong_alike_is_shown_once_with_the_names_of_all() -> None:
     sweep = sweep_of(WORKERS)
     ill = [
         Trial(
@@ -202,11 +205,11 @@ def test_what_went_wrong_alike_is_told_once_with_the_names_of_all() -> None:
         )
         for config in WORKERS[:2]
     ]
-    told = printed(*failures(replace(sweep, trials=[*ill, *sweep.trials])))
+    shown = printed(*failures(replace(sweep, trials=[*ill, *sweep.trials])))
     labels = [result.label for result in sweep.results()]
-    assert told.split("\n")[0].strip() == f"{labels[0]}; {labels[1]}: failed: ValueError: no"
-    assert told.count("ValueError") == 2
-    assert "^" not in told
+    assert shown.split("\n")[0].strip() == f"{labels[0]}; {labels[1]}: failed: ValueError: no"
+    assert shown.count("ValueError") == 2
+    assert "^" not in shown
 
 
 def test_where_all_went_wrong_nothing_is_drawn() -> None:
@@ -291,29 +294,29 @@ def printed(*things: Any, width: int = 200) -> str:
     return text.getvalue()
 
 
-def test_a_table_fits_the_terminal_and_tells_more_where_there_is_room() -> None:
+def test_a_table_fits_the_terminal_and_shows_more_where_there_is_room() -> None:
     one: list[Config] = [{}]
     four: list[Config] = [{**config, "batch_size": size} for config in GRID for size in (8, 1024)]
     for configs in (WORKERS, GRID, BATCHES, one, four):
         sweep = sweep_of(configs)
         for width in (80, 100, 150):
-            told = printed(loader_table(sweep, width=width), width=width)
-            assert "…" not in told, told
-            assert "samples/s" in told and "memory" in told and "start-" in told
+            shown = printed(loader_table(sweep, width=width), width=width)
+            assert "…" not in shown, shown
+            assert "samples/s" in shown and "memory" in shown and "start-" in shown
             if width >= 100:
                 has_workers = "num_workers" in configs[0]
-                assert "CPU" in told and "p99" in told
-                assert ("per worker" in told) is has_workers
-                assert ("trainer" in told) is (has_workers and (width > 100 or configs is not four))
+                assert "CPU" in shown and "p99" in shown
+                assert ("per worker" in shown) is has_workers
+                assert ("trainer" in shown) is (has_workers and (width > 100 or configs is not four))
     wide, narrow = (printed(loader_table(sweep_of(WORKERS), width=width), width=width) for width in (150, 100))
     assert "MB/s" in wide and "p50" in wide
     assert "MB/s" not in narrow
 
 
-def test_numbers_are_told_with_their_deviation() -> None:
-    told = printed(loader_table(sweep_of(WORKERS)))
-    assert "1,562 ± 54" in told, told  # 32 samples in 20 or 21 ms
-    ends = [line.rstrip().partition("30.0  ")[2].split("  ") for line in told.splitlines() if "30.0" in line]
+def test_numbers_are_shown_with_their_deviation() -> None:
+    shown = printed(loader_table(sweep_of(WORKERS)))
+    assert "1,562 ± 54" in shown, shown  # 32 samples in 20 or 21 ms
+    ends = [line.rstrip().partition("30.0  ")[2].split("  ") for line in shown.splitlines() if "30.0" in line]
     assert [[cell.strip() for cell in end if cell.strip()] for end in ends] == [
         ["200 MB", "200 MB", "-", "1.56 s"],
         ["260 MB", "200 MB", "60 MB", "1.56 s"],

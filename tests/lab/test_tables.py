@@ -68,11 +68,11 @@ def tables(width: int) -> dict[str, Table]:
 def test_no_table_is_wider_than_the_terminal_and_no_number_is_cut(width: int) -> None:
     wide = {name: printed(table, 1000).split() for name, table in tables(1000).items()}
     for name, table in tables(width).items():
-        told = printed(table, width)
-        assert "…" not in told, told
-        assert table_width(table) <= width, told
+        shown = printed(table, width)
+        assert "…" not in shown, shown
+        assert table_width(table) <= width, shown
         whole = set(wide[name]) | {"─" * count for count in range(width)}
-        assert set(told.split()) <= whole, "what is shown is what a wide terminal shows"
+        assert set(shown.split()) <= whole, "what is shown is what a wide terminal shows"
 
 
 def test_what_matters_most_is_left_at_last() -> None:

@@ -77,22 +77,22 @@ def test_tables_fit_into_eighty_columns(bench: TrainBench) -> None:
 
 
 def test_remarks_say_what_follows(bench: TrainBench) -> None:
-    told = train_remarks(bench)
-    assert told[0] == (
+    remarks = train_remarks(bench)
+    assert remarks[0] == (
         "stalls take 50% of a step: 96.0 hours per day of 8 GPUs; without them a step takes 10 ms instead of 20 ms"
     )
-    assert told[1] == "that is 1,600 samples per second, and 3,200 without stalls"
-    assert told[2] == "fetch and preparation are separated by counters"
-    assert len(told) == 3
+    assert remarks[1] == "that is 1,600 samples per second, and 3,200 without stalls"
+    assert remarks[2] == "fetch and preparation are separated by counters"
+    assert len(remarks) == 3
 
 
 def test_noise_and_shared_cores_are_told() -> None:
     ways = [way(RESIDENT, 0.010, spread=0.3), way(CACHED, 0.010), way(REAL, 0.020, wait=0.002)]
     bench = TrainBench(ways=ways, counts_slowing=True, notes=["a note"], kind="torch", config={"num_workers": 2})
-    told = " ".join(train_remarks(bench))
-    assert "while workers are busy, the step itself takes 8 ms longer: they compete for its cores" in told
-    assert "the machine is noisy" in told
-    assert told.endswith("a note")
+    remarks = " ".join(train_remarks(bench))
+    assert "while workers are busy, the step itself takes 8 ms longer: they compete for its cores" in remarks
+    assert "the machine is noisy" in remarks
+    assert remarks.endswith("a note")
 
 
 @pytest.mark.parametrize(
@@ -105,18 +105,18 @@ def test_noise_and_shared_cores_are_told() -> None:
 )
 def test_who_slows_a_step_down_is_called_by_its_name(kind: str, config: dict[str, int], who: str) -> None:
     ways = [way(RESIDENT, 0.010), way(CACHED, 0.010), way(REAL, 0.020, wait=0.002)]
-    told = " ".join(train_remarks(TrainBench(ways=ways, counts_slowing=True, kind=kind, config=config)))
-    assert who in told
-    assert "workers" not in told
+    remarks = " ".join(train_remarks(TrainBench(ways=ways, counts_slowing=True, kind=kind, config=config)))
+    assert who in remarks
+    assert "workers" not in remarks
 
 
 def test_a_way_that_noise_made_quicker_than_one_that_does_less_has_one_time_in_all_that_is_told() -> None:
     bench = TrainBench(ways=[way(RESIDENT, 0.00508), way(CACHED, 0.00461), way(REAL, 0.01)], num_samples=32)
     assert any(line[:2] == ["compute", "4.61"] for line in text_of(parts_table(bench)))
-    told = train_remarks(bench)
-    assert told[0].endswith("without them a step takes 4.61 ms instead of 10 ms")
-    assert told[1] == "that is 3,200 samples per second, and 6,941 without stalls"
-    assert told[2] == (
+    remarks = train_remarks(bench)
+    assert remarks[0].endswith("without them a step takes 4.61 ms instead of 10 ms")
+    assert remarks[1] == "that is 3,200 samples per second, and 6,941 without stalls"
+    assert remarks[2] == (
         "batches on the device: 5.08 ms, longer than cached batches, loader (4.61 ms), which can only be noise: "
         "both count as 4.61 ms"
     )

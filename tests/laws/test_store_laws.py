@@ -233,7 +233,7 @@ def test_windows_are_slices_of_all_tokens(
         borders = [0, *itertools.accumulate(map(len, listed))]
         first = data.draw(st.integers(0, len(listed)))
         last = data.draw(st.integers(first, len(listed)))
-        assert stretch.borders(first, last).tolist() == borders[first : last + 1]
+        assert stretch.offsets(first, last).tolist() == borders[first : last + 1]
         assume(len(tokens) >= length)
         starts = data.draw(st.lists(st.integers(0, len(tokens) - length)))
         found = stretch.windows(np.array(starts, np.int64), length)

@@ -61,7 +61,7 @@ def test_a_length_that_lies(engine: dict[str, Any]) -> None:
     notes = "\n".join(caught.value.__notes__)
     assert "raised while reading position 7 of Short, step 1, epoch 0" in notes
     assert "len(dataset) says 10, so position 7 should exist" in notes
-    assert "mend its __len__" in notes
+    assert "fix its __len__" in notes
     iterator.close()
     del caught
 

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 import stoker
-from stoker import deliver
 from stoker.batch.ledger import Policy
 from stoker.deliver import DecodeSplit, check_nvjpeg
 from stoker.errors import ArgumentError, BadImage, MissingExtra
-from stoker.loader import dataloader
+from stoker.loader import build_delivery, dataloader
 from stoker.loader.checks import resolved_decode
 from tests.deliver.test_decoding import Fake, drawn
 
@@ -120,7 +119,7 @@ def folder(tmp_path: Path) -> Path:
 def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a decoder on the CPU stand for the device's."""
     monkeypatch.setattr(dataloader, "resolved_decode", lambda dataset, *_, **__: dataset.decode)
-    monkeypatch.setattr(deliver, "NvJpeg", Fake)
+    monkeypatch.setattr(build_delivery, "NvJpeg", Fake)
 
 
 def pictures(folder: Path, decode: Any, **options: Any) -> Any:
@@ -167,7 +166,7 @@ def test_workers_are_told_the_share(folder: Path, engine: dict[str, Any], monkey
             seen.append(len(files))
             return super().decode(files, num_channels=num_channels)
 
-    monkeypatch.setattr(deliver, "NvJpeg", Counting)
+    monkeypatch.setattr(build_delivery, "NvJpeg", Counting)
     monkeypatch.setattr(DecodeSplit, "batch_hint", lambda _: 0.5)
     loaded(pictures(folder, "auto"), **engine)
     assert seen == [3, 3, 3, 3]
@@ -188,7 +187,7 @@ class Refusing(Fake):
 def test_a_file_that_only_the_device_refuses_comes_all_the_same(
     folder: Path, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliver, "NvJpeg", Refusing)
+    monkeypatch.setattr(build_delivery, "NvJpeg", Refusing)
     expected, _ = loaded(pictures(folder, "device"))
     plain, _ = loaded(pictures(folder, "cpu"))
     found, loader = loaded(pictures(folder, "device"), on_error="skip", **engine)
@@ -204,7 +203,7 @@ def test_a_file_that_only_the_device_refuses_comes_all_the_same(
 def test_a_picture_that_is_drawn_again_is_cut_anew_whoever_decodes(
     folder: Path, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliver, "NvJpeg", Refusing)
+    monkeypatch.setattr(build_delivery, "NvJpeg", Refusing)
 
     def drawn_again(decode: str, **options: Any) -> list[Any]:
         made: Any = stoker.DataLoader(
@@ -258,7 +257,7 @@ def test_a_bad_file_is_named_with_all_that_is_known(
     folder: Path, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = damaged(folder)
-    monkeypatch.setattr(deliver, "NvJpeg", Strict)
+    monkeypatch.setattr(build_delivery, "NvJpeg", Strict)
     with pytest.raises(BadImage, match=path.name) as caught:
         loaded(pictures(folder, "device"), **engine)
     assert caught.value.path.endswith(str(path.relative_to(folder)))
@@ -273,7 +272,7 @@ def test_a_bad_file_is_replaced_as_everywhere(
     path = damaged(folder)
     policy = Policy("skip")
     expected, its_loader = loaded(pictures(folder, "cpu"), on_error=policy)
-    monkeypatch.setattr(deliver, "NvJpeg", Strict)
+    monkeypatch.setattr(build_delivery, "NvJpeg", Strict)
     found, loader = loaded(pictures(folder, "device"), on_error=policy, **engine)
     (entry,), (its_entry,) = list(loader.ledger), list(its_loader.ledger)
     assert entry.position == its_entry.position == 8

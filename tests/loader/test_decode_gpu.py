@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import stoker
-from stoker import deliver
 from stoker.deliver import NvJpeg
 from stoker.errors import BadImage
+from stoker.loader import build_delivery
 
 pytestmark = [
     pytest.mark.gpu,
@@ -130,7 +130,7 @@ def damaged(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         if path.name == "13.jpg":
             data = data[: data.index(b"\xff\xda") + 14] + b"\xff\xd9"
         to.write_bytes(data)
-    monkeypatch.setattr(deliver, "NvJpeg", Picky)
+    monkeypatch.setattr(build_delivery, "NvJpeg", Picky)
     return tmp_path
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 import stoker
-from stoker.prepare.documents import documents
-from stoker.prepare.inputs import found, identified
-from stoker.prepare.pieces import planned
-from stoker.prepare.settings import Settings
+from stoker.prepare.documents import read_documents
+from stoker.prepare.inputs import find_inputs, identify_inputs
+from stoker.prepare.pieces import plan_pieces
+from stoker.prepare.settings import TokenSettings
 from stoker.prepare.skips import Skips
 
 END = 256
@@ -55,11 +55,11 @@ def texts_in(paths: Any, **options: Any) -> list[str]:
 
 def read(paths: Any, **options: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """Return all documents, and the notes on what was left out of each piece."""
-    settings = Settings(**options)
+    settings = TokenSettings(**options)
     texts, notes = [], []
-    for piece in planned(identified(found(paths), ()), settings, tokenizer="none"):
+    for piece in plan_pieces(identify_inputs(find_inputs(paths), ()), settings, tokenizer="none"):
         skips = Skips(piece.inputs, raises=settings.on_error == "raise")
-        for batch in documents(piece, settings, skips):
+        for batch in read_documents(piece, settings, skips):
             assert batch.texts
             assert batch.num_bytes == sum(len(text.encode()) for text in batch.texts)
             assert batch.num_read <= piece.num_bytes

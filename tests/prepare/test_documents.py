@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.errors import BadLine, DamagedFile, DataError, StaleSource
-from stoker.prepare.batch import BATCH_BYTES
-from stoker.prepare.documents import documents
-from stoker.prepare.inputs import found, identified
-from stoker.prepare.pieces import planned
-from stoker.prepare.settings import Settings
+from stoker.prepare.document_batch import BATCH_BYTES
+from stoker.prepare.documents import read_documents
+from stoker.prepare.inputs import find_inputs, identify_inputs
+from stoker.prepare.pieces import plan_pieces
+from stoker.prepare.settings import TokenSettings
 from stoker.prepare.skips import MAX_ENTRIES, Skips
 from tests.prepare.corpora import read, texts_in, write_arrow, write_gzip, write_jsonl, write_parquet
 
@@ -161,7 +161,7 @@ def test_a_column_that_is_not_there_or_not_text_is_told_with_those_that_are(tmp_
     write_parquet(tmp_path / "a.parquet", ["a"], column="content")
     with pytest.raises(DataError, match=r"no column 'text': there are 'id', 'content'\nhint: .*--text-column NAME"):
         texts_in(tmp_path)
-    with pytest.raises(DataError, match="its column 'id' holds int64, not text"):
+    with pytest.raises(DataError, match="its column 'id' contains int64, not text"):
         texts_in(tmp_path, text_column="id")
     assert texts_in(tmp_path, text_column="content") == ["a"]
 
@@ -173,7 +173,7 @@ def test_a_broken_parquet_file_is_skipped_or_named(tmp_path: Path, content: byte
     texts, notes = read(tmp_path, on_error="skip")
     assert texts == ["fine"]
     assert notes[0]["reasons"] == {"unreadable": 1}
-    with pytest.raises(DataError, match=r"a.parquet cannot be used: .*\nhint: mend it"):
+    with pytest.raises(DataError, match=r"a.parquet cannot be used: .*\nhint: fix it"):
         texts_in(tmp_path)
 
 
@@ -213,7 +213,7 @@ def test_empty_files_hold_no_documents_or_an_empty_one(tmp_path: Path) -> None:
 
 def test_a_file_too_large_for_one_document_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.prepare.documents.MAX_DOCUMENT_BYTES", 10)
-    monkeypatch.setattr("stoker.prepare.paragraphs.MAX_DOCUMENT_BYTES", 10)
+    monkeypatch.setattr("stoker.prepare.line_documents.MAX_DOCUMENT_BYTES", 10)
     (tmp_path / "a.txt").write_text("eleven bytes\nand more")
     with pytest.raises(DataError, match="--documents line or paragraph"):
         texts_in(tmp_path)
@@ -248,11 +248,11 @@ def test_the_ledger_of_a_piece_is_bounded_and_its_counts_are_exact(tmp_path: Pat
 def test_a_file_that_changes_after_it_was_hashed_is_noticed(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     write_parquet(path, ["x"]) if name == "a.parquet" else write_jsonl(path, ["x"])
-    settings = Settings()
-    [piece] = planned(identified(found(tmp_path), ()), settings, tokenizer="none")
+    settings = TokenSettings()
+    [piece] = plan_pieces(identify_inputs(find_inputs(tmp_path), ()), settings, tokenizer="none")
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(StaleSource):
-        list(documents(piece, settings, Skips(piece.inputs, raises=False)))
+        list(read_documents(piece, settings, Skips(piece.inputs, raises=False)))
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 2, 3, 4])
@@ -267,7 +267,7 @@ def test_a_stream_that_is_cut_off_between_two_record_batches_is_not_taken_for_wh
         pa.ipc.open_stream(file).read_next_batch()
         end = file.tell()
     path.write_bytes(path.read_bytes()[:end])
-    with pytest.raises(DataError, match="as if the file had been cut off"):
+    with pytest.raises(DataError, match="the file is truncated"):
         texts_in(path)
     texts, [noted] = read(path, on_error="skip")
     assert (texts, noted["reasons"]) == ([], {"unreadable": 1})

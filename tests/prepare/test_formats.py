@@ -18,7 +18,11 @@ import pytest
 import stoker
 from stoker.errors import ArgumentError, DamagedFile, DataError
 from stoker.prepare import Progress
-from stoker.prepare.batch import BATCH_BYTES
+from stoker.prepare.document_batch import BATCH_BYTES
+from stoker.prepare.documents import read_documents
+from stoker.prepare.inputs import find_inputs, identify_inputs
+from stoker.prepare.pieces import plan_pieces
+from stoker.prepare.settings import TokenSettings
 from tests.prepare.corpora import decoded, read, texts_in, write_jsonl
 
 TEXTS = ["one", "zwei\n", 'trois, "et" un peu plus', "四", "5 " * 50, "six\n\nseven", "\u2028eight", "nine\r\nten"]
@@ -192,15 +196,15 @@ def test_json_with_a_value_in_each_line_is_read_as_before(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("content", "reason", "texts"),
     [
-        ('["a", 5, "b"]', "element 1 of .*it is no object with a field 'text'", ["a", "b"]),
+        ('["a", 5, "b"]', "element 1 of .*it is not an object with a field 'text'", ["a", "b"]),
         ('["a", "", "b"]', "element 1 of .*it is empty", ["a", "b"]),
         ('["a", {"body": 1}, "b"]', "element 1 of .*it has no field 'text': there are 'body'", ["a", "b"]),
         ('["a", {"text": 1}, "b"]', "element 1 of .*its field 'text' is a number", ["a", "b"]),
         ('["a", oops, "b"]', "element 1 of .*not JSON", ["a"]),
-        ('["a" "b"]', "element 0 of .*a comma or ] is missing", []),
-        ('["a", "b"', "element 1 of .*a comma or ] is missing", ["a"]),
+        ('["a" "b"]', "element 0 of .*expected a comma or ] after it", []),
+        ('["a", "b"', "element 1 of .*expected a comma or ] after it", ["a"]),
         ('["a", "b', "element 1 of .*not JSON", ["a"]),
-        ('["a"] "b"', "element 1 of .*there is more in the file", ["a"]),
+        ('["a"] "b"', "element 1 of .*the file has more content after the array", ["a"]),
         ('["a", "\udcff"]', "not UTF-8", []),
     ],
 )
@@ -243,23 +247,19 @@ def test_an_array_is_never_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pyt
 def test_bytes_are_counted_while_one_long_document_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("x" * (5 * BATCH_BYTES))
-    from stoker.prepare.documents import documents
-    from stoker.prepare.inputs import found, identified
-    from stoker.prepare.pieces import planned
-    from stoker.prepare.settings import Settings
     from stoker.prepare.skips import Skips
 
-    [piece] = planned(identified(found(path), ()), Settings(), tokenizer="none")
+    [piece] = plan_pieces(identify_inputs(find_inputs(path), ()), TokenSettings(), tokenizer="none")
     seen: list[int] = []
-    for _ in documents(piece, Settings(), Skips(piece.inputs, raises=True), reading=seen.append):
+    for _ in read_documents(piece, TokenSettings(), Skips(piece.inputs, raises=True), reading=seen.append):
         pass
     assert seen == [number * BATCH_BYTES for number in range(1, 6)]
 
 
 def test_a_line_of_progress_never_says_no_documents_each_second() -> None:
-    from stoker.cli.prepare import _told
+    from stoker.cli.prepare import _format_rates
 
     slow = Progress(stage="tokenizing", num_read=50_000_000, num_bytes=100_000_000, documents=1)
-    assert _told(slow, 10.0) == "5.0 MB/s 1 docs"
+    assert _format_rates(slow, 10.0) == "5.0 MB/s 1 docs"
     fast = Progress(stage="tokenizing", num_read=50_000_000, num_bytes=100_000_000, documents=100)
-    assert _told(fast, 10.0) == "5.0 MB/s 10 docs/s"
+    assert _format_rates(fast, 10.0) == "5.0 MB/s 10 docs/s"

@@ -61,18 +61,18 @@ def test_every_way_of_being_bad_has_its_name(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nothing.jpg")
     found = kinds_of(tmp_path, max_pixels=100_000)
-    assert found.pop("header.jpg") in ("no picture", "cut short", "damaged")
-    assert found.pop("cut.webp") in ("cut short", "damaged")
+    assert found.pop("header.jpg") in ("not an image", "truncated", "damaged")
+    assert found.pop("cut.webp") in ("truncated", "damaged")
     assert found == {
-        "cut.jpg": "cut short",
-        "cut.png": "cut short",
+        "cut.jpg": "truncated",
+        "cut.png": "truncated",
         "damaged.png": "damaged",
         "empty.jpg": "empty",
-        "gone.jpg": "cannot be read",
+        "gone.jpg": "unreadable",
         "large.jpg": "too large",
         "large.png": "too large",
-        "page.jpg": "no picture",
-        "zeros.jpg": "no picture",
+        "page.jpg": "not an image",
+        "zeros.jpg": "not an image",
     }
 
 
@@ -137,12 +137,12 @@ def test_any_number_of_workers_finds_the_same_in_the_same_order(tmp_path: Path, 
     seen = []
     found = check_images(tmp_path, num_workers=num_workers, watch=lambda *told: seen.append(told))
     assert [Path(bad.path).name for bad in found.bad] == [f"{number}.jpg" for number in range(0, 3 * PIECE + 5, 7)]
-    assert seen[-1] == (found.num_pictures, found.num_bytes, 3 * PIECE + 5)
+    assert seen[-1] == (found.num_images, found.num_bytes, 3 * PIECE + 5)
     assert [told[0] for told in seen] == sorted(told[0] for told in seen)
 
 
 def test_odd_numbers_of_workers_and_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="num_workers=-1"):
+    with pytest.raises(ArgumentError, match="num_workers must be a number of processes, got -1"):
         check_images(tmp_path, num_workers=-1)
     with pytest.raises(ArgumentError, match="no pictures"):
         check_images(tmp_path)

@@ -8,11 +8,11 @@ import pytest
 import xxhash
 
 from stoker.errors import ArgumentError, StaleSource
-from stoker.prepare.inputs import found, identified
+from stoker.prepare.inputs import find_inputs, identify_inputs
 
 
 def names(paths: object, **options: object) -> list[str]:
-    return [Path(entry.path).name for entry in found(paths, **options)]  # type: ignore[arg-type]
+    return [Path(entry.path).name for entry in find_inputs(paths, **options)]  # type: ignore[arg-type]
 
 
 def touch(folder: Path, *files: str) -> None:
@@ -36,7 +36,7 @@ def test_folders_give_what_can_be_read_and_leave_out_the_rest(tmp_path: Path) ->
     touch(tmp_path, "a.parquet", "b/c.jsonl.gz", "b/d.txt", "b/.hidden.txt", ".cache/e.txt", "f.json", "g.safetensors")
     touch(tmp_path, "out/skipped.jsonl")
     assert names(tmp_path, without=tmp_path / "out") == ["a.parquet", "c.jsonl.gz", "d.txt"]
-    assert [entry.kind for entry in found(tmp_path, without=tmp_path / "out")] == ["parquet", "json", "text"]
+    assert [entry.kind for entry in find_inputs(tmp_path, without=tmp_path / "out")] == ["parquet", "json", "text"]
 
 
 def test_a_pattern_reaches_into_folders(tmp_path: Path) -> None:
@@ -46,25 +46,27 @@ def test_a_pattern_reaches_into_folders(tmp_path: Path) -> None:
 
 def test_a_file_that_is_named_may_have_any_suffix(tmp_path: Path) -> None:
     touch(tmp_path, "README", "lines.json", "text.log.gz")
-    kinds = {Path(entry.path).name: (entry.kind, entry.compression) for entry in found(sorted(tmp_path.iterdir()))}
+    kinds = {
+        Path(entry.path).name: (entry.kind, entry.compression) for entry in find_inputs(sorted(tmp_path.iterdir()))
+    }
     assert kinds == {"README": ("text", None), "lines.json": ("json", None), "text.log.gz": ("text", "gzip")}
 
 
-@pytest.mark.parametrize(("given", "message"), [("none.txt", "is not there"), ("*.none", "matches nothing")])
+@pytest.mark.parametrize(("given", "message"), [("none.txt", "does not exist"), ("*.none", "matches no files")])
 def test_what_is_not_there_is_named(tmp_path: Path, given: str, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        found(tmp_path / given)
+        find_inputs(tmp_path / given)
 
 
 def test_a_folder_with_nothing_to_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="holds no file to read"):
-        found(tmp_path)
+    with pytest.raises(ArgumentError, match="contains no file to read"):
+        find_inputs(tmp_path)
 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(ArgumentError, match="not a regular file"):
-        found(tmp_path / "pipe.txt")
+        find_inputs(tmp_path / "pipe.txt")
 
 
 def test_a_hugging_face_folder_gives_its_data_and_not_its_caches(tmp_path: Path) -> None:
@@ -75,43 +77,43 @@ def test_a_hugging_face_folder_gives_its_data_and_not_its_caches(tmp_path: Path)
     assert names(tmp_path / "train") == ["data-00000-of-00001.arrow"]
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
     with pytest.raises(ArgumentError, match="splits train, test"):
-        found(tmp_path)
+        find_inputs(tmp_path)
 
 
 def test_digests_are_those_of_the_content(tmp_path: Path) -> None:
     content = os.urandom(3 << 20)
     (tmp_path / "a.txt").write_bytes(content)
     seen: list[int] = []
-    [entry] = identified(found(tmp_path), (), tell=seen.append)
+    [entry] = identify_inputs(find_inputs(tmp_path), (), progress=seen.append)
     assert entry.digest == xxhash.xxh3_128_hexdigest(content)
     assert seen[-1] == len(content)
 
 
 def test_a_digest_is_taken_over_when_path_size_and_time_are_the_same(tmp_path: Path) -> None:
     touch(tmp_path, "a.txt", "b.txt")
-    inputs = identified(found(tmp_path), ())
+    inputs = identify_inputs(find_inputs(tmp_path), ())
     known = [entry.to_meta() | {"digest": "taken over"} for entry in inputs]
-    assert [entry.digest for entry in identified(found(tmp_path), known)] == ["taken over"] * 2
+    assert [entry.digest for entry in identify_inputs(find_inputs(tmp_path), known)] == ["taken over"] * 2
     os.utime(tmp_path / "a.txt", ns=(1, 1))
     (tmp_path / "b.txt").write_text("longer")
-    again = identified(found(tmp_path), known)
+    again = identify_inputs(find_inputs(tmp_path), known)
     assert again[0].digest == inputs[0].digest
     assert again[1].digest == xxhash.xxh3_128_hexdigest(b"longer")
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     touch(tmp_path, "a.txt")
-    inputs = found(tmp_path)
+    inputs = find_inputs(tmp_path)
     (tmp_path / "a.txt").write_text("longer")
     with pytest.raises(StaleSource, match="it had 1 bytes and has 6"):
-        identified(inputs, ())
+        identify_inputs(inputs, ())
 
 
 def test_a_name_that_is_no_text_can_be_kept(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/\xff.txt"
     with open(path, "w") as file:
         file.write("x")
-    [entry] = found(tmp_path)
+    [entry] = find_inputs(tmp_path)
     assert entry.to_meta()["path"].endswith("\\xff.txt")
 
 
@@ -126,4 +128,4 @@ def test_links_that_lead_round_are_followed_once(tmp_path: Path) -> None:
     touch(tmp_path, "a/b.txt")
     for name, place in (("a/up", ".."), ("a/here", "."), ("here", "."), ("z", "a")):
         (tmp_path / name).symlink_to(place)
-    assert [entry.path for entry in found(tmp_path)] == [str(tmp_path / "a" / "b.txt")]
+    assert [entry.path for entry in find_inputs(tmp_path)] == [str(tmp_path / "a" / "b.txt")]

@@ -6,16 +6,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from stoker.prepare.inputs import Input, found, identified
-from stoker.prepare.pieces import Piece, planned
-from stoker.prepare.settings import Settings, fitting_piece_bytes
+from stoker.prepare.inputs import Input, find_inputs, identify_inputs
+from stoker.prepare.pieces import Piece, plan_pieces
+from stoker.prepare.settings import TokenSettings, choose_piece_bytes
 from tests.prepare.corpora import write_jsonl, write_parquet
 
 TEXTS = [f"document {number} " * (number % 7 + 1) for number in range(60)]
 
 
 def pieces_of(path: Any, *, tokenizer: Any = "t", **options: Any) -> tuple[Piece, ...]:
-    return planned(identified(found(path), ()), Settings(**{"piece_bytes": 500, **options}), tokenizer=tokenizer)
+    return plan_pieces(
+        identify_inputs(find_inputs(path), ()), TokenSettings(**{"piece_bytes": 500, **options}), tokenizer=tokenizer
+    )
 
 
 def keys(path: Any, **options: Any) -> list[str]:
@@ -86,7 +88,7 @@ def test_a_file_that_is_added_changes_the_groups_around_it_alone(tmp_path: Path)
 def test_pieces_grow_with_the_inputs_and_not_with_the_machine() -> None:
     def size(total: int) -> int:
         entry = Input(path="a", kind="text", compression=None, num_bytes=total, mtime_ns=0)
-        return fitting_piece_bytes([entry])
+        return choose_piece_bytes(entry.num_bytes)
 
     assert size(0) == size(1000) == 4 << 20
     assert size(1 << 30) == 16 << 20
@@ -95,6 +97,6 @@ def test_pieces_grow_with_the_inputs_and_not_with_the_machine() -> None:
 
 def test_a_piece_says_what_it_is(tmp_path: Path) -> None:
     [piece] = pieces_of(write_jsonl(tmp_path / "a.jsonl", TEXTS), piece_bytes=1 << 20)
-    assert piece.described() == f"the piece {tmp_path / 'a.jsonl'}, bytes 0 to {piece.stop}"
+    assert piece.describe() == f"the piece {tmp_path / 'a.jsonl'}, bytes 0 to {piece.stop}"
     [piece] = pieces_of(write_parquet(tmp_path / "a.parquet", TEXTS), piece_bytes=1 << 20)
-    assert piece.described() == f"the piece {tmp_path / 'a.parquet'}, row groups 0 to 15"
+    assert piece.describe() == f"the piece {tmp_path / 'a.parquet'}, row groups 0 to 15"

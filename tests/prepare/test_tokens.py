@@ -15,8 +15,8 @@ import stoker
 from stoker import prepare
 from stoker.errors import ArgumentError, BadLine, DataError, StaleSource
 from stoker.prepare import Progress, Report
-from stoker.prepare.documents import documents
-from stoker.prepare.encoding import with_ends
+from stoker.prepare.documents import read_documents
+from stoker.prepare.token_work import with_ends
 from stoker.store import Build, Column, Writer, open_store
 from stoker.store.manifest import write_safely
 from tests.prepare.corpora import END, contents, decoded, write_gzip, write_jsonl, write_parquet
@@ -97,7 +97,7 @@ def test_the_same_again_does_nothing(corpus: Path, tmp_path: Path, monkeypatch: 
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("no input is read")
 
-    monkeypatch.setattr("stoker.prepare.preparation.identified", fail)
+    monkeypatch.setattr("stoker.prepare.token_preparation.identify_inputs", fail)
     again = made(corpus, tmp_path / "out")
     assert again.is_up_to_date
     assert not first.is_up_to_date
@@ -206,10 +206,8 @@ def test_only_a_run_that_did_nothing_finds_the_store_up_to_date(corpus: Path, tm
 def test_pieces_stay_as_large_as_they_are_when_inputs_grow(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fitting(inputs: Any) -> int:
-        return 500 * len(inputs)
-
-    monkeypatch.setattr("stoker.prepare.preparation.fitting_piece_bytes", fitting)
+    sizes = iter((1500, 2000))
+    monkeypatch.setattr("stoker.prepare.token_preparation.choose_piece_bytes", lambda _: next(sizes))
     made(corpus, tmp_path / "out", piece_bytes=None)
     write_jsonl(corpus / "d.jsonl", ["more"])
     assert made(corpus, tmp_path / "out", piece_bytes=None).num_made == 1
@@ -234,7 +232,7 @@ def test_what_a_folder_holds_that_is_no_store_is_left_alone(corpus: Path, tmp_pa
     with Writer(tmp_path / "other", {"x": Column.fixed("uint8", ())}) as writer:
         writer.append({"x": 1})
     for name, message in (
-        ("mine", "is there already, and is not a store"),
+        ("mine", "exists already, and is not a store"),
         ("file", "is a file"),
         ("other", "was not made by `stoker prepare tokens`"),
     ):
@@ -288,19 +286,19 @@ def test_an_error_keeps_what_is_finished_for_a_run_that_skips(corpus: Path, tmp_
 
 def test_inputs_without_any_document_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("oops\n")
-    with pytest.raises(DataError, match="there is no document in the inputs"):
+    with pytest.raises(DataError, match="the inputs contain no documents"):
         made(tmp_path / "a.jsonl", tmp_path / "out", on_error="skip")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": -1}, "workers=-1 is negative"),
-        ({"documents": "page"}, "documents='page' is not known"),
-        ({"on_error": "ignore"}, "on_error='ignore' is not known"),
-        ({"text_column": ""}, "names nothing"),
-        ({"piece_bytes": 0}, "not positive"),
-        ({"shuffle": -1}, "is no seed"),
+        ({"workers": -1}, "workers must not be negative, got -1"),
+        ({"documents": "page"}, "unknown documents='page'"),
+        ({"on_error": "ignore"}, "unknown on_error='ignore'"),
+        ({"text_column": ""}, "text_column must be a name"),
+        ({"piece_bytes": 0}, "piece_bytes must be positive"),
+        ({"shuffle": -1}, "shuffle must be a seed"),
         ({"end_of_document": "<none>"}, "is not a token"),
     ],
 )
@@ -483,7 +481,7 @@ def test_a_store_without_its_table_of_pieces_is_made_whole_again(
 def test_an_error_over_what_was_skipped_before_leaves_the_store_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("preparation", "target"):
+    for module in ("token_preparation", "target"):
         monkeypatch.setattr(f"stoker.prepare.{module}.Build", partial(Build, shard_bytes=1 << 20))
     texts: list[Any] = ["x" * 400_000] * 8
     lines = write_jsonl(tmp_path / "a.jsonl", [*texts, None])
@@ -529,9 +527,9 @@ def test_a_file_that_changes_after_its_last_byte_was_read_is_noticed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def with_change(*given: Any) -> Any:
-        yield from documents(*given)
+        yield from read_documents(*given)
         os.utime(corpus / "a.jsonl", ns=(7, 7))
 
-    monkeypatch.setattr("stoker.prepare.encoding.documents", with_change)
+    monkeypatch.setattr("stoker.prepare.token_work.read_documents", with_change)
     with pytest.raises(StaleSource, match="a.jsonl"):
         made(corpus / "a.jsonl", tmp_path / "out", piece_bytes=1 << 20)

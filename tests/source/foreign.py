@@ -232,4 +232,4 @@ def read_damaged(open_it: Callable[[], Any]) -> None:
             length = min(3, source.num_values)
             source.windows(np.arange(source.num_values - length + 1), length)
         if getattr(source, "num_documents", 0):
-            source.borders(0, source.num_documents)
+            source.offsets(0, source.num_documents)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.errors import ArgumentError, BadImage, DamagedFile, StaleSource
-from stoker.source.images import Pictures, listing, open_pictures
-from stoker.source.images.kept import Keeper
+from stoker.source.images import ImageSource, listing, open_images
+from stoker.source.images.listing_cache import ArrayCache
 from stoker.source.images.names import Names, natural_keys, natural_order, printable
 
 
@@ -40,7 +40,7 @@ def make(folder: Path, *names: str | bytes) -> Path:
     return folder
 
 
-def within(pictures: Pictures, folder: Path) -> list[str]:
+def within(pictures: ImageSource, folder: Path) -> list[str]:
     return [os.path.relpath(pictures.name(position), folder) for position in range(len(pictures))]
 
 
@@ -89,8 +89,8 @@ def test_sub_folders_are_classes_in_natural_order(tmp_path: Path) -> None:
         "c10/a1.txt",
         ".hidden/a.jpg",
     )
-    pictures = open_pictures(tmp_path)
-    assert isinstance(pictures, Pictures)
+    pictures = open_images(tmp_path)
+    assert isinstance(pictures, ImageSource)
     assert pictures.classes == ["c9", "c10"]
     assert within(pictures, tmp_path) == ["c9/z.jpeg", "c9/deep/er/y.webp", "c10/a2.jpg", "c10/a10.PNG"]
     assert pictures.labels is not None
@@ -99,7 +99,7 @@ def test_sub_folders_are_classes_in_natural_order(tmp_path: Path) -> None:
 
 
 def test_pictures_in_the_folder_itself_have_no_labels(tmp_path: Path) -> None:
-    pictures = open_pictures(make(tmp_path, "img10.jpg", "img2.jpg", "notes.md"))
+    pictures = open_images(make(tmp_path, "img10.jpg", "img2.jpg", "notes.md"))
     assert within(pictures, tmp_path) == ["img2.jpg", "img10.jpg"]
     assert pictures.labels is None and pictures.classes is None
 
@@ -107,57 +107,57 @@ def test_pictures_in_the_folder_itself_have_no_labels(tmp_path: Path) -> None:
 def test_pictures_both_in_the_folder_and_below_it_are_labelled_on_request_only(tmp_path: Path) -> None:
     make(tmp_path, "a.jpg", "cats/b.jpg")
     with pytest.raises(ArgumentError, match=r"holds pictures itself \(1, such as a\.jpg\) and in sub-folders \(1\)"):
-        open_pictures(tmp_path)
-    assert within(open_pictures(tmp_path, labels=False), tmp_path) == ["a.jpg", "cats/b.jpg"]
+        open_images(tmp_path)
+    assert within(open_images(tmp_path, labels=False), tmp_path) == ["a.jpg", "cats/b.jpg"]
 
 
 def test_classes_can_be_given_so_that_two_folders_have_the_same_numbers(tmp_path: Path) -> None:
     make(tmp_path, "cat/1.jpg", "owl/1.jpg")
-    pictures = open_pictures(tmp_path, classes=["owl", "dog", "cat"])
+    pictures = open_images(tmp_path, classes=["owl", "dog", "cat"])
     assert pictures.labels is not None
     assert pictures.classes == ["owl", "dog", "cat"] and pictures.labels.tolist() == [2, 0]
     with pytest.raises(ArgumentError, match="classes= does not have 1 class that is there: owl"):
-        open_pictures(tmp_path, classes=["cat"])
+        open_images(tmp_path, classes=["cat"])
     with pytest.raises(ArgumentError, match="classes= has cat twice"):
-        open_pictures(tmp_path, classes=["cat", "cat", "owl"])
+        open_images(tmp_path, classes=["cat", "cat", "owl"])
 
 
 def test_a_class_without_pictures_does_not_shift_the_others(tmp_path: Path) -> None:
     make(tmp_path, "ant/1.jpg", "bee/notes.txt", "bee/.a.jpg", "cow/deep/1.jpg", "dog/deep/er/2.txt")
     for _ in range(2):  # the second time from the listing that was kept
         with pytest.raises(ArgumentError, match="sub-folders without pictures: bee, dog; .*\nhint: allow_empty=True "):
-            open_pictures(tmp_path)
-    kept = open_pictures(tmp_path, allow_empty=True)
+            open_images(tmp_path)
+    kept = open_images(tmp_path, allow_empty=True)
     assert kept.labels is not None
     assert kept.classes == ["ant", "bee", "cow", "dog"] and kept.labels.tolist() == [0, 2]
-    chosen = open_pictures(tmp_path, classes=["cow", "bee", "ant"])
+    chosen = open_images(tmp_path, classes=["cow", "bee", "ant"])
     assert chosen.labels is not None
     assert chosen.classes == ["cow", "bee", "ant"] and chosen.labels.tolist() == [2, 0]
-    assert open_pictures(tmp_path, labels=False).labels is None
-    assert open_pictures(tmp_path, labels=[5, 6]).classes is None
+    assert open_images(tmp_path, labels=False).labels is None
+    assert open_images(tmp_path, labels=[5, 6]).classes is None
     os.unlink(tmp_path / "ant" / "1.jpg")
     with pytest.raises(ArgumentError, match="without pictures: ant, bee, dog"):
-        open_pictures(tmp_path)
+        open_images(tmp_path)
 
 
 def test_sub_folders_without_pictures_matter_only_where_sub_folders_are_classes(tmp_path: Path) -> None:
-    assert open_pictures(make(tmp_path / "a", "1.jpg", "annotations/1.json")).classes is None
-    assert open_pictures(make(tmp_path / "b", "ant/1.jpg", "__MACOSX/ant/._1.jpg")).classes == ["ant"]
+    assert open_images(make(tmp_path / "a", "1.jpg", "annotations/1.json")).classes is None
+    assert open_images(make(tmp_path / "b", "ant/1.jpg", "__MACOSX/ant/._1.jpg")).classes == ["ant"]
 
 
 def test_other_classes_than_those_of_the_training_data_are_noticed(tmp_path: Path) -> None:
     make(tmp_path, "train/ant/1.jpg", "train/bee/1.jpg", "train/cow/1.jpg", "val/ant/1.jpg", "val/cow/1.jpg")
-    train = open_pictures(tmp_path / "train")
+    train = open_images(tmp_path / "train")
     with pytest.warns(UserWarning, match=r"number 1 is 'cow' here and 'bee' there\nhint: pass classes=train\.classes"):
-        open_pictures(tmp_path / "val")
-    val = open_pictures(tmp_path / "val", classes=train.classes)
+        open_images(tmp_path / "val")
+    val = open_images(tmp_path / "val", classes=train.classes)
     assert val.labels is not None and val.labels.tolist() == [0, 2]
     make(tmp_path, "val/bee/1.jpg", "test/ant/1.jpg", "test/bee/1.jpg", "valid/a.jpg")
     for name in ("val", "test", "valid", "train"):  # the same, the first of them, or none: all numbers mean the same
-        open_pictures(tmp_path / name)
+        open_images(tmp_path / name)
     make(tmp_path, "val/dog/1.jpg")
     with pytest.warns(UserWarning, match="number 3 is 'dog' here and None there"):
-        open_pictures(tmp_path / "val")
+        open_images(tmp_path / "val")
 
 
 def readable(monkeypatch: pytest.MonkeyPatch, *, avif: bool, heif: bool) -> None:
@@ -170,37 +170,37 @@ def test_pictures_that_cannot_be_read_here_are_named(tmp_path: Path, monkeypatch
     make(tmp_path, "a/1.jpg", "a/2.HEIC", "b/1.jpg", "b/3.avif", "b/4.avif")
     for _ in range(2):
         with pytest.warns(UserWarning, match=r"2 \.avif files, such as b/3\.avif; 1 \.heic file, such as a/2\.HEIC\n"):
-            assert len(open_pictures(tmp_path)) == 2
-    assert len(open_pictures(tmp_path, extensions=["jpg"])) == 2  # that is what was asked for
-    assert len(open_pictures(tmp_path, extensions=["jpg", "avif"])) == 4
+            assert len(open_images(tmp_path)) == 2
+    assert len(open_images(tmp_path, extensions=["jpg"])) == 2  # that is what was asked for
+    assert len(open_images(tmp_path, extensions=["jpg", "avif"])) == 4
     for name in ("a/1.jpg", "b/1.jpg"):
         os.unlink(tmp_path / name)
     with pytest.raises(ArgumentError, match=r"holds no pictures: .*passed over: 2 \.avif files.*\nhint: .*pillow-heif"):
-        open_pictures(tmp_path)
+        open_images(tmp_path)
     make(tmp_path, "b/1.jpg")
     with (
         pytest.warns(UserWarning, match="passed over"),
         pytest.raises(ArgumentError, match=r"without pictures: a; .*passed over: .* 1 \.heic file"),
     ):
-        open_pictures(tmp_path)
+        open_images(tmp_path)
 
 
 def test_pictures_are_taken_where_pillow_can_read_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readable(monkeypatch, avif=True, heif=True)
     make(tmp_path, "a/1.jpg", "a/2.HEIC", "b/3.avif", "b/4.heif")
-    assert within(open_pictures(tmp_path), tmp_path) == ["a/1.jpg", "a/2.HEIC", "b/3.avif", "b/4.heif"]
+    assert within(open_images(tmp_path), tmp_path) == ["a/1.jpg", "a/2.HEIC", "b/3.avif", "b/4.heif"]
 
 
 def test_an_empty_folder_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(
         ArgumentError, match=r"holds no pictures: no file in it or below ends in (avif, )?bmp, gif, .*\nhint: "
     ):
-        open_pictures(make(tmp_path, "a.txt"))
-    assert len(open_pictures(tmp_path, extensions=".TXT")) == 1
+        open_images(make(tmp_path, "a.txt"))
+    assert len(open_images(tmp_path, extensions=".TXT")) == 1
     with pytest.raises(FileNotFoundError, match="there is nothing at .*missing"):
-        open_pictures(tmp_path / "missing")
+        open_images(tmp_path / "missing")
     with pytest.raises(ArgumentError, match="has no sub-folders with pictures"):
-        open_pictures(make(tmp_path / "b", "a.jpg"), labels=True)
+        open_images(make(tmp_path / "b", "a.jpg"), labels=True)
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (tmp_path / "data" / "a" / "b" / "back").symlink_to(tmp_path / "data")
     (tmp_path / "data" / "c").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "data" / "c" / "4.jpg").symlink_to(tmp_path / "data" / "a" / "1.jpg")
-    pictures = open_pictures(tmp_path / "data")
+    pictures = open_images(tmp_path / "data")
     assert within(pictures, tmp_path / "data") == ["a/1.jpg", "a/b/2.jpg", "c/3.jpg", "c/4.jpg"]
     assert bytes(pictures.read(3)) == b"content of a/1.jpg"
 
@@ -218,7 +218,7 @@ def test_a_link_that_leads_to_itself_spoils_nothing_but_itself(tmp_path: Path) -
     make(tmp_path, "a.jpg")
     for name in ("b", "c.jpg"):
         (tmp_path / name).symlink_to(name)
-    pictures = open_pictures(tmp_path)
+    pictures = open_images(tmp_path)
     assert within(pictures, tmp_path) == ["a.jpg", "c.jpg"]
     with pytest.raises(BadImage, match=r"c\.jpg cannot be decoded: it cannot be read: Too many levels"):
         pictures.read(1)
@@ -230,7 +230,7 @@ def test_names_of_any_bytes_are_read_and_printed(tmp_path: Path) -> None:
         b"n\xff\xfe/two\nlines.jpg",
         "n\udcff\udcfe/größe.jpg".encode("utf-8", "surrogateescape"),
     ]
-    pictures = open_pictures(make(tmp_path, *names))
+    pictures = open_images(make(tmp_path, *names))
     assert pictures.classes == ["n\udcff\udcfe"]
     assert sorted(bytes(pictures.read(number)) for number in range(3)) == sorted(
         b"content of " + name for name in names
@@ -242,7 +242,7 @@ def test_names_of_any_bytes_are_read_and_printed(tmp_path: Path) -> None:
 
 def test_a_source_travels_to_other_processes_as_a_few_arrays(tmp_path: Path) -> None:
     make(tmp_path, *(f"class{number % 3}/{number}.jpg" for number in range(300)))
-    pictures = open_pictures(tmp_path)
+    pictures = open_images(tmp_path)
     packed = pickle.dumps(pictures)
     again = pickle.loads(packed)
     assert len(packed) < 300 * 40
@@ -252,14 +252,14 @@ def test_a_source_travels_to_other_processes_as_a_few_arrays(tmp_path: Path) -> 
 
 def test_the_fingerprint_tells_of_names_sizes_labels_and_not_of_the_place(tmp_path: Path) -> None:
     first, second = (make(tmp_path / name, "a/1.jpg", "b/2.jpg") for name in ("one", "two"))
-    told = {open_pictures(first).fingerprint}
-    assert open_pictures(second).fingerprint in told
-    told.add(open_pictures(first, labels=False).fingerprint)
-    told.add(open_pictures(first, classes=["b", "a"]).fingerprint)
+    told = {open_images(first).fingerprint}
+    assert open_images(second).fingerprint in told
+    told.add(open_images(first, labels=False).fingerprint)
+    told.add(open_images(first, classes=["b", "a"]).fingerprint)
     (second / "a" / "1.jpg").write_bytes(b"longer than it was before")
-    told.add(open_pictures(second).fingerprint)
+    told.add(open_images(second).fingerprint)
     make(second, "b/3.jpg")
-    told.add(open_pictures(second).fingerprint)
+    told.add(open_images(second).fingerprint)
     assert len(told) == 5
 
 
@@ -282,19 +282,19 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def test_a_second_start_lists_nothing_and_looks_at_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, "a/1.jpg", "b/c/2.jpg")
-    first = open_pictures(tmp_path)
+    first = open_images(tmp_path)
     seen = watched(monkeypatch)
-    second = open_pictures(tmp_path)
+    second = open_images(tmp_path)
     assert seen == []
     assert within(second, tmp_path) == within(first, tmp_path)
-    assert within(open_pictures(tmp_path, cache=False), tmp_path) == within(first, tmp_path)
+    assert within(open_images(tmp_path, cache=False), tmp_path) == within(first, tmp_path)
     assert len(seen) == 4
 
 
 @pytest.mark.parametrize("change", ["added", "removed", "renamed", "deep", "times set back"])
 def test_a_folder_that_changed_is_listed_anew(tmp_path: Path, change: str) -> None:
     make(tmp_path, "a/1.jpg", "b/c/2.jpg", "b/c/3.jpg")
-    assert len(open_pictures(tmp_path)) == 3
+    assert len(open_images(tmp_path)) == 3
     if change == "added":
         make(tmp_path, "a/9.jpg")
     elif change == "removed":
@@ -307,15 +307,15 @@ def test_a_folder_that_changed_is_listed_anew(tmp_path: Path, change: str) -> No
         before = os.stat(tmp_path / "a")
         make(tmp_path, "a/9.jpg")
         os.utime(tmp_path / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert within(open_pictures(tmp_path), tmp_path) == within(open_pictures(tmp_path, cache=False), tmp_path)
+    assert within(open_images(tmp_path), tmp_path) == within(open_images(tmp_path, cache=False), tmp_path)
 
 
 def test_a_folder_that_has_just_changed_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, "a/1.jpg")
     monkeypatch.setattr(listing, "FRESH_SECONDS", 3600.0)
-    open_pictures(tmp_path)
+    open_images(tmp_path)
     seen = watched(monkeypatch)
-    open_pictures(tmp_path)
+    open_images(tmp_path)
     assert len(seen) == 2
 
 
@@ -323,7 +323,7 @@ def test_a_folder_that_has_just_changed_is_not_trusted(tmp_path: Path, monkeypat
 def test_a_damaged_cache_is_made_again(at: int, byte: int, cut: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         data, cache = make(Path(folder, "data"), "a/1.jpg", "b/2.jpg"), Path(folder, "cache")
-        open_pictures(data, cache=cache)
+        open_images(data, cache=cache)
         (kept,) = cache.iterdir()
         content = bytearray(kept.read_bytes())
         if cut:
@@ -331,16 +331,16 @@ def test_a_damaged_cache_is_made_again(at: int, byte: int, cut: bool) -> None:
         else:
             content[at % len(content)] = byte
         kept.write_bytes(content)
-        assert within(open_pictures(data, cache=cache), data) == ["a/1.jpg", "b/2.jpg"]
-        assert Keeper(cache).load(b"nothing of this name") is None
+        assert within(open_images(data, cache=cache), data) == ["a/1.jpg", "b/2.jpg"]
+        assert ArrayCache(cache).load(b"nothing of this name") is None
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     make(tmp_path, "data/a.jpg")
     (tmp_path / "file").write_bytes(b"in the way")
-    assert len(open_pictures(tmp_path / "data", cache=tmp_path / "file" / "cache")) == 1
+    assert len(open_images(tmp_path / "data", cache=tmp_path / "file" / "cache")) == 1
     with pytest.raises(ArgumentError, match="cache=3 is not known"):
-        open_pictures(tmp_path / "data", cache=3)  # type: ignore[arg-type]
+        open_images(tmp_path / "data", cache=3)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------ labels
@@ -357,7 +357,7 @@ def test_labels_from_a_table_are_matched_by_name(tmp_path: Path) -> None:
     ):
         rows = "".join(f"{file},{label}\n" for file, label in zip(files, ("dog10", "dog9", "cat")))
         table.write_text("File,Label\n" + rows)
-        pictures = open_pictures(tmp_path / "data", labels=table)
+        pictures = open_images(tmp_path / "data", labels=table)
         assert pictures.labels is not None
         assert pictures.classes == ["cat", "dog9", "dog10"] and pictures.labels.tolist() == [0, 1, 2]
 
@@ -381,7 +381,7 @@ def test_numbers_stay_numbers_and_all_else_is_a_class(
 ) -> None:
     make(tmp_path / "data", "a.jpg", "b.jpg")
     (tmp_path / "t.tsv").write_text(f"name\tother\ty\na.jpg\t-\t{texts[0]}\nb.jpg\t-\t{texts[1]}\n")
-    pictures = open_pictures(tmp_path / "data", labels=tmp_path / "t.tsv")
+    pictures = open_images(tmp_path / "data", labels=tmp_path / "t.tsv")
     assert pictures.labels is not None
     assert pictures.labels.tolist() == expected
     assert (pictures.classes is not None) == (kind == "classes")
@@ -393,10 +393,10 @@ def test_labels_from_parquet_may_be_several_numbers(tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     make(tmp_path / "data", "a.jpg", "b.jpg")
     pq.write_table(pa.table({"f": ["b.jpg", "a.jpg"], "x": [1.0, 2.0], "y": [3, 4]}), tmp_path / "t.parquet")
-    pictures = open_pictures(tmp_path / "data", labels=tmp_path / "t.parquet", columns=("f", "x", "y"))
+    pictures = open_images(tmp_path / "data", labels=tmp_path / "t.parquet", columns=("f", "x", "y"))
     assert pictures.labels is not None
     assert pictures.labels.tolist() == [[2.0, 4.0], [1.0, 3.0]]
-    pictures = open_pictures(tmp_path / "data", labels=tmp_path / "t.parquet", columns=["f", "y"])
+    pictures = open_images(tmp_path / "data", labels=tmp_path / "t.parquet", columns=["f", "y"])
     assert pictures.labels is not None and pictures.labels.tolist() == [4, 3]
 
 
@@ -405,22 +405,22 @@ def test_a_parquet_table_may_name_files_by_numbers_and_must_have_all_labels(tmp_
     pq = pytest.importorskip("pyarrow.parquet")
     make(tmp_path / "data", "7.jpg", "10.jpg")
     pq.write_table(pa.table({"image_id": [10, 7], "label": ["a", "b"]}), tmp_path / "t.parquet")
-    pictures = open_pictures(tmp_path / "data", labels=tmp_path / "t.parquet")
+    pictures = open_images(tmp_path / "data", labels=tmp_path / "t.parquet")
     assert pictures.labels is not None and pictures.labels.tolist() == [1, 0]
     pq.write_table(pa.table({"image_id": [10, 7], "label": ["a", None]}), tmp_path / "t.parquet")
     with pytest.raises(ArgumentError, match=r"t\.parquet names 7, and has no label for it"):
-        open_pictures(tmp_path / "data", labels=tmp_path / "t.parquet")
+        open_images(tmp_path / "data", labels=tmp_path / "t.parquet")
 
 
 def test_labels_may_be_a_mapping_or_a_list(tmp_path: Path) -> None:
     make(tmp_path, "a.jpg", "b.jpg")
     for labels in ({"b.jpg": "x", "a.jpg": "y"}, ["y", "x"], np.array(["y", "x"])):
-        pictures = open_pictures(tmp_path, labels=labels)
+        pictures = open_images(tmp_path, labels=labels)
         assert pictures.labels is not None
         assert pictures.classes == ["x", "y"] and pictures.labels.tolist() == [1, 0]
-    floats = open_pictures(tmp_path, labels=np.array([[0.5, 1], [2, 3]], np.float32)).labels
+    floats = open_images(tmp_path, labels=np.array([[0.5, 1], [2, 3]], np.float32)).labels
     assert floats is not None and floats.dtype == np.float32 and floats.shape == (2, 2)
-    numbers = open_pictures(tmp_path, labels=[1, 0], classes=["x", "y"])
+    numbers = open_images(tmp_path, labels=[1, 0], classes=["x", "y"])
     assert numbers.classes == ["x", "y"]
 
 
@@ -442,7 +442,7 @@ def test_labels_may_be_a_mapping_or_a_list(tmp_path: Path) -> None:
 def test_labels_that_do_not_fit_are_told_by_name(tmp_path: Path, labels: object, message: str) -> None:
     make(tmp_path, "a.jpg", "b.jpg")
     with pytest.raises(ArgumentError, match=message):
-        open_pictures(tmp_path, labels=labels)
+        open_images(tmp_path, labels=labels)
 
 
 def test_a_table_that_cannot_be_understood_says_so(tmp_path: Path) -> None:
@@ -458,9 +458,9 @@ def test_a_table_that_cannot_be_understood_says_so(tmp_path: Path) -> None:
     ):
         table.write_text(text)
         with pytest.raises(kind, match=message):
-            open_pictures(tmp_path / "data", labels=table)
+            open_images(tmp_path / "data", labels=table)
     with pytest.raises(ArgumentError, match="has no column 'x'"):
-        open_pictures(tmp_path / "data", labels=table, columns=("x", "label"))
+        open_images(tmp_path / "data", labels=table, columns=("x", "label"))
 
 
 # ------------------------------------------------------------ lists
@@ -469,14 +469,14 @@ def test_a_table_that_cannot_be_understood_says_so(tmp_path: Path) -> None:
 def test_a_list_keeps_its_order_and_may_have_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, "b/9.jpg", "a/1.jpg")
     paths = [tmp_path / "b" / "9.jpg", str(tmp_path / "a" / "1.jpg"), tmp_path / "b" / "9.jpg"]
-    pictures = open_pictures(paths)
+    pictures = open_images(paths)
     assert within(pictures, tmp_path) == ["b/9.jpg", "a/1.jpg", "b/9.jpg"] and pictures.labels is None
-    labelled = open_pictures([(path, label) for path, label in zip(paths, ("x", "y", "x"))])
+    labelled = open_images([(path, label) for path, label in zip(paths, ("x", "y", "x"))])
     assert labelled.labels is not None
     assert labelled.classes == ["x", "y"] and labelled.labels.tolist() == [0, 1, 0]
-    assert open_pictures(paths, labels=[0.5, 1, 2]).labels is not None
+    assert open_images(paths, labels=[0.5, 1, 2]).labels is not None
     monkeypatch.chdir(tmp_path)
-    relative = open_pictures(["a/1.jpg"])
+    relative = open_images(["a/1.jpg"])
     monkeypatch.chdir("/")
     assert bytes(relative.read(0)) == b"content of a/1.jpg"
 
@@ -486,27 +486,27 @@ def test_what_files_do_not_have_cannot_be_asked_of_them(tmp_path: Path, option: 
     make(tmp_path, "x/a.jpg", "x/b.jpg")
     for source in (tmp_path, [tmp_path / "x" / "a.jpg"]):
         with pytest.raises(ArgumentError, match=rf"{option}=.* is for "):
-            open_pictures(source, **{option: ["file", "label"] if option == "columns" else "x"})  # type: ignore[arg-type]
+            open_images(source, **{option: ["file", "label"] if option == "columns" else "x"})  # type: ignore[arg-type]
 
 
 def test_a_list_of_anything_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="the list of pictures is empty"):
-        open_pictures([])
+        open_images([])
     with pytest.raises(ArgumentError, match="both files and"):
-        open_pictures(["a.jpg", ("b.jpg", 1)])
+        open_images(["a.jpg", ("b.jpg", 1)])
     with pytest.raises(ArgumentError, match="3 is not a path"):
-        open_pictures([3])
+        open_images([3])
     with pytest.raises(ArgumentError, match="5 holds no pictures that are known"):
-        open_pictures(5)
+        open_images(5)
     with pytest.raises(ArgumentError, match="is not a path") as refused:
-        open_pictures([{"jpg": b"picture" * 10_000}])
+        open_images([{"jpg": b"picture" * 10_000}])
     assert len(str(refused.value)) < 500
 
 
 def test_a_pattern_of_pictures_is_told_what_to_do(tmp_path: Path) -> None:
     make(tmp_path, "x/a.jpg")
     with pytest.raises(ArgumentError, match=r"is a pattern, and only \.tar"):
-        open_pictures(tmp_path / "x" / "*.jpg")
+        open_images(tmp_path / "x" / "*.jpg")
 
 
 # ------------------------------------------------------------ reading
@@ -514,7 +514,7 @@ def test_a_pattern_of_pictures_is_told_what_to_do(tmp_path: Path) -> None:
 
 def test_a_file_that_goes_or_changes_later_is_told_by_name_or_read_as_it_is(tmp_path: Path) -> None:
     make(tmp_path, "a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg")
-    pictures = open_pictures(tmp_path)
+    pictures = open_images(tmp_path)
     (tmp_path / "a.jpg").unlink()
     (tmp_path / "b.jpg").write_bytes(b"other and longer content")
     (tmp_path / "c.jpg").write_bytes(b"")
@@ -534,14 +534,14 @@ def test_a_file_that_goes_or_changes_later_is_told_by_name_or_read_as_it_is(tmp_
 def test_a_link_to_nothing_is_told_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").symlink_to(tmp_path / "nothing")
     with pytest.raises(StaleSource, match="a link that leads nowhere"):
-        open_pictures(tmp_path).read(0)
+        open_images(tmp_path).read(0)
 
 
 def test_a_file_of_two_gigabytes_is_refused(tmp_path: Path) -> None:
     make(tmp_path, "a.jpg")
     os.truncate(tmp_path / "a.jpg", 2**31)
     with pytest.raises(BadImage, match=r"a\.jpg cannot be decoded: it has 2\.0 GiB"):
-        open_pictures(tmp_path).read(0)
+        open_images(tmp_path).read(0)
 
 
 def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -555,13 +555,13 @@ def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(PermissionError, match="Permission denied, while pictures were listed: .*/b7/'") as told:
-        open_pictures(tmp_path)
+        open_images(tmp_path)
     assert told.value.__notes__[0].startswith("hint: ")
 
 
 def test_opening_pictures_as_other_data_shows_the_way(tmp_path: Path) -> None:
     make(tmp_path, "cats/1.JPG")
-    with pytest.raises(ArgumentError, match=r"holds pictures.*\nhint: stoker\.images\("):
+    with pytest.raises(ArgumentError, match=r"contains images.*\nhint: stoker\.images\("):
         stoker.open(tmp_path)
-    with pytest.raises(ArgumentError, match=r"holds pictures.*\nhint: stoker\.images\("):
+    with pytest.raises(ArgumentError, match=r"contains images.*\nhint: stoker\.images\("):
         stoker.open(tmp_path / "cats" / "1.JPG")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, BadImage, DamagedFile, StaleSource
-from stoker.source.images import Pictures, listing, open_pictures
+from stoker.source.images import ImageSource, listing, open_images
 from stoker.source.images.labels import parsed
 from stoker.source.images.tar_members import Reading, members
 from stoker.source.known_file import known_file
@@ -126,7 +126,7 @@ def test_sizes_beyond_octal_digits_are_read(tmp_path: Path) -> None:
     with open(path, "wb") as file:
         file.write(entry.tobuf(tarfile.GNU_FORMAT))
         file.truncate(512 + entry.size + 1024)
-    pictures = open_pictures(path)
+    pictures = open_images(path)
     assert len(pictures) == 1
     with pytest.raises(BadImage, match=r"a\.tar: big\.jpg cannot be decoded: it has 9\.0 GiB"):
         pictures.read(0)
@@ -138,13 +138,13 @@ def test_compressed_archives_say_what_to_do(tmp_path: Path, packing: str) -> Non
     library: Any = {"gz": gzip, "bz2": bz2, "xz": lzma}[packing]
     (tmp_path / "a.tar").write_bytes(library.compress(plain))
     with pytest.raises(ArgumentError, match=r"is compressed \(.*\nhint: unpack it"):
-        open_pictures(tmp_path / "a.tar")
+        open_images(tmp_path / "a.tar")
     os.rename(tmp_path / "a.tar", tmp_path / f"a.tar.{packing}")
     with pytest.raises(ArgumentError, match=r"is compressed, .*\nhint: unpack it"):
-        open_pictures(tmp_path / f"a.tar.{packing}")
+        open_images(tmp_path / f"a.tar.{packing}")
     (tmp_path / "b.tar").write_bytes(b"no archive at all" * 100)
     with pytest.raises(DamagedFile, match="is not a tar archive"):
-        open_pictures(tmp_path / "b.tar")
+        open_images(tmp_path / "b.tar")
 
 
 # ------------------------------------------------------------ samples of archives
@@ -162,12 +162,12 @@ SHARD = [
 
 
 def test_files_with_one_key_are_a_sample(tmp_path: Path) -> None:
-    pictures = open_pictures(tar(tmp_path / "a.tar", SHARD))
+    pictures = open_images(tar(tmp_path / "a.tar", SHARD))
     assert [bytes(pictures.read(number)) for number in range(len(pictures))] == [b"first", b"second"]
     assert pictures.labels is not None and pictures.classes is None
     assert pictures.labels.tolist() == [5, 3]
     assert pictures.name(0) == f"{tmp_path / 'a.tar'}: dir.v1/000.jpg"
-    seg = open_pictures(tmp_path / "a.tar", column="seg.png", labels=False)
+    seg = open_images(tmp_path / "a.tar", column="seg.png", labels=False)
     assert len(seg) == 1 and bytes(seg.read(0)) == b"not the first"
 
 
@@ -177,16 +177,16 @@ def test_labels_are_text_or_a_field_of_json(tmp_path: Path) -> None:
         [(f"{number}.{ext}", data) for number, kind in enumerate(("dog", "cat")) for ext, data in (
             ("jpg", b""), ("json", json.dumps({"label": kind, "meta": {"age": number + 1.5}}).encode()))],
     )  # fmt: skip
-    pictures = open_pictures(path)
+    pictures = open_images(path)
     assert pictures.labels is not None
     assert pictures.classes == ["cat", "dog"] and pictures.labels.tolist() == [1, 0]
-    ages = open_pictures(path, label="meta.age").labels
+    ages = open_images(path, label="meta.age").labels
     assert ages is not None and ages.tolist() == [1.5, 2.5]
-    assert open_pictures(path, labels=False).labels is None
-    by_name = open_pictures(path, labels={"1": "x", "0": "y"})
+    assert open_images(path, labels=False).labels is None
+    by_name = open_images(path, labels={"1": "x", "0": "y"})
     assert by_name.labels is not None and by_name.labels.tolist() == [1, 0]
     with pytest.raises(ArgumentError, match="holds no label 'nothing'"):
-        open_pictures(path, label="nothing")
+        open_images(path, label="nothing")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_odd_labels_in_an_archive_are_numbers_or_names(
     tmp_path: Path, texts: list[str], classes: list[str] | None, labels: list[float]
 ) -> None:
     members = [member for n, text in enumerate(texts) for member in ((f"{n}.jpg", b"x"), (f"{n}.cls", text.encode()))]
-    pictures = open_pictures(tar(tmp_path / "a.tar", members))
+    pictures = open_images(tar(tmp_path / "a.tar", members))
     assert pictures.classes == classes
     assert pictures.labels is not None
     np.testing.assert_array_equal(pictures.labels, labels)
@@ -228,36 +228,36 @@ def test_any_labels_are_read_or_refused(texts: list[str], has_classes: bool) -> 
 def test_labels_that_some_pictures_lack_are_an_error(tmp_path: Path) -> None:
     one = tar(tmp_path / "a.tar", [("1.jpg", b""), ("1.cls", b"1"), ("2.jpg", b"")])
     with pytest.raises(ArgumentError, match=r"a\.tar has no label for 1 of its 2 pictures, the first of them 2\.jpg"):
-        open_pictures(one)
+        open_images(one)
     for ending, nothing in (("cls", b" \n"), ("json", b'{"label": ""}')):
         one = tar(
             tmp_path / f"{ending}.tar", [("1.jpg", b""), ("1.cls", b"1"), ("2.jpg", b""), (f"2.{ending}", nothing)]
         )
         with pytest.raises(ArgumentError, match=r"has no label for 1 of its 2 pictures, the first of them 2\.jpg"):
-            open_pictures(one)
+            open_images(one)
     tar(tmp_path / "b" / "0.tar", [("1.jpg", b""), ("1.cls", b"1")])
     tar(tmp_path / "b" / "1.tar", [("2.jpg", b"")])
     with pytest.raises(ArgumentError, match=r"1\.tar holds no labels, and other archives do"):
-        open_pictures(tmp_path / "b")
+        open_images(tmp_path / "b")
     bad = tar(tmp_path / "c.tar", [("1.jpg", b""), ("1.json", b"{not")])
     with pytest.raises(DamagedFile, match=r"c\.tar holds 1\.json, which is not JSON"):
-        open_pictures(bad)
+        open_images(bad)
     with pytest.raises(ArgumentError, match="there are no pictures in"):
-        open_pictures(tar(tmp_path / "d.tar", [("a.txt", b"")]))
+        open_images(tar(tmp_path / "d.tar", [("a.txt", b"")]))
     with pytest.raises(ArgumentError, match=r"no members that end in \.png in"):
-        open_pictures(tmp_path / "d.tar", column="png")
+        open_images(tmp_path / "d.tar", column="png")
     whole = tar(tmp_path / "e.tar", [("1.jpg", b""), ("1.json", b'{"age": 3}')])
     with pytest.raises(ArgumentError, match=r"label='json' is a whole JSON object in .*e\.tar, as in 1\.json"):
-        open_pictures(whole, label="json")
+        open_images(whole, label="json")
     plain = tar(tmp_path / "f.tar", [("1.jpg", b""), ("1.json", b"3")])
-    labels = open_pictures(plain, label="json").labels
+    labels = open_images(plain, label="json").labels
     assert labels is not None and labels.tolist() == [3]
 
 
 def test_a_table_finds_members_that_tar_names_from_the_dot_on(tmp_path: Path) -> None:
     path = tar(tmp_path / "a.tar", [("./x/1.jpg", b""), ("./y/1.jpg", b"")])
     (tmp_path / "t.csv").write_text("file,label\ny/1.jpg,0\nx/1.jpg,1\n")
-    pictures = open_pictures(path, labels=tmp_path / "t.csv")
+    pictures = open_images(path, labels=tmp_path / "t.csv")
     assert pictures.labels is not None and pictures.labels.tolist() == [1, 0]
 
 
@@ -275,16 +275,16 @@ def test_archives_are_found_by_pattern_range_folder_and_list(tmp_path: Path) -> 
     ):
         if expected is None:
             continue
-        pictures = open_pictures(given_path)
+        pictures = open_images(given_path)
         found = [bytes(pictures.read(number)) for number in range(len(pictures))]
         assert sorted(found) == sorted(expected) if given_path == tmp_path else found == expected
     tar(tmp_path / "s-001.tar", [("1.jpg", b"1")])
-    ranged = open_pictures(str(tmp_path / "s-{000..002}.tar"))
+    ranged = open_images(str(tmp_path / "s-{000..002}.tar"))
     assert [bytes(ranged.read(number)) for number in range(3)] == [b"0", b"1", b"2"]
     with pytest.raises(FileNotFoundError):
-        open_pictures(str(tmp_path / "s-{000..004}.tar"))
+        open_images(str(tmp_path / "s-{000..004}.tar"))
     with pytest.raises(FileNotFoundError, match="matches no file"):
-        open_pictures(str(tmp_path / "u-*.tar"))
+        open_images(str(tmp_path / "u-*.tar"))
 
 
 def test_an_archive_is_indexed_once_and_again_when_it_changed(
@@ -293,7 +293,7 @@ def test_an_archive_is_indexed_once_and_again_when_it_changed(
     import stoker.source.images.tar_shards as shards
 
     path = tar(tmp_path / "a.tar", SHARD)
-    first = open_pictures(path)
+    first = open_images(path)
     walks: list[Any] = []
     walk = shards._walked
 
@@ -302,15 +302,15 @@ def test_an_archive_is_indexed_once_and_again_when_it_changed(
         return walk(*given)
 
     monkeypatch.setattr(shards, "_walked", watched)
-    second = open_pictures(path)
+    second = open_images(path)
     assert not walks and second.fingerprint == first.fingerprint
     again = pickle.loads(pickle.dumps(second))
     assert bytes(again.read(1)) == b"second"
     (kept,) = own_cache.iterdir()
     kept.write_bytes(kept.read_bytes()[:-9])
-    assert open_pictures(path).fingerprint == first.fingerprint and len(walks) == 1
+    assert open_images(path).fingerprint == first.fingerprint and len(walks) == 1
     tar(path, [("9.jpg", b"another"), ("9.cls", b"0")])
-    assert bytes(open_pictures(path).read(0)) == b"another"
+    assert bytes(open_images(path).read(0)) == b"another"
     with pytest.raises(StaleSource, match=r"a\.tar is no longer the file that was opened"):
         again = pickle.loads(pickle.dumps(second))
         again.read(0)
@@ -320,10 +320,10 @@ def test_an_archive_that_took_the_place_of_another_is_indexed_anew(tmp_path: Pat
     for name, label in (("a", b"1"), ("b", b"2")):
         path = tar(tmp_path / f"{name}.tar", [(f"{name}.jpg", b""), (f"{name}.cls", label)])
         os.utime(path, (1e9, 1e9))
-    first = open_pictures(tmp_path / "a.tar")
+    first = open_images(tmp_path / "a.tar")
     assert first.labels is not None and first.labels.tolist() == [1]
     os.replace(tmp_path / "b.tar", tmp_path / "a.tar")  # of the same size and time, as from a backup
-    second = open_pictures(tmp_path / "a.tar")
+    second = open_images(tmp_path / "a.tar")
     assert second.labels is not None and second.labels.tolist() == [2]
 
 
@@ -331,7 +331,7 @@ def test_an_archive_that_was_just_written_is_not_trusted(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "FRESH_SECONDS", 3600.0)
-    open_pictures(tar(tmp_path / "a.tar", SHARD))
+    open_images(tar(tmp_path / "a.tar", SHARD))
     assert not own_cache.exists()
 
 
@@ -364,7 +364,7 @@ def test_hugging_face_columns_of_parquet_have_their_classes(tmp_path: Path) -> N
 
     pq.write_table(rows(tmp_path), tmp_path / "a.parquet", row_group_size=2)
     for path in (tmp_path / "a.parquet", [tmp_path / "a.parquet"], str(tmp_path / "*.parquet")):
-        pictures = open_pictures(path)
+        pictures = open_images(path)
         assert pictures.classes == ["cat", "dog"] and pictures.labels is not None
         assert pictures.labels.tolist() == [1, 0, 1]
         assert [bytes(pictures.read(number)) for number in (0, 1)] == [b"one", b"file beside"]
@@ -372,7 +372,7 @@ def test_hugging_face_columns_of_parquet_have_their_classes(tmp_path: Path) -> N
             pictures.read(2)
     again = pickle.loads(pickle.dumps(pictures))
     assert bytes(again.read(0)) == b"one" and again.fingerprint == pictures.fingerprint
-    named = open_pictures(tmp_path / "a.parquet", label="text")
+    named = open_images(tmp_path / "a.parquet", label="text")
     assert named.classes == ["a", "b", "c"]
 
 
@@ -380,27 +380,27 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     pq.write_table(table(image=[]).cast(table(image=[b""]).schema), tmp_path / "a.parquet")
     with pytest.raises(ArgumentError, match=r"there are no rows in .*a\.parquet"):
-        open_pictures(tmp_path / "a.parquet")
+        open_images(tmp_path / "a.parquet")
 
 
 def test_plain_columns_of_bytes_are_found_or_named(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(table(jpg=[b"x", b"y"], label=[0.5, 1.5]), tmp_path / "a.parquet")
-    pictures = open_pictures(tmp_path / "a.parquet")
+    pictures = open_images(tmp_path / "a.parquet")
     assert bytes(pictures.read(1)) == b"y" and pictures.labels is not None and pictures.labels.tolist() == [0.5, 1.5]
-    assert open_pictures(tmp_path / "a.parquet", labels=["q", "r"]).classes == ["q", "r"]
+    assert open_images(tmp_path / "a.parquet", labels=["q", "r"]).classes == ["q", "r"]
     pq.write_table(table(left=[b"x"], right=[b"y"], n=[1]), tmp_path / "b.parquet")
     with pytest.raises(ArgumentError, match=r"several columns that may be pictures \(left, right\)"):
-        open_pictures(tmp_path / "b.parquet")
-    assert bytes(open_pictures(tmp_path / "b.parquet", column="right").read(0)) == b"y"
+        open_images(tmp_path / "b.parquet")
+    assert bytes(open_images(tmp_path / "b.parquet", column="right").read(0)) == b"y"
     with pytest.raises(ArgumentError, match="holds int64, and no files of pictures"):
-        open_pictures(tmp_path / "b.parquet", column="n")
+        open_images(tmp_path / "b.parquet", column="n")
     with pytest.raises(ArgumentError, match="has no labels"):
-        open_pictures(tmp_path / "b.parquet", column="right", labels=True)
+        open_images(tmp_path / "b.parquet", column="right", labels=True)
     pq.write_table(table(image=[b"x", b"y"], label=[0, None]), tmp_path / "c.parquet")
     with pytest.raises(ArgumentError, match="row 1 of .* has no 'label'"):
-        open_pictures(tmp_path / "c.parquet")
+        open_images(tmp_path / "c.parquet")
 
 
 def test_a_saved_dataset_is_read_without_the_library_that_saved_it(tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_a_saved_dataset_is_read_without_the_library_that_saved_it(tmp_path: Pat
     with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), found.schema) as writer:
         writer.write_table(found)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
-    pictures = open_pictures(folder)
+    pictures = open_images(folder)
     assert pictures.classes == ["cat", "dog"] and bytes(pictures.read(0)) == b"one"
     assert pictures.name(0).endswith("data-00000-of-00001.arrow, row 0")
 
@@ -426,7 +426,7 @@ def test_a_store_with_a_column_of_files_is_a_source_of_pictures(tmp_path: Path) 
             writer.append(
                 {"image": bytes([number]) * 100 * (number % 3), "label": number % 2, "name": b"n%d\xff" % number}
             )
-    pictures = open_pictures(tmp_path / "store")
+    pictures = open_images(tmp_path / "store")
     assert len(pictures) == 9 and pictures.classes == ["a", "b"]
     assert pictures.labels is not None and pictures.labels.tolist() == [0, 1] * 4 + [0]
     for source in (pictures, pickle.loads(pickle.dumps(pictures))):
@@ -434,7 +434,7 @@ def test_a_store_with_a_column_of_files_is_a_source_of_pictures(tmp_path: Path) 
             assert bytes(source.read(number)) == bytes([number]) * 100 * (number % 3)
     assert pictures.name(3) == f"{tmp_path / 'store'}: n3\\xff"
     with pytest.raises(ArgumentError, match="has no column 'photo' of pictures"):
-        open_pictures(tmp_path / "store", column="photo")
+        open_images(tmp_path / "store", column="photo")
 
 
 def test_a_source_of_somebodys_own_is_taken_as_it_is() -> None:
@@ -452,5 +452,5 @@ def test_a_source_of_somebodys_own_is_taken_as_it_is() -> None:
         def name(self, position: int, /) -> str:
             return "own"
 
-    own: Pictures = Own()
-    assert open_pictures(own) is own
+    own: ImageSource = Own()
+    assert open_images(own) is own

@@ -49,7 +49,7 @@ def test_sequences_windows_and_borders_are_those_of_the_data(
         ends = np.cumsum([0, *(sum(map(len, document)) for document in documents)]).tolist()
         first = data.draw(st.integers(0, len(documents)))
         last = data.draw(st.integers(first, len(documents)))
-        assert source.borders(first, last).tolist() == ends[first : last + 1]
+        assert source.offsets(first, last).tolist() == ends[first : last + 1]
         length = data.draw(st.integers(0, len(flat)))
         starts = np.array(data.draw(st.lists(st.integers(0, len(flat) - length), max_size=9)), np.int64)
         assert source.windows(starts, length).tolist() == [flat[start : start + length] for start in starts]
@@ -98,7 +98,7 @@ def test_borders_that_are_not_there_are_refused(tmp_path: Path) -> None:
     write_megatron(tmp_path / "x", SEQUENCES)
     for first, last in ((-1, 2), (3, 2), (0, 6)):
         with pytest.raises(errors.ArgumentError, match=f"documents {first} to {last} are not in"):
-            Megatron(tmp_path / "x").borders(first, last)
+            Megatron(tmp_path / "x").offsets(first, last)
 
 
 def edited(path: Path, at: int, form: str, number: int) -> None:
@@ -140,7 +140,7 @@ def test_an_index_that_lies_is_refused(tmp_path: Path, lie: str) -> None:
     def read() -> None:
         source = Megatron(tmp_path / "x")
         source.__getitems__(range(len(source)))
-        source.borders(0, source.num_documents)
+        source.offsets(0, source.num_documents)
 
     with pytest.raises(errors.DamagedFile, match=words):
         read()

@@ -94,7 +94,7 @@ def test_files_are_given_as_a_path_a_pattern_a_folder_or_a_list(tmp_path: Path) 
     with pytest.raises(errors.ArgumentError, match="7 is not a path"):
         RawTokens([7])  # type: ignore[list-item]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(errors.ArgumentError, match="folder without .bin files"):
+    with pytest.raises(errors.ArgumentError, match="contains no .bin files"):
         RawTokens(tmp_path / "empty")
     with pytest.raises(errors.ArgumentError, match="not a regular file"):
         RawTokens(os.devnull)
@@ -140,7 +140,7 @@ def test_an_odd_number_of_bytes_is_refused(tmp_path: Path) -> None:
 
 def test_documents_are_not_known(tmp_path: Path) -> None:
     with pytest.raises(errors.ArgumentError, match="does not say where its documents begin"):
-        RawTokens(write(tmp_path, [[1, 2]])).borders(0, 1)
+        RawTokens(write(tmp_path, [[1, 2]])).offsets(0, 1)
 
 
 def test_crops_run_over_the_borders_of_files(tmp_path: Path) -> None:

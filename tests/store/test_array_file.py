@@ -68,7 +68,7 @@ def test_a_file_is_replaced_only_by_one_that_is_complete(tmp_path: Path) -> None
 
 def test_what_it_cannot_hold_is_refused(tmp_path: Path) -> None:
     for array in (np.array(["text"]), np.array([None]), np.zeros(2, "complex128"), np.zeros(2, "M8[s]")):
-        with pytest.raises(ArgumentError, match="an array file cannot hold .*\nhint: it holds bool, uint8"):
+        with pytest.raises(ArgumentError, match="array files cannot have .*\nhint: use one of bool, uint8"):
             save_array(tmp_path / "a", array)
     assert os.listdir(tmp_path) == []
 
@@ -78,7 +78,7 @@ def test_files_of_the_library_itself_are_opened(tmp_path: Path) -> None:
     assert open_array(tmp_path / "w.safetensors").tolist() == [[0, 1, 2], [3, 4, 5]]
     save_file({"w": np.zeros(2), "v": np.zeros(2)}, tmp_path / "two.safetensors")
     with pytest.raises(
-        DamagedFile, match="two.safetensors holds 2 arrays, and not one\nhint: open a store by its folder"
+        DamagedFile, match="two.safetensors contains 2 arrays, expected one\nhint: open a store by its folder"
     ):
         open_array(tmp_path / "two.safetensors")
 

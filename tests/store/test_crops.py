@@ -75,18 +75,18 @@ def test_shared_rows_are_two_views_of_the_same_memory(store: Store) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"length": 0}, "length=0 is not positive"),
-        ({"stride": 0}, "stride=0 is not positive\nhint: leave it out for rows that do not overlap"),
+        ({"length": 0}, "length must be positive, got 0"),
+        ({"stride": 0}, "stride must be positive, got 0\nhint: omit it for rows that do not overlap"),
         ({"dtype": "float32"}, "dtype=float32 cannot hold tokens of uint16\nhint: use int64, or None"),
         ({"dtype": "uint8"}, "dtype=uint8 cannot hold tokens of uint16"),
         ({"dtype": "int16"}, "dtype=int16 cannot hold tokens of uint16"),
-        ({"across": False, "shared": True}, "have labels of their own, which cannot share memory"),
+        ({"across": False, "shared": True}, "shared=True is not possible with across=False"),
         (
             {"across": False, "dtype": None},
-            "ignored=-100 is no number of uint16\nhint: use a signed dtype such as int64",
+            "ignored=-100 is out of range for uint16\nhint: use a signed dtype such as int64",
         ),
-        ({"across": False, "dtype": "uint16", "ignored": 0, "pad": -1}, "pad=-1 is no number of uint16"),
-        ({"across": False, "pad": 1 << 70}, "is no number of int64"),
+        ({"across": False, "dtype": "uint16", "ignored": 0, "pad": -1}, "pad=-1 is out of range for uint16"),
+        ({"across": False, "pad": 1 << 70}, "is out of range for int64"),
     ],
 )
 def test_what_cannot_work_is_refused(store: Store, options: dict[str, Any], told: str) -> None:
@@ -111,7 +111,7 @@ def test_a_row_outside_is_told(store: Store) -> None:
             crops[position]
     wrong: Any
     for wrong in (1.5, "1", True):
-        with pytest.raises(ArgumentError, match="a sample has one whole number as its position"):
+        with pytest.raises(ArgumentError, match="a position must be an int"):
             crops[wrong]
 
 
@@ -137,13 +137,13 @@ class Wrong:
     def windows(self, starts: Any, length: int) -> Any:
         return np.zeros((len(starts), length), np.uint16)
 
-    def borders(self, first: int, last: int) -> Any:
+    def offsets(self, first: int, last: int) -> Any:
         return self._borders[first : last + 1]
 
 
 @pytest.mark.parametrize("borders", [(0, 11, 10), (-1, 5, 10), (0, 5, 11), (5, 2, 10)])
 def test_borders_that_cannot_be_are_told(borders: tuple[int, ...]) -> None:
-    with pytest.raises(DataError, match="the borders of the documents from 0 on cannot be"):
+    with pytest.raises(DataError, match="document offsets are invalid from document 0"):
         Crops(Wrong(*borders), length=3, across=False)
 
 
@@ -151,7 +151,7 @@ def test_tokens_without_borders_have_no_rows_within_them() -> None:
     class Bare(Wrong):
         num_documents = 0
 
-    with pytest.raises(ArgumentError, match="the borders of these documents are not known"):
+    with pytest.raises(ArgumentError, match="across=False needs the offsets of documents"):
         Crops(Bare(), length=3, across=False)
 
 

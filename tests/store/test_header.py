@@ -52,9 +52,9 @@ def test_a_file_that_ends_in_its_first_bytes_is_told(length: int) -> None:
     [
         (0, "does not begin with the length"),
         (1, "does not begin with the length"),
-        (BLOCK - 7, f"says that its header has {BLOCK - 7} bytes, but the file has {BLOCK}"),
-        (1 << 62, "says that its header has 4611686018427387904 bytes"),
-        ((1 << 64) - 1, "says that its header has 18446744073709551615 bytes"),
+        (BLOCK - 7, f"has a header of {BLOCK - 7} bytes, but the file has {BLOCK}"),
+        (1 << 62, "has a header of 4611686018427387904 bytes"),
+        ((1 << 64) - 1, "has a header of 18446744073709551615 bytes"),
     ],
 )
 def test_a_length_that_cannot_be_is_told(first: int, told: str) -> None:
@@ -63,7 +63,7 @@ def test_a_length_that_cannot_be_is_told(first: int, told: str) -> None:
 
 
 def test_a_header_longer_than_safetensors_allows_is_not_read() -> None:
-    with pytest.raises(DamagedFile, match="says that its header has 100000001 bytes"):
+    with pytest.raises(DamagedFile, match="has a header of 100000001 bytes"):
         read((100_000_001).to_bytes(8, "little") + b"{}", 1 << 40)
 
 
@@ -76,13 +76,13 @@ def test_a_file_that_ends_within_its_header_is_told() -> None:
     ("text", "told"),
     [
         ("", "Expecting value"),
-        ("[]", "it is not a table"),
-        ("5", "it is not a table"),
+        ("[]", "it is not a JSON object"),
+        ("5", "it is not a JSON object"),
         ('{"a": 5}', "not subscriptable"),
         ('{"a": {}}', "'dtype'"),
         ('{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0]}}', "not enough values"),
-        ('{"__metadata__": 5}', "__metadata__ is not a table of texts"),
-        ('{"__metadata__": {"a": 5}}', "__metadata__ is not a table of texts"),
+        ('{"__metadata__": 5}', "__metadata__ is not an object of strings"),
+        ('{"__metadata__": {"a": 5}}', "__metadata__ is not an object of strings"),
         ('{"a": {"dtype": "U8", "dtype": "U8"}}', "a name occurs twice"),
         ('{"a": 1, "a": 1}', "a name occurs twice"),
         ("[" * 60_000, "recursion"),
@@ -100,23 +100,23 @@ def test_a_header_that_is_not_one_is_told(text: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (entry(0, 4, dtype="F8_E4M3"), "the type 'F8_E4M3' is not known"),
-        (entry(0, 4, dtype="V4"), "the type 'V4' is not known"),
-        (entry(-4, 0), "a size or an offset is not a number from 0"),
-        (entry(4, 0), "a size or an offset is not a number from 0"),
-        (entry(0, 1 << 62), "a size or an offset is not a number from 0"),
-        (entry(0, 4, shape=[-4]), "a size or an offset is not a number from 0"),
-        (entry(0, 4, shape=[4.0]), "a size or an offset is not a number from 0"),
-        (entry(0, 4, shape=[True, 4]), "a size or an offset is not a number from 0"),
-        (entry(0, 4, shape="4"), "a size or an offset is not a number from 0"),
+        (entry(0, 4, dtype="F8_E4M3"), "unknown dtype 'F8_E4M3'"),
+        (entry(0, 4, dtype="V4"), "unknown dtype 'V4'"),
+        (entry(-4, 0), "a size or an offset is not an integer from 0"),
+        (entry(4, 0), "a size or an offset is not an integer from 0"),
+        (entry(0, 1 << 62), "a size or an offset is not an integer from 0"),
+        (entry(0, 4, shape=[-4]), "a size or an offset is not an integer from 0"),
+        (entry(0, 4, shape=[4.0]), "a size or an offset is not an integer from 0"),
+        (entry(0, 4, shape=[True, 4]), "a size or an offset is not an integer from 0"),
+        (entry(0, 4, shape="4"), "a size or an offset is not an integer from 0"),
         (entry(0, 4, shape=[3]), "an array of U8 and shape \\[3\\] cannot have 4 bytes"),
         (entry(0, 4, dtype="F32", shape=[2]), "an array of F32 and shape \\[2\\] cannot have 4 bytes"),
         (entry(0, 4, shape=[1 << 61, 1 << 61]), "an array is too big, or has too many dimensions"),
         (entry(0, 0, shape=[0, 1 << 40, 1 << 40]), "an array is too big, or has too many dimensions"),
         (entry(0, 1, shape=[1] * 33), "an array is too big, or has too many dimensions"),
-        (entry(1, 5), f"the array 'a' begins at byte {BLOCK + 1} and not {BLOCK}"),
-        (entry(0, 3), f"is too long: it has {BLOCK + 4} bytes, and its header tells of {BLOCK + 3}"),
-        (entry(0, 5), f"is cut off: it has {BLOCK + 4} bytes, and its header tells of {BLOCK + 5}"),
+        (entry(1, 5), f"array 'a' begins at byte {BLOCK + 1} instead of {BLOCK}"),
+        (entry(0, 3), f"is too long: it has {BLOCK + 4} bytes, but {BLOCK + 3} according to its header"),
+        (entry(0, 5), f"is truncated: it has {BLOCK + 4} bytes, but {BLOCK + 5} according to its header"),
     ],
 )
 def test_an_array_that_cannot_be_is_told(wrong: dict[str, Any], told: str) -> None:
@@ -126,7 +126,7 @@ def test_an_array_that_cannot_be_is_told(wrong: dict[str, Any], told: str) -> No
 
 def test_arrays_that_overlap_or_leave_holes_are_told() -> None:
     for begin in (3, 5):
-        with pytest.raises(DamagedFile, match=f"the array 'b' begins at byte {BLOCK + begin} and not {BLOCK + 4}"):
+        with pytest.raises(DamagedFile, match=f"array 'b' begins at byte {BLOCK + begin} instead of {BLOCK + 4}"):
             read(head_of({"a": entry(0, 4), "b": entry(begin, 8)}) + bytes(8))
 
 

@@ -11,7 +11,7 @@ from stoker.store.lock import locked
 def test_a_lock_is_held_by_one_and_free_afterwards(tmp_path: Path) -> None:
     with (
         locked(tmp_path / "a"),
-        pytest.raises(ArgumentError, match="somebody else is writing"),
+        pytest.raises(ArgumentError, match="another process is writing"),
         locked(tmp_path / "a"),
     ):
         pass

@@ -18,7 +18,7 @@ import pytest
 import stoker
 from stoker.errors import ArgumentError, DamagedFile, PositionError, StaleSource, StoreMismatch
 from stoker.store import Column, Store, Writer, files, open_store
-from stoker.store.space import Space
+from stoker.store.space import AddressSpace
 
 COLUMNS = {"x": Column("int32", (3,)), "t": Column.ragged("uint16"), "text": Column.text(), "y": Column("float32")}
 NUM = 20
@@ -87,7 +87,7 @@ def test_a_column_is_read_into_what_is_given(store: Store) -> None:
     wide = np.zeros((2, 6), np.int32)
     store.read("x", [1, 5], out=wide[:, ::2])
     assert wide.tolist() == [[1, 0, 2, 0, 3, 0], [5, 0, 6, 0, 7, 0]]
-    with pytest.raises(ArgumentError, match="out has the shape \\(3, 3\\), the values \\(2, 3\\)"):
+    with pytest.raises(ArgumentError, match="out must have shape \\(2, 3\\), got \\(3, 3\\)"):
         store.read("x", [1, 5], out=np.zeros((3, 3)))
     for kind in (np.int16, np.uint32, np.bool_):
         with pytest.raises(ArgumentError, match=f"out is of {np.dtype(kind)}, which cannot hold every int32"):
@@ -111,7 +111,7 @@ def test_a_position_outside_is_told(store: Store, position: int) -> None:
 
 @pytest.mark.parametrize("position", [1.0, "1", None, True, slice(0, 2), [1, 2], 2**70])
 def test_what_is_no_position_is_told(store: Store, position: Any) -> None:
-    with pytest.raises(ArgumentError, match="whole numbers?(?: as its position)?, not"):
+    with pytest.raises(ArgumentError, match="must be (a list of ints|an int), got"):
         store[position]
 
 
@@ -121,16 +121,16 @@ def test_a_column_that_is_not_there_or_of_the_other_kind_is_told(store: Store) -
     with pytest.raises(ArgumentError, match="'t' is ragged\nhint: use read_ragged for ragged columns"):
         store.read("t", [0])
     for read in (store.read_ragged, store.lengths):
-        with pytest.raises(ArgumentError, match="'x' is of a fixed shape\nhint"):
+        with pytest.raises(ArgumentError, match="'x' has a fixed shape\nhint"):
             read("x", [0])
-    with pytest.raises(ArgumentError, match="'x' is of a fixed shape"):
+    with pytest.raises(ArgumentError, match="'x' has a fixed shape"):
         store.stretch("x")
 
 
 def test_a_stretch_is_of_single_numbers(tmp_path: Path) -> None:
     with Writer(tmp_path / "s", {"t": Column.ragged("uint16", (2,))}) as writer:
         writer.append({"t": [[1, 2]]})
-    with pytest.raises(ArgumentError, match="the values of 't' are not single numbers"):
+    with pytest.raises(ArgumentError, match="the values of 't' are not scalars"):
         open_store(tmp_path / "s").stretch("t")
 
 
@@ -164,14 +164,14 @@ def test_a_store_travels_as_its_path(store: Store) -> None:
     other = pickle.loads(pickle.dumps(store))
     assert other.path == store.path and same(other[5], 5)
     stretch = pickle.loads(pickle.dumps(store.stretch("t")))
-    assert stretch.num_values == sum(range(NUM)) and stretch.borders(0, 3).tolist() == [0, 0, 1, 3]
+    assert stretch.num_values == sum(range(NUM)) and stretch.offsets(0, 3).tolist() == [0, 0, 1, 3]
 
 
 def test_a_store_that_was_made_anew_meanwhile_is_not_the_one_that_was_sent(store: Store) -> None:
     sent = pickle.dumps(store)
     with Writer(store.path, {"x": Column("int32")}, overwrite=True) as writer:
         writer.append({"x": 1})
-    with pytest.raises(StaleSource, match="is no longer the file that was opened: the store was prepared anew"):
+    with pytest.raises(StaleSource, match="is no longer the file that was opened: the store was prepared again"):
         pickle.loads(sent)
 
 
@@ -266,7 +266,7 @@ def test_an_empty_store_is_one(tmp_path: Path) -> None:
     store = open_store(tmp_path / "s")
     assert len(store) == 0 and store.manifest.shards == ()
     assert store.__getitems__([]) == [] and len(store.tokens(column="t")) == 0
-    assert store.stretch("t").borders(0, 0).tolist() == [0]
+    assert store.stretch("t").offsets(0, 0).tolist() == [0]
     with pytest.raises(PositionError, match="position 0 is outside .*, which has 0 samples"):
         store[0]
 
@@ -294,7 +294,7 @@ def test_opening_reads_the_manifest_alone(store: Store, monkeypatch: pytest.Monk
         raise AssertionError("a shard was opened")
 
     monkeypatch.setattr(files, "opened", refusing)
-    monkeypatch.setattr(files, "Space", refusing)
+    monkeypatch.setattr(files, "AddressSpace", refusing)
     other = open_store(store.path)
     assert len(other.tokens(4, column="t")) == 47 and len(other) == NUM
 
@@ -308,7 +308,7 @@ def test_when_there_is_no_room_to_map_the_limits_are_named(store: Store, monkeyp
     def failing(*_: Any) -> int:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(Space, "_mapped", staticmethod(failing))
+    monkeypatch.setattr(AddressSpace, "_mapped", staticmethod(failing))
     with pytest.raises(OSError, match="Cannot allocate memory"):
         store[0]
     monkeypatch.undo()
@@ -323,6 +323,6 @@ def test_offsets_that_cannot_be_name_the_sample(tmp_path: Path) -> None:
     assert store[0]["tokens"].tolist() == [1, 2]
     with pytest.raises(
         DamagedFile,
-        match="s0.safetensors has offsets that cannot be: sample 1 of 'tokens' begins at 2 and ends at 1 of 3 values",
+        match="s0.safetensors has invalid offsets: sample 1 of 'tokens' begins at 2 and ends at 1 of 3 values",
     ):
         store[1]

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from stoker.errors import ArgumentError, DamagedBlock
 from stoker.store import Writer, open_store
-from stoker.store.reader import Stretch
+from stoker.store.reader import ColumnValues
 from tests.store.places import folder
 
 
-def stretch_of(path: Path, lengths: list[int], *, shard_bytes: int) -> Stretch:
+def stretch_of(path: Path, lengths: list[int], *, shard_bytes: int) -> ColumnValues:
     with Writer(path, {"tokens": "uint16[*]"}, shard_bytes=shard_bytes) as writer:
         writer.extend({"tokens": (np.arange(sum(lengths)) % 65536, lengths)})
     return open_store(path).stretch()
@@ -35,7 +35,7 @@ def test_samples_and_values_are_where_their_lengths_say(
         stretch = stretch_of(path / "s", lengths, shard_bytes=shard_bytes)
         first = chosen.draw(st.integers(0, len(lengths)))
         last = chosen.draw(st.integers(first, len(lengths)))
-        assert stretch.borders(first, last).tolist() == starts[first : last + 1].tolist()
+        assert stretch.offsets(first, last).tolist() == starts[first : last + 1].tolist()
         documents = np.array(chosen.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=9)), np.int64)
         begins, sizes = stretch.bounds(documents)
         assert begins.tolist() == starts[documents].tolist()
@@ -51,7 +51,7 @@ def test_samples_and_values_are_where_their_lengths_say(
 
 def test_borders_may_end_long_before_the_last_sample(tmp_path: Path) -> None:
     stretch = stretch_of(tmp_path / "s", [2] * 20_000, shard_bytes=4000)
-    assert stretch.borders(100, 110).tolist() == list(range(200, 222, 2))
+    assert stretch.offsets(100, 110).tolist() == list(range(200, 222, 2))
     crops = open_store(tmp_path / "s").tokens(1, across=False)
     assert crops[5]["tokens"].tolist() == [10]
 
@@ -60,13 +60,13 @@ def test_what_is_out_of_range_is_refused(tmp_path: Path) -> None:
     for shard_bytes in (40, 1 << 20):
         stretch = stretch_of(tmp_path / f"s{shard_bytes}", [3, 0, 5, 9, 20, 7], shard_bytes=shard_bytes)
         for number in (-1, 6, 1 << 40):
-            with pytest.raises(ArgumentError, match="not all are among 6 samples"):
+            with pytest.raises(ArgumentError, match="samples out of range: there are 6"):
                 stretch.bounds(np.array([0, number]))
         for number in (-1, 44, 1 << 40):
-            with pytest.raises(ArgumentError, match="not all are within 44 values"):
+            with pytest.raises(ArgumentError, match="values out of range: there are 44"):
                 stretch.documents_at(np.array([0, number]))
         for begin, size in ((-1, 1), (43, 2), (0, 1 << 40)):
-            with pytest.raises(ArgumentError, match="not all stretches are within a shard"):
+            with pytest.raises(ArgumentError, match="a range is not within one shard"):
                 stretch.spans(np.array([0, begin]), np.array([1, size]))
 
 

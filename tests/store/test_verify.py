@@ -62,9 +62,9 @@ def test_files_that_are_missing_cut_off_or_swapped_are_named(store: Store) -> No
     flip(store.path / third.file, 9)
     told = {damage.file: str(damage) for damage in verify(store.path).damages}
     assert told[first.file] == (
-        f"{first.file}: is cut off: it has {first.num_bytes - 1} bytes, and the manifest says {first.num_bytes}"
+        f"{first.file}: is truncated: it has {first.num_bytes - 1} bytes, but {first.num_bytes} in the manifest"
     )
-    assert told[second.file] == f"{second.file}: is missing, and the manifest tells of it"
+    assert told[second.file] == f"{second.file}: is listed in the manifest, but missing"
     assert told[third.file].startswith(f"{third.file}: has a header that cannot be read")
 
 
@@ -75,7 +75,7 @@ def test_offsets_that_do_not_ascend_are_told_even_if_checksums_are_right(tmp_pat
     ):
         folder = by_hand.write(tmp_path / str(number), [by_hand.of_tokens([1, 2, 3], offsets)])
         [damage] = verify(folder).damages
-        assert str(damage) == "s0.safetensors: the offsets of 'tokens' do not ascend from 0 to its 3 values"
+        assert str(damage) == "s0.safetensors: the offsets of 'tokens' do not increase from 0 to its 3 values"
 
 
 def test_a_file_that_is_read_in_small_parts_is_sound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Contact sheets: pictures are found in whatever a batch is, and shown as they are, with what is known about them."""
+"""Contact sheets: images are found in any kind of batch and shown with their labels and positions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker.view.sheet import _columns, draw_sheet
 
 
 def pixels(number: int = 6, height: int = 24, width: int = 20) -> NDArray[np.uint8]:
-    """Return pictures [B, H, W, 3], each with a color of its own and a gradient."""
+    """Return images [B, H, W, 3], each with a color of its own and a gradient."""
     colors = np.random.default_rng(1).integers(0, 200, (number, 1, 1, 3))
     gradient = np.linspace(0, 55, width).round()[None, None, :, None]
     return np.broadcast_to(colors + gradient, (number, height, width, 3)).astype(np.uint8)
@@ -62,7 +62,7 @@ def normalized() -> torch.Tensor:
         pytest.param([(one, number) for number, one in enumerate(NHWC)], id="list of samples"),
     ],
 )
-def test_pictures_are_found_and_keep_their_pixels(batch: Any) -> None:
+def test_images_are_found_and_keep_their_pixels(batch: Any) -> None:
     seen = find_images(batch, limit=64)
     assert np.array_equal(np.stack(seen.images), NHWC)
     assert seen.num_all == 6
@@ -71,7 +71,7 @@ def test_pictures_are_found_and_keep_their_pixels(batch: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_pictures_on_a_device_are_the_same_pictures() -> None:
+def test_images_on_a_device_are_the_same_images() -> None:
     for batch in (NCHW, (NCHW / 255).half()):
         assert np.array_equal(
             np.stack(find_images(batch.cuda(), limit=9).images), np.stack(find_images(batch, limit=9).images)
@@ -110,7 +110,7 @@ def test_what_is_no_number_is_magenta_and_counted() -> None:
     assert np.array_equal(seen.images[1], NHWC[1])
 
 
-def test_gray_transparent_and_single_pictures_are_drawn() -> None:
+def test_gray_transparent_and_single_images_are_drawn() -> None:
     [gray] = find_images(NHWC[0, :, :, 0], limit=9).images
     assert np.array_equal(gray, np.repeat(NHWC[0, :, :, :1], 3, -1))
     assert len(find_images(NCHW[:, :1], limit=9).images) == 6
@@ -123,18 +123,18 @@ def test_gray_transparent_and_single_pictures_are_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "told"),
+    ("batch", "expected"),
     [
         (torch.zeros(4), r"a tensor of shape \(4,\)"),
         ({"tokens": torch.zeros(2, 8)}, r"\{tokens: \(2, 8\)\}"),
-        ("a picture", "a str"),
+        ("an image", "a str"),
         ((torch.zeros(2, 5, 8, 8), 3), r"a tuple of a tensor of shape \(2, 5, 8, 8\), an int"),
         ([], "nothing"),
     ],
     ids=["vector", "tokens", "text", "five channels", "empty"],
 )
-def test_what_has_no_pictures_is_refused_and_described(batch: Any, told: str) -> None:
-    with pytest.raises(ArgumentError, match=told):
+def test_what_has_no_images_is_refused_and_described(batch: Any, expected: str) -> None:
+    with pytest.raises(ArgumentError, match=expected):
         stoker.view.batch(batch)
 
 
@@ -184,7 +184,7 @@ def test_the_sheet_holds_every_picture_where_it_belongs() -> None:
     assert (sheet[:8] == 255).all()  # paper
 
 
-def test_pictures_of_different_sizes_share_a_sheet() -> None:
+def test_images_of_different_sizes_share_a_sheet() -> None:
     sheet = stoker.view.batch([NHWC[0], pixels(1, 10, 40)[0], pixels(1, 300, 200)[0]], labels=["a", "b", "c"])
     assert sheet.height > 300
 
@@ -276,7 +276,7 @@ def test_a_loader_shows_its_next_batch_and_goes_on_as_if_nobody_had_looked(num_w
         positions=plan.recipe(0).positions.tolist(),
     )
     sheet = np.asarray(stoker.view.batch(loader))
-    # all but the last line, which tells that these were floats
+    # all but the last line, which says that these were floats
     assert np.array_equal(sheet[:-40], np.asarray(by_hand)[:-40])
     assert loader.recipe is None
     served = [((batch[0] * 0.5 + 0.5) * 255).round().byte() for batch in loader]

@@ -150,14 +150,14 @@ def _lines(tails: list[Tail], tracks: Tracks, every: float) -> None:
 
 
 def _frame(tails: list[Tail], tracks: Tracks, console: Console, *, height: int | None = None) -> RenderableType:
-    from stoker.lab.live import frame, letters_of
+    from stoker.lab.live import LiveFrame, letters_of
 
     now = time.time()
     ages = {str(tail.path): now - changed for tail in tails if (changed := tail.changed) is not None}
     remarks = [f"waiting for {tail.path}" for tail in tails if tail.changed is None]
     remarks += [f"nothing in {tail.path} yet" for tail in tails if tail.changed is not None and not len(tracks)]
     remarks += [f"{tail.num_bad:,} lines of {tail.path} are not records" for tail in tails if tail.num_bad]
-    return frame(
+    return LiveFrame(
         tracks,
         diagnosis=_diagnosis(tracks),
         ages=ages,
@@ -235,17 +235,16 @@ class _TopScreen:
         from rich.text import Text
 
         from stoker.lab.diagnose.verdict import diagnose
-        from stoker.lab.live import frame
+        from stoker.lab.live import LiveFrame
 
         self._tracks.add(run.loaders)
         lines, height = [], None
         if with_output:
             lines = last_lines(self._output, max(3, min(NUM_LINES, self._console.height // 3)))
             height = max(1, self._console.height - max(1, len(lines)))
+        above: RenderableType = Text("no batches yet", style="dim")
         if len(self._tracks):
-            above = frame(self._tracks, diagnosis=diagnose(run), letters=self._letters, height=height)
-        else:
-            above = Text("no batches yet", style="dim")
+            above = LiveFrame(self._tracks, diagnosis=diagnose(run), letters=self._letters, height=height)
         if not with_output:
             return above
         return Group(Text("\n".join(lines), style="dim", no_wrap=True, overflow="ellipsis"), above)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from stoker.cli.pictures import Column, Split, image_options
+from stoker.cli.image_options import ImageColumnOption, SplitOption, image_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,8 +96,8 @@ def images(
     ],
     workers: Annotated[int | None, typer.Option(min=0, help="Processes (default: one per core).")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
-    column: Column = None,
-    split: Split = None,
+    column: ImageColumnOption = None,
+    split: SplitOption = None,
 ) -> None:
     """Decode every image completely, and report each bad one with the reason.
 
@@ -158,9 +158,9 @@ def _print_images(found: ImageCheck, seconds: float, console: Console) -> None:
 
     for bad in found.bad:
         console.print(f"[bold red]{bad.kind}[/] [bold]{escape(bad.path)}[/]: {escape(bad.reason)}", soft_wrap=True)
-    speed = f"{found.num_pictures / seconds:,.0f} images/s"
+    speed = f"{found.num_images / seconds:,.0f} images/s"
     seen = (
-        f"{format_count(found.num_pictures, 'image')}, {format_bytes(found.num_bytes)} "
+        f"{format_count(found.num_images, 'image')}, {format_bytes(found.num_bytes)} "
         f"({format_duration(seconds)}, {speed})"
     )
     if found.is_sound:
@@ -186,7 +186,7 @@ def _facts(path: str, found: ImageCheck, seconds: float) -> dict[str, Any]:
     return {
         "path": path,
         "is_sound": found.is_sound,
-        "num_pictures": found.num_pictures,
+        "num_images": found.num_images,
         "num_bytes": found.num_bytes,
         "seconds": round(seconds, 3),
         "formats": found.formats,

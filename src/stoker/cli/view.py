@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stoker.cli.image_options import ImageColumnOption, LabelOption, LabelsOption, SplitOption, image_options
 from stoker.cli.pack import StrategyName
-from stoker.cli.pictures import Column, Label, Labels, Split, image_options
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -52,10 +52,10 @@ def images(
     seed: _Seed = 0,
     step: _Step = 0,
     columns: Annotated[int | None, typer.Option(min=1, help="Images per row.")] = None,
-    labels: Labels = None,
-    column: Column = None,
-    label: Label = None,
-    split: Split = None,
+    labels: LabelsOption = None,
+    column: ImageColumnOption = None,
+    label: LabelOption = None,
+    split: SplitOption = None,
 ) -> None:
     """Draw a contact sheet of a shuffled batch: each image after transforms, with its label and position.
 

@@ -65,7 +65,7 @@ def _call(name: str, hook: Callable[[dict[str, Any]], Any], *args: Any, **kwargs
 
 
 def _prepare(call: dict[str, Any]) -> Any:
-    """Return a loader of ours itself, driven by Accelerate from now on."""
+    """Return the Stoker loader itself, from now on driven by Accelerate."""
     loader = call["dataloader"]
     if not is_ours(loader):
         return _original["prepare_data_loader"](**call)
@@ -207,7 +207,7 @@ def _stream_generator(
     if "generator" not in (call["rng_types"] or ()):
         raise ArgumentError(
             f"{describe_class(loader.dataset)} draws from a generator of its own, which rng_types={rng_types} leaves "
-            "out: processes would share out different orders of it",
+            "out: processes would split different orders of it",
             hint="add 'generator' to the rng_types of the Accelerator, or leave them out",
         )
     return generator, [*rng_types, "generator"]
@@ -216,7 +216,7 @@ def _stream_generator(
 def _share_sampler(
     loader: DataLoader[Any], rank: int, num_ranks: int, call: dict[str, Any]
 ) -> tuple[torch.Generator | None, list[Any]]:
-    """Let Accelerate share out a sampler of the user's own, as in torch's loader; return what it synchronizes."""
+    """Let Accelerate split the user's own sampler, as in torch's loader; return what it synchronizes."""
     own: Any = loader.sampler if isinstance(loader.sampler, BatchSampler) else loader.batch_sampler
     rng_types = list(call["rng_types"] or ())
     inside = getattr(own, "sampler", None)
@@ -233,7 +233,7 @@ def _share_sampler(
             raise ArgumentError(
                 f"{describe_class(sampler)} already gives this process its share of the data, and Accelerate would "
                 "share that out again: most samples would never be read",
-                hint="leave out the sampler and pass shuffle=True: accelerator.prepare shares out the data",
+                hint="leave out the sampler and pass shuffle=True: accelerator.prepare splits the data",
             )
     stand_in = _original["prepare_data_loader"](
         TorchDataLoader(loader.dataset, batch_sampler=own),
@@ -367,7 +367,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
     def _position(self) -> tuple[dict[str, Any] | StateError, Recipe | None]:
         try:
             return super().state_dict(), super().recipe
-        except StateError as error:  # raised if somebody asks for the state of a stream that has none
+        except StateError as error:  # the state of a stream that has none was requested
             return error, super().recipe
 
     def _remainder(self, last: dict[str, Any] | StateError) -> int:
@@ -403,7 +403,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
         }
 
     def load_state_dict(self, state: dict[str, Any], *, grown: bool = False) -> None:
-        """Let the next iteration go on where `state` was taken."""
+        """Continue the next iteration where `state` was taken."""
         seedable = self._seedable
         if isinstance(state, dict) and state.get("kind") == "sampler":
             theirs, ours = state.get("num_processes", 1), getattr(self._own_batches, "num_processes", 1)
@@ -418,7 +418,7 @@ class PreparedLoader(DataLoader[Any], DataLoaderStateMixin):  # type: ignore[mis
 
     def _set_epoch_of_parts(self, epoch: int) -> None:
         super()._set_epoch_of_parts(epoch)
-        inside = getattr(self._own_batches, "batch_sampler", None)  # what Accelerate shares out
+        inside = getattr(self._own_batches, "batch_sampler", None)  # what Accelerate splits
         parts: tuple[Any, ...] = (inside, getattr(inside, "sampler", None))
         for part in parts:
             if hasattr(part, "set_epoch"):
@@ -477,7 +477,7 @@ def write_state(state: dict[str, Any], path: Path) -> None:
 
 
 def _save_state(call: dict[str, Any]) -> Any:
-    """Save the states of our loaders beside the others, each process its own."""
+    """Save the states of Stoker's loaders with the others, each process its own."""
     result = _original["save_accelerator_state"](**call)
     for number, loader in enumerate(call["dataloaders"]):
         if isinstance(loader, PreparedLoader):

@@ -222,7 +222,7 @@ def _run_epoch(call: dict[str, Any]) -> Any:
         warnings.warn(
             f"epoch {epoch} has more batches than the {call['steps_in_epoch']} that the Trainer counted, so the last "
             "ones were not trained on\n"
-            "hint: the length of an iterable dataset that workers share out by split() is an estimate; pass "
+            "hint: the length of an iterable dataset that is split across workers is an estimate; pass "
             "num_workers=1, or no length and max_steps=",
             stacklevel=2,
         )

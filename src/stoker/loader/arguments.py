@@ -109,7 +109,7 @@ _RANKS, _DEVICE, _ERRORS = "Ranks", "Device", "Errors and state"
 
 def _argument(
     section: str,
-    guides: str,
+    guides: tuple[str, ...],
     meaning: str,
     *,
     default: Any = MISSING,
@@ -127,19 +127,19 @@ class Arguments:
 
     dataset: Any = _argument(
         _DATA,
-        "switching",
+        ("guides/switching.md",),
         "Map-style dataset (`__len__` and `__getitem__`) or iterable dataset.",
         record=_class_name,
     )
     shuffle: bool | None = _argument(
         _DATA,
-        "plan",
+        ("concepts/plan.md",),
         '`True` shuffles all samples, differently in each epoch; same as `order="shuffle"`.',
         default=None,
     )
     order: str | Order | None = _argument(
         _DATA,
-        "plan",
+        ("concepts/plan.md",),
         '`"sequential"`, `"shuffle"`, `"window"` (near-sequential, for disks and object stores) or '
         "`stoker.Window(size=..., block=...)`. By default `shuffle` decides.",
         default=None,
@@ -147,7 +147,7 @@ class Arguments:
     )
     seed: int | None = _argument(
         _DATA,
-        "randomness",
+        ("guides/randomness.md",),
         "Integer from which the order and all random numbers are derived. By default it is drawn from `generator` or "
         "torch's global generator and saved in the state; with several ranks it is 0.",
         default=None,
@@ -155,43 +155,45 @@ class Arguments:
     )
     generator: torch.Generator | None = _argument(
         _DATA,
-        "randomness",
+        ("guides/randomness.md",),
         "Torch generator from which the seed is drawn when `seed` is not given.",
         default=None,
     )
     sampler: Any = _argument(
-        _DATA, "resuming", "Your own order of positions, instead of `shuffle` and `order`.", default=None
+        _DATA, ("guides/resuming.md",), "Your own order of positions, instead of `shuffle` and `order`.", default=None
     )
-    batch_sampler: Any = _argument(_DATA, "resuming", "Your own lists of positions, one for each batch.", default=None)
+    batch_sampler: Any = _argument(
+        _DATA, ("guides/resuming.md",), "Your own lists of positions, one for each batch.", default=None
+    )
     skip: tuple[tuple[int, int], ...] = _argument(
         _DATA,
-        "resuming",
+        ("guides/resuming.md",),
         "Ranges `(first, stop)` of steps to skip, for example after a loss spike. They are saved in the state.",
         default=(),
     )
     expect: Mapping[str, Any] | None = _argument(
         _DATA,
-        "stores",
+        ("guides/stores.md",),
         'Settings that the data must have been prepared with, such as `{"tokenizer": "tokenizer.json"}`; a mismatch is '
         "an error. For stores and datasets built from them.",
         default=None,
     )
     batch_size: int | None = _argument(
         _BATCHES,
-        "ranks",
+        ("guides/ranks.md",),
         "Samples per batch on this rank; the global batch has `batch_size * num_ranks`. `None` turns batching off.",
         default=1,
         check=_check_batch_size,
     )
     drop_last: bool = _argument(
         _BATCHES,
-        "plan",
+        ("concepts/plan.md",),
         '`True` drops the incomplete batch at the end of an epoch; same as `tail="drop"`.',
         default=False,
     )
     tail: Tail | None = _argument(
         _BATCHES,
-        "ranks",
+        ("guides/ranks.md",),
         'What happens to the incomplete batch at the end of an epoch: `"keep"` it short (the default), `"drop"` it, or '
         '`"pad"` it with samples marked in `loader.recipe.padding`.',
         default=None,
@@ -199,7 +201,7 @@ class Arguments:
     )
     collate_fn: Callable[[Any], Any] | None = _argument(
         _BATCHES,
-        "workers",
+        ("guides/workers.md",),
         "Function that makes a batch from a list of samples. By default tensors, arrays and numbers are stacked, as in "
         "torch.",
         default=None,
@@ -207,7 +209,10 @@ class Arguments:
     )
     num_workers: Choice = _argument(
         _PARALLEL,
-        "workers, auto",
+        (
+            "guides/workers.md",
+            "guides/auto.md",
+        ),
         'Worker processes, or `"auto"`: measured at the start and adjusted while training. `0` loads in the calling '
         "process.",
         default=0,
@@ -215,7 +220,10 @@ class Arguments:
     )
     num_threads: Choice = _argument(
         _PARALLEL,
-        "workers, auto",
+        (
+            "guides/workers.md",
+            "guides/auto.md",
+        ),
         "Threads in each worker process, or in the calling process without workers; the samples of a batch are spread "
         'over them. Without `num_workers`, `stoker.images` runs them in one worker process. `"auto"` measures, for '
         "datasets that several threads may read at once.",
@@ -224,67 +232,73 @@ class Arguments:
     )
     prefetch_factor: Choice | None = _argument(
         _PARALLEL,
-        "workers, auto",
+        (
+            "guides/workers.md",
+            "guides/auto.md",
+        ),
         'Batches loaded ahead for each worker process, or in total with threads only: a number or `"auto"`. The '
         "default is 2. With a GPU as `device`, it also limits the batches copied ahead.",
         default=None,
         check=_check_choice,
     )
     persistent_workers: bool = _argument(
-        _PARALLEL, "workers", "`True` keeps worker processes alive between epochs.", default=False
+        _PARALLEL, ("guides/workers.md",), "`True` keeps worker processes alive between epochs.", default=False
     )
     worker_init_fn: Callable[[int], Any] | None = _argument(
         _PARALLEL,
-        "workers",
+        ("guides/workers.md",),
         "Function called with the worker's number when a worker process starts.",
         default=None,
     )
     multiprocessing_context: Any = _argument(
         _PARALLEL,
-        "workers",
+        ("guides/workers.md",),
         'How worker processes start: `"fork"`, `"spawn"`, `"forkserver"` or a context.',
         default=None,
         record=None,  # recorded as start_method
     )
     in_order: bool = _argument(
-        _PARALLEL, "workers", "`False` yields batches from worker processes as they are finished.", default=True
+        _PARALLEL,
+        ("guides/workers.md",),
+        "`False` yields batches from worker processes as they are finished.",
+        default=True,
     )
     timeout: float = _argument(
         _PARALLEL,
-        "workers",
+        ("guides/workers.md",),
         "Seconds to wait for a batch before raising an error; `0` waits without limit. Needs workers or threads.",
         default=0,
     )
     distributed: bool = _argument(
         _RANKS,
-        "ranks",
+        ("guides/ranks.md",),
         "`True` reads rank and number of ranks from torch.distributed or the launcher (torchrun, Slurm, MPI).",
         default=False,
     )
     rank: int | None = _argument(
         _RANKS,
-        "ranks",
+        ("guides/ranks.md",),
         "Rank of this process, from 0. Pass it together with `num_ranks`.",
         default=None,
         record=None,  # Stats has a field for it
     )
     num_ranks: int | None = _argument(
         _RANKS,
-        "ranks",
+        ("guides/ranks.md",),
         "Number of ranks that split each global batch.",
         default=None,
         record=None,  # Stats has a field for it
     )
     mesh: DeviceMesh | Mapping[str, int] | Mesh | None = _argument(
         _RANKS,
-        "ranks",
+        ("guides/ranks.md",),
         "Torch `DeviceMesh`, dict of dimension sizes, or `stoker.Mesh`: for tensor, context or pipeline parallelism, "
         "where some ranks need the same batch.",
         default=None,
     )
     shard: Literal["auto"] | None = _argument(
         _RANKS,
-        "streams",
+        ("guides/streams.md",),
         '`"auto"` splits an iterable dataset across workers and ranks, so that each sample is read once. By default, '
         "as in torch, every worker reads all of it unless the dataset splits itself.",
         default=None,
@@ -292,7 +306,7 @@ class Arguments:
     )
     device: str | int | torch.device | None = _argument(
         _DEVICE,
-        "device",
+        ("guides/device.md",),
         'Device for the batches, such as `"cuda"`: they are copied ahead of time from pinned memory, on a separate '
         "CUDA stream.",
         default=None,
@@ -300,28 +314,30 @@ class Arguments:
     )
     to: To | None = _argument(
         _DEVICE,
-        "device",
+        ("guides/device.md",),
         "Dtype to convert to after the copy, or a dict from dtypes or field names to dtypes; tokens then travel as "
         "uint16, images as uint8.",
         default=None,
     )
     normalize: Normalize | Iterable[Any] | None = _argument(
         _DEVICE,
-        "device",
+        ("guides/device.md",),
         "`(mean, std)` per channel, or `stoker.Normalize`: computes `(x / 255 - mean) / std` of uint8 images on the "
         "device.",
         default=None,
     )
     pin_memory: bool = _argument(
         _DEVICE,
-        "device",
+        ("guides/device.md",),
         "`True` yields batches in pinned (page-locked) memory, for you to copy. Not needed with `device`.",
         default=False,
     )
-    pin_memory_device: str = _argument(_DEVICE, "device", "Deprecated and ignored, as in torch.", default="")
+    pin_memory_device: str = _argument(
+        _DEVICE, ("guides/device.md",), "Deprecated and ignored, as in torch.", default=""
+    )
     on_error: str | Policy = _argument(
         _ERRORS,
-        "bad-samples",
+        ("guides/bad-samples.md",),
         'What to do about a sample that cannot be read: `"raise"`, `"skip"`, or a `stoker.Policy` with limits. Skipped '
         "samples are listed in `loader.ledger`.",
         default="raise",
@@ -329,7 +345,7 @@ class Arguments:
     )
     snapshot_every_n_steps: int | None = _argument(
         _ERRORS,
-        "resuming",
+        ("guides/resuming.md",),
         "Accepted for scripts written for torchdata's `StatefulDataLoader`; no effect, because the state is exact "
         "after every batch.",
         default=None,

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from stoker.batch.builder import Builders, MapBuilders
 from stoker.batch.collation import Collation, positions_of
-from stoker.batch.ledger import Skipped
 from stoker.batch.result import BatchResult, EndOfStream
 from stoker.engine.inline import Inline
 from stoker.engine.task import Engine
-from stoker.foundation.finalizer import Finalizer
 from stoker.foundation.torch_private import pin_memory
 from stoker.loader.requests import ErrorCapturingIterator, MapRequests, StreamRequests
 from stoker.loader.state.progress import Progress
-from stoker.plan import Recipe, derived_key
+from stoker.plan import Recipe
 from stoker.source.protocols import batch_hint_of, can_split
 from stoker.tuning.parallelism import Parallelism
 
@@ -39,23 +37,9 @@ def start_engine(
     engine, driver = EngineBuilder(loader, progress).start()
     if loader._device is None:
         return engine, driver
-    from stoker.deliver import Delivery, NvJpeg
+    from stoker.loader.build_delivery import build_delivery
 
-    fallback: Any = None if loader._decode == "cpu" else HostDecodeFallback(batch_builders(loader))
-    delivery: Engine[BatchResult | EndOfStream] = Delivery(
-        engine,
-        loader._device,
-        depth=loader.prefetch_factor or 1,
-        widen=loader._widening,
-        of=_batch_of,
-        replaced=_with_batch,
-        on_rest=None if loader._ring is None else loader._ring.unwatch,
-        decoder=None if loader._decode == "cpu" else NvJpeg,
-        rescue=fallback,
-        split=loader.split,
-        counter=loader.counters.copies,
-    )
-    return delivery, driver
+    return build_delivery(loader, loader._device, engine), driver
 
 
 def batch_builders(loader: DataLoader[Any], pin: Callable[[Any], Any] | None = None) -> Builders[Any]:
@@ -197,82 +181,12 @@ class EngineBuilder:
 
     def workers(self, setting: Parallelism) -> Processes[BatchResult | EndOfStream]:
         """Return the worker processes: those that persist from the iteration before, or new ones."""
-        loader = self.loader
-        locks = self._pin is not None and self._pin.device is not None
-        if loader._ring is not None and loader._ring.is_foreign:
-            loader._ring = loader._processes = None  # they are the parent's, and so are its slots
-        if loader._processes is not None:
-            return loader._processes
-        is_delivered = loader._device is not None and loader._device.type == "cuda"
-        from stoker.engine.processes.engine import Processes
-        from stoker.engine.processes.requests import WorkerOptions
-        from stoker.engine.processes.worker import WorkerJob
-        from stoker.engine.slots.batch_pickle import SMALL_BYTES
-        from stoker.loader.worker_builders import WorkerBuilders, WorkerInit
+        from stoker.loader.build_workers import build_workers
 
-        if loader._ring is None:
-            from stoker.engine.slots.ring import Ring
-
-            page_lock = None
-            if locks:
-                from stoker.deliver import CudaPageLock
-
-                page_lock = CudaPageLock()
-            # a delivery sees to it that slots are not used again before their copies are complete
-            loader._ring = Ring(page_lock, is_watched=is_delivered)
-            Finalizer(loader, loader._ring.close)
-        options = WorkerOptions(
-            num_workers=setting.num_workers,
-            num_threads=setting.num_threads,
-            prefetch_factor=setting.prefetch_factor,
-            context=self.context(),
-            seed=derived_key(loader._schedule.seed, self.progress.epoch) >> 1,
-            timeout=loader.timeout,
-            in_order=loader.in_order,
-            is_assigned=loader._is_stream,
-            # what goes to a device at once need not be kept apart from its batch
-            small_bytes=0 if is_delivered else SMALL_BYTES,
-            pins_small=locks,
-            most_workers=0 if loader.auto is None else loader.auto.most_workers,
+        is_page_locked = self._pin is not None and self._pin.device is not None
+        return build_workers(
+            self.loader, setting, epoch=self.progress.epoch, context=self.context(), is_page_locked=is_page_locked
         )
-        builders = WorkerBuilders(batch_builders(loader), loader._chosen_epoch)
-        job = WorkerJob(builders, loader._schedule.dataset, WorkerInit(loader.worker_init_fn))
-        workers: Processes[BatchResult | EndOfStream] = Processes(
-            job, options, loader._ring, is_persistent=loader.persistent_workers, tally=loader.counters.worker_totals
-        )
-        if loader.persistent_workers:
-            loader._processes = workers
-        return workers
-
-
-def _batch_of(made: BatchResult | EndOfStream) -> Any:
-    return made.batch if isinstance(made, BatchResult) else None
-
-
-def _with_batch(made: BatchResult | EndOfStream, batch: Any) -> BatchResult | EndOfStream:
-    return made._replace(batch=batch) if isinstance(made, BatchResult) else made
-
-
-class HostDecodeFallback:
-    """Reads images that the device could not decode in the trainer's process, as a worker would.
-
-    What cannot be read here either is an error, or is replaced and noted.
-    """
-
-    def __init__(self, builders: Builders[Any]) -> None:
-        assert isinstance(builders, MapBuilders)
-        self._builders = builders
-
-    def read(self, made: BatchResult, position: Any, row: int) -> tuple[Any, list[Skipped]]:
-        """Return a batch of the sample at `position` alone, and what is to go into the ledger."""
-        skipped: list[Skipped] = []
-        samples = self._builders.read(made.recipe, [position], skipped, row)
-        return self._builders.collation.collate(made.recipe, samples), skipped
-
-    @staticmethod
-    def noted(made: BatchResult, notes: Sequence[list[Skipped]]) -> BatchResult:
-        """Return a batch with more for the ledger."""
-        return made._replace(skipped=[*made.skipped, *(entry for skipped in notes for entry in skipped)])
 
 
 class _Pin:

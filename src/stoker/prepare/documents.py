@@ -1,83 +1,80 @@
-"""The documents of a piece, in batches that suit a tokenizer."""
+"""Read the documents of a piece, in batches for a tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from stoker.errors import DamagedFile, StaleSource
-from stoker.prepare.batch import (
-    BATCH_BYTES,
+from stoker.prepare.arrow_text import ArrowTextFile, Unreadable
+from stoker.prepare.csv_documents import csv_documents
+from stoker.prepare.document_batch import (
     EMPTY,
     MAX_DOCUMENT_BYTES,
     NO_COLUMN,
     NOT_UTF8,
     TOO_LARGE,
-    Batch,
-    Gathered,
+    DocumentBatch,
+    PendingBatch,
     not_utf8,
+    open_input,
+    read_chunks,
     too_large,
 )
-from stoker.prepare.columns import ArrowFile, Unreadable
 from stoker.prepare.inputs import Input
-from stoker.prepare.json_array import from_json_array
-from stoker.prepare.line_documents import from_json_lines, from_plain_lines
-from stoker.prepare.lines import opened
-from stoker.prepare.paragraphs import from_paragraphs
+from stoker.prepare.json_array import json_array_documents
+from stoker.prepare.line_documents import json_documents, line_documents, paragraph_documents
 from stoker.prepare.pieces import Piece
-from stoker.prepare.settings import Settings
+from stoker.prepare.settings import TokenSettings
 from stoker.prepare.skips import Skips
-from stoker.prepare.table_documents import from_table
-from stoker.source.compression import unpacked
 from stoker.source.line_format import BOM
 
 
-def documents(
-    piece: Piece, settings: Settings, skips: Skips, reading: Callable[[int], None] = lambda _: None
-) -> Iterator[Batch]:
-    """Yield the documents of a piece in order, in batches of about a MiB; never one without documents.
+def read_documents(
+    piece: Piece, settings: TokenSettings, skips: Skips, reading: Callable[[int], None] = lambda _: None
+) -> Iterator[DocumentBatch]:
+    """Yield the documents of a piece in order, in batches of about a MiB that are never empty.
 
-    `reading` is called with the bytes of the piece that are read so far while a long document is.
+    `reading` is called, while a long document is read, with the bytes of the piece read so far.
 
-    A piece owns the lines and paragraphs that begin in its range. What cannot be used goes to `skips`, which may raise.
-    Memory is bounded by the batch and the largest document.
+    A piece owns the lines and paragraphs that begin in its range. Unusable documents are passed to `skips`, which may
+    raise. Memory is bounded by the batch and the largest document.
     """
     entry = piece.inputs[0]
     if entry.kind in ("parquet", "arrow"):
         batches = _from_columns(piece, settings.text_column, skips)
     elif entry.kind == "json":
-        batches = from_json_lines(piece, settings.text_column, skips)
+        batches = json_documents(piece, settings.text_column, skips)
     elif entry.kind == "json array":
-        batches = from_json_array(piece, settings.text_column, skips)
+        batches = json_array_documents(piece, settings.text_column, skips)
     elif entry.kind in ("csv", "tsv"):
-        batches = from_table(piece, settings.text_column, skips)
+        batches = csv_documents(piece, settings.text_column, skips)
     elif settings.documents == "line":
-        batches = from_plain_lines(piece, skips)
+        batches = line_documents(piece, skips)
     elif settings.documents == "paragraph":
-        batches = from_paragraphs(piece, skips)
+        batches = paragraph_documents(piece, skips)
     else:
         batches = _from_files(piece, skips, reading)
     return (batch for batch in batches if batch.texts)
 
 
-def _from_files(piece: Piece, skips: Skips, reading: Callable[[int], None]) -> Iterator[Batch]:
-    batch, num_read = Gathered(), 0
+def _from_files(piece: Piece, skips: Skips, reading: Callable[[int], None]) -> Iterator[DocumentBatch]:
+    batch, num_read = PendingBatch(), 0
     for number, entry in enumerate(piece.inputs):
-        batch.add(_whole(entry, number, skips, reading, num_read), number)
+        batch.add(_read_whole(entry, number, skips, reading, num_read), number)
         num_read += entry.num_bytes
-        if batch.num_bytes >= BATCH_BYTES:
-            yield batch.taken(num_read)
-    yield batch.taken(num_read)
+        if batch.is_full:
+            yield batch.take(num_read)
+    yield batch.take(num_read)
 
 
-def _whole(
+def _read_whole(
     entry: Input, number: int, skips: Skips, reading: Callable[[int], None], num_before: int
 ) -> tuple[str, int] | None:
     parts, size = [], 0
-    with opened(entry) as file:
+    with open_input(entry) as file:
         try:
-            for chunk in _chunks(entry, file):
+            for chunk in read_chunks(entry, file):
                 parts.append(chunk)
                 size += len(chunk)
                 reading(num_before + min(file.tell(), entry.num_bytes))
@@ -85,7 +82,7 @@ def _whole(
                     skips.note(TOO_LARGE, too_large("the file"), number=number)
                     return None
         except DamagedFile as error:
-            skips.note_cut(error, number=number)
+            skips.note_truncated(error, number=number)
             return None
     if entry.compression is None and size != entry.num_bytes:
         raise StaleSource(entry.path, what=f"it had {entry.num_bytes} bytes, and {size} were read")
@@ -100,17 +97,11 @@ def _whole(
         return None
 
 
-def _chunks(entry: Input, file: IO[bytes]) -> Iterator[bytes]:
-    if entry.compression is not None:
-        return unpacked(file, entry.compression, path=Path(entry.path), chunk_bytes=BATCH_BYTES)
-    return iter(lambda: file.read(BATCH_BYTES), b"")
-
-
-def _from_columns(piece: Piece, text_column: str, skips: Skips) -> Iterator[Batch]:
+def _from_columns(piece: Piece, text_column: str, skips: Skips) -> Iterator[DocumentBatch]:
     entry = piece.inputs[0]
     part_name = "row_group" if entry.kind == "parquet" else "record_batch"
     try:
-        file = ArrowFile(entry)
+        file = ArrowTextFile(entry)
     except Unreadable as error:
         skips.note("unreadable", str(error))
         return
@@ -126,7 +117,7 @@ def _from_columns(piece: Piece, text_column: str, skips: Skips) -> Iterator[Batc
             num_read = piece.num_bytes * (part + 1 - piece.start) // (stop - piece.start)
             try:
                 for array in file.texts(part, path):
-                    yield Batch(*_column_texts(array, row, skips), num_read)
+                    yield DocumentBatch(*_column_texts(array, row, skips), num_read)
                     row += len(array)
             except Unreadable as error:
                 skips.note("unreadable", str(error), **{part_name: part})
@@ -136,7 +127,7 @@ def _column_texts(array: Any, row: int, skips: Skips) -> tuple[list[str], int]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if not array.null_count:
+    if not array.null_count:  # all at once, if each text is usable: the common case
         try:
             texts = array.to_pylist()
         except UnicodeDecodeError:

@@ -1,6 +1,6 @@
-"""Pictures checked before a run: each is decoded from its first byte to its last, by all cores.
+"""Check images before a run: decode each from its first byte to its last, on all cores.
 
-JPEG is decoded at an eighth of its size where it can be: that reads every coefficient, and damage shows in those.
+JPEG is decoded at an eighth of its size if possible: that reads every coefficient, and damage shows in those.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from stoker.foundation import machine
 from stoker.prepare.worker_pool import Cell, WorkerPool
 from stoker.transform.image.decoding import MAX_PIXELS, decode
 from stoker.transform.image.pillow_decoding import png_depth
-from stoker.transform.image.view import View
+from stoker.transform.image.view import View, whole
 
 if TYPE_CHECKING:
-    from stoker.source.images import Pictures
+    from stoker.source.images import ImageSource
 
-EMPTY, NO_PICTURE, CUT_SHORT, DAMAGED, TOO_LARGE, UNREADABLE = (
+EMPTY, NOT_AN_IMAGE, TRUNCATED, DAMAGED, TOO_LARGE, UNREADABLE = (
     "empty",
-    "no picture",
-    "cut short",
+    "not an image",
+    "truncated",
     "damaged",
     "too large",
-    "cannot be read",
+    "unreadable",
 )
 
 HUGE_PIXELS = 50_000_000
-"""From here on a picture is worth a word: it takes a second, and 150 MB."""
+"""Images of this size are reported as huge: decoding one takes a second, and 150 MB."""
 
 PIECE = 32
-"""Pictures in one job: a second of large ones, so that the bar moves, and enough that handing over costs nothing."""
+"""Images in one job: about a second of work if they are large, so that progress is visible, and low overhead."""
 
 SCALE = 8
-"""The smallest that libjpeg decodes to: 1 in 8 pixels."""
+"""The smallest scale that libjpeg decodes at: 1/8."""
 
 ENDINGS = {
     "JPEG": ("jpg", "jpeg", "jpe", "jfif"),
@@ -51,47 +51,52 @@ ENDINGS = {
     "BMP": ("bmp", "dib"),
     "PPM": ("ppm", "pgm", "pbm", "pnm", "pfm"),
 }
-"""What names of each kind end in. Of other kinds nothing is said."""
+"""File extensions of each format. Those of other formats are not checked."""
 
 
-class BadPicture(NamedTuple):
-    """A picture that cannot be used."""
+class UnusableImage(NamedTuple):
+    """An image that cannot be used, and why."""
 
     path: str
     kind: str
-    """In a word or two: "empty", "no picture", "cut short", "damaged", "too large" or "cannot be read"."""
+    """"empty", "not an image", "truncated", "damaged", "too large" or "unreadable"."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCheck:
-    """What was found in a set of pictures."""
+    """Result of a check of a set of images."""
 
-    num_pictures: int
+    num_images: int
     num_bytes: int
     formats: dict[str, int]
-    """How many there are of each kind, such as JPEG, the most frequent first. Bad ones are not in it."""
-    bad: list[BadPicture] = field(default_factory=list)
-    """In the order of the pictures."""
+    """Number of good images by format, such as JPEG, the most frequent first."""
+    bad: list[UnusableImage] = field(default_factory=list)
+    """Unusable images, in order."""
     odd: dict[str, list[str]] = field(default_factory=dict)
-    """Good ones that are worth knowing about, by what is odd about them."""
+    """Names of good images with an unusual property, by property."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether every picture can be decoded."""
+        """Whether every image can be decoded."""
         return not self.bad
 
+    @property
+    def num_pictures(self) -> int:
+        """The earlier name of `num_images`."""
+        return self.num_images
+
     def bad_by_kind(self) -> dict[str, int]:
-        """Return how many bad ones there are of each kind, the most frequent first."""
+        """Return the number of unusable images of each kind, the most frequent first."""
         return dict(Counter(bad.kind for bad in self.bad).most_common())
 
 
-class _Seen(NamedTuple):
-    """What came of one picture."""
+class _CheckedImage(NamedTuple):
+    """Result of the check of one image."""
 
     num_bytes: int
     format: str | None
-    bad: BadPicture | None
+    bad: UnusableImage | None
     odd: list[str]
 
 
@@ -103,75 +108,75 @@ def check_images(
     watch: Callable[[int, int, int], None] | None = None,
     **options: Any,
 ) -> ImageCheck:
-    """Return which pictures of a folder, or of whatever else `stoker.images` takes, cannot be decoded, and why.
+    """Decode every image of a folder, or of any other source of `stoker.images`, and report which cannot be used.
 
-    A picture is bad if it is empty, no picture, cut short, damaged anywhere, larger than `max_pixels`, or cannot be
-    read. Some decoders make do with half a picture; this does not. It takes as many worker processes as there are
-    cores, or `num_workers`; with 0 it is done here. `watch` is told how many pictures and bytes are done, and how many
-    pictures there are. Other `options` say how to open the source, as for `stoker.images`.
+    Reports images that are empty, not images, truncated, damaged anywhere, larger than `max_pixels`, or unreadable;
+    partial images, which some decoders accept, are errors. `num_workers` is the number of processes (default: one per
+    core); 0 works in this one. `watch` is called with the number of images and bytes done, and the number of all
+    images. Other `options` are those of `stoker.images`.
     """
-    from stoker.source.images import open_pictures
+    from stoker.source.images import open_images
 
     if num_workers is not None and (isinstance(num_workers, bool) or num_workers < 0):
-        raise ArgumentError(f"num_workers={num_workers} is not a number of processes", hint="0 does it in this one")
-    pictures = open_pictures(source, **{"cache": False, "labels": False, **options})
-    jobs = [range(begin, min(begin + PIECE, len(pictures))) for begin in range(0, len(pictures), PIECE)]
+        raise ArgumentError(f"num_workers must be a number of processes, got {num_workers}", hint="0 works in this one")
+    images = open_images(source, **{"cache": False, "labels": False, **options})
+    jobs = [range(begin, min(begin + PIECE, len(images))) for begin in range(0, len(images), PIECE)]
     if num_workers is None:
         num_workers = min(machine.num_cores(), len(jobs)) if len(jobs) > 1 else 0
-    seen: dict[int, list[_Seen]] = {}
-    done, told = [0, 0], [0, 0]
+    seen: dict[int, list[_CheckedImage]] = {}
+    done, reported = [0, 0], [0, 0]
 
-    def tell(counts: Sequence[int]) -> None:
-        # A job that was just handed in is neither in work nor done yet: what was told once stays.
-        told[:] = max(told[0], done[0] + counts[0]), max(told[1], done[1] + counts[2])
+    def report(counts: Sequence[int]) -> None:
+        # A job that just ended is neither running nor counted as done yet: never report less than before.
+        reported[:] = max(reported[0], done[0] + counts[0]), max(reported[1], done[1] + counts[2])
         if watch is not None:
-            watch(told[0], told[1], len(pictures))
+            watch(reported[0], reported[1], len(images))
 
-    check = _Check(pictures, max_pixels)
-    with WorkerPool(check, num_workers=num_workers, described=_described, watch=tell) as crew:
-        for number, found in crew.results(jobs):
+    check = _Check(images, max_pixels)
+    with WorkerPool(check, num_workers=num_workers, describe=_describe, watch=report) as pool:
+        for number, found in pool.results(jobs):
             seen[number] = found
             done[0] += len(found)
             done[1] += sum(one.num_bytes for one in found)
-            tell((0, 0, 0))
-    return _gathered([one for number in range(len(jobs)) for one in seen[number]], pictures)
+            report((0, 0, 0))
+    return _summary([one for number in range(len(jobs)) for one in seen[number]], images)
 
 
 class _Check:
-    """The work on a stretch of pictures."""
+    """Checks a range of images."""
 
-    def __init__(self, pictures: Pictures, max_pixels: int) -> None:
-        self._pictures, self._max_pixels = pictures, max_pixels
+    def __init__(self, images: ImageSource, max_pixels: int) -> None:
+        self._images, self._max_pixels = images, max_pixels
 
-    def __call__(self, positions: range, counts: Cell) -> list[_Seen]:
+    def __call__(self, positions: range, counts: Cell) -> list[_CheckedImage]:
         found = []
         for position in positions:
-            found.append(self._seen(position))
+            found.append(self._check(position))
             counts[0] += 1
             counts[2] += found[-1].num_bytes
         return found
 
-    def _seen(self, position: int) -> _Seen:
-        name = self._pictures.name(position)
+    def _check(self, position: int) -> _CheckedImage:
+        name = self._images.name(position)
         try:
-            data = self._pictures.read(position)
+            data = self._images.read(position)
         except (OSError, DataError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-            return _Seen(0, None, BadPicture(name, UNREADABLE, reason), [])
+            return _CheckedImage(0, None, UnusableImage(name, UNREADABLE, reason), [])
         header = native.jpeg_header(data)
         try:
             if header is None:
                 self._decode_numbers(data, name)
             else:
                 decode(data, _eighth, name=name, max_pixels=self._max_pixels)
-            kind, odd = _told(data, header, name)
+            kind, odd = _format_and_oddities(data, header, name)
         except BadImage as error:
             kind = _kind(error, data, header, self._max_pixels)
-            return _Seen(len(data), None, BadPicture(name, kind, error.reason), [])
-        return _Seen(len(data), kind, None, odd)
+            return _CheckedImage(len(data), None, UnusableImage(name, kind, error.reason), [])
+        return _CheckedImage(len(data), kind, None, odd)
 
     def _decode_numbers(self, data: Any, name: str) -> None:
-        """Decode a picture, in the mode that keeps its numbers if they have no range that others know."""
+        """Decode an image, in a mode that keeps its values if their range is unknown."""
         try:
             decode(data, _one_pixel, name=name, max_pixels=self._max_pixels)
         except BadImage:
@@ -185,14 +190,13 @@ class _Check:
 
 
 def _eighth(width: int, height: int) -> View:
-    whole = (0, 0, width, height)
-    return View(whole, tuple(map(float, whole)), (max(1, height // SCALE), max(1, width // SCALE)))  # type: ignore[arg-type]
+    return whole(width, height)._replace(size=(max(1, height // SCALE), max(1, width // SCALE)))
 
 
 def _one_pixel(width: int, height: int) -> View:
-    """Return a view that costs nothing: other kinds are decoded whole, whatever is then made of them."""
+    """Return a minimal view: formats other than JPEG are always decoded completely."""
     del width, height
-    return View((0, 0, 1, 1), (0.0, 0.0, 1.0, 1.0), (1, 1))
+    return whole(1, 1)
 
 
 def _kind(error: BadImage, data: Any, header: native.JpegHeader | None, max_pixels: int) -> str:
@@ -201,18 +205,18 @@ def _kind(error: BadImage, data: Any, header: native.JpegHeader | None, max_pixe
     if not len(data):
         return EMPTY
     if isinstance(error.__cause__, UnidentifiedImageError):
-        return NO_PICTURE
+        return NOT_AN_IMAGE
     if header is not None and header.width * header.height > max_pixels:
         return TOO_LARGE
     if isinstance(error.__cause__, Image.DecompressionBombError) or "max_pixels" in error.reason:
         return TOO_LARGE
     is_cut = header is not None and not header.has_end
     said = error.reason.lower()
-    return CUT_SHORT if is_cut or "truncated" in said or "premature end" in said else DAMAGED
+    return TRUNCATED if is_cut or "truncated" in said or "premature end" in said else DAMAGED
 
 
-def _told(data: Any, header: native.JpegHeader | None, name: str) -> tuple[str, list[str]]:
-    """Return what kind of file a good picture is, and what is odd about it."""
+def _format_and_oddities(data: Any, header: native.JpegHeader | None, name: str) -> tuple[str, list[str]]:
+    """Return the format of a good image, and its unusual properties."""
     from PIL import Image
 
     odd = []
@@ -246,13 +250,13 @@ def _is_known(ending: str) -> bool:
     return any(ending in endings for endings in ENDINGS.values())
 
 
-def _gathered(seen: list[_Seen], pictures: Pictures) -> ImageCheck:
+def _summary(seen: list[_CheckedImage], images: ImageSource) -> ImageCheck:
     odd: dict[str, list[str]] = {}
     for position, one in enumerate(seen):
         for what in one.odd:
-            odd.setdefault(what, []).append(pictures.name(position))
+            odd.setdefault(what, []).append(images.name(position))
     return ImageCheck(
-        num_pictures=len(seen),
+        num_images=len(seen),
         num_bytes=sum(one.num_bytes for one in seen),
         formats=dict(Counter(one.format for one in seen if one.format is not None).most_common()),
         bad=[one.bad for one in seen if one.bad is not None],
@@ -260,5 +264,5 @@ def _gathered(seen: list[_Seen], pictures: Pictures) -> ImageCheck:
     )
 
 
-def _described(positions: range) -> str:
-    return f"pictures {positions.start} to {positions.stop - 1}"
+def _describe(positions: range) -> str:
+    return f"images {positions.start} to {positions.stop - 1}"

@@ -1,4 +1,4 @@
-"""The files that a preparation reads: found, put in order, and known by their content."""
+"""The files that a preparation reads: found, sorted, and identified by their content."""
 
 from __future__ import annotations
 
@@ -16,114 +16,113 @@ from typing import Any, Literal
 
 from stoker.errors import ArgumentError, DamagedFile, StaleSource
 from stoker.foundation import machine
-from stoker.source.compression import Compression, check_readable, compression_of, require_library, unpacked
+from stoker.source.compression import Compression, check_readable, compression_of, decompress, require_library
 from stoker.source.line_format import BOM
 
 Kind = Literal["parquet", "arrow", "json", "json array", "csv", "tsv", "text"]
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-# What is taken from a folder. A file that is named itself may have any suffix, and is text unless listed here.
+# Suffixes read from folders. A file given by its path may have any suffix, and is text unless listed here.
 _IN_FOLDERS: dict[str, Kind] = {
     ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".jsonl": "json", ".ndjson": "json", ".txt": "text",
     ".text": "text", ".md": "text",
 }  # fmt: skip
 _NAMED: dict[str, Kind] = _IN_FOLDERS | {".json": "json", ".csv": "csv", ".tsv": "tsv"}
 
-_LINES: tuple[Kind, ...] = ("json", "json array", "csv", "tsv", "text")
-"""What may be compressed."""
+_COMPRESSIBLE: tuple[Kind, ...] = ("json", "json array", "csv", "tsv", "text")
 
 _BLOCK_BYTES = 1 << 20
-"""Read and hashed at a time. Hashing lets other threads run, and is faster than any disk."""
+"""Read and hashed at a time. Hashing releases the GIL, and is faster than any disk."""
 
 _HEAD_BYTES = 4096
-"""Of a JSON file, to see whether it is an array."""
+"""Read from a JSON file to see whether it is an array."""
 
 _MAX_HASHING_THREADS = 8
-_LOOK_SECONDS = 0.1
+_REPORT_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """One file, as it was when it was found."""
+    """One file, with its size and time when it was found."""
 
     path: str
-    """As it was given, or below the folder that was given."""
+    """As given, or below the given folder."""
     kind: Kind
     compression: Compression | None
     num_bytes: int
     mtime_ns: int
     digest: str = ""
-    """xxh3_128 of the content, in hexadecimal; empty until it is known."""
+    """xxh3_128 of the content, in hexadecimal; empty if not computed yet."""
 
     def to_meta(self) -> dict[str, Any]:
-        """Return what a manifest keeps of it."""
+        """Return the file as recorded in the manifest."""
         return {"path": self.name, "num_bytes": self.num_bytes, "mtime_ns": self.mtime_ns, "digest": self.digest}
 
     @property
     def name(self) -> str:
-        """The path as text, whatever bytes are in it."""
+        """The path as text; bytes that are not UTF-8 are escaped."""
         return os.fsencode(self.path).decode(errors="backslashreplace")
 
     def check(self, found: os.stat_result) -> None:
-        """Raise `StaleSource` unless `found` is the file this was made of."""
+        """Raise `StaleSource` unless `found` has the size and time of this file."""
         if found.st_size != self.num_bytes:
             raise StaleSource(self.path, what=f"it had {self.num_bytes} bytes and has {found.st_size}")
         if found.st_mtime_ns != self.mtime_ns:
-            raise StaleSource(self.path, what="its size is the same but it was written to since")
+            raise StaleSource(self.path, what="its size is the same, but its modification time changed")
 
 
-def found(paths: Paths, *, without: Path | None = None) -> tuple[Input, ...]:
-    """Return the files at `paths`: files, patterns (`**` reaches into folders) and folders with all below them.
+def find_inputs(paths: Paths, *, without: Path | None = None) -> tuple[Input, ...]:
+    """Return the files at `paths`: files, patterns (`**` includes subfolders) and folders with all files below.
 
-    In natural order of their paths (`part-9` before `part-10`), each once, however they were given. Folders give the
-    files whose suffix tells what they are; what begins with a dot is left out. So is what is in `without`, however it
-    was given: the folder that is filled may lie among the inputs, and the same command must work again.
+    They are in natural order of their paths (`part-9` before `part-10`), each once. From folders, files with a known
+    suffix are taken, except hidden ones. Files in `without` are always left out: the output folder may be among the
+    inputs, and the same command must work again.
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    by_place: dict[str, Input] = {}
-    barred = None if without is None else os.path.realpath(without)
-    for given in paths:
-        for path in _matches(os.fspath(given)):
-            if barred is not None and f"{os.path.realpath(path)}/".startswith(f"{barred}/"):
+    by_path: dict[str, Input] = {}
+    excluded = None if without is None else os.path.realpath(without)
+    for one in paths:
+        for path in _matches(os.fspath(one)):
+            if excluded is not None and f"{os.path.realpath(path)}/".startswith(f"{excluded}/"):
                 continue
-            files = _in_folder(path, barred) if os.path.isdir(path) else [path]
+            files = _in_folder(path, excluded) if os.path.isdir(path) else [path]
             kinds = _IN_FOLDERS if os.path.isdir(path) else _NAMED
             for file in files:
-                by_place.setdefault(os.path.realpath(file), _input(file, kinds))
-    if not by_place:
-        raise ArgumentError("no input files were given", hint="pass files, patterns or folders")
-    return tuple(sorted(by_place.values(), key=lambda entry: _natural(entry.path)))
+                by_path.setdefault(os.path.realpath(file), _input(file, kinds))
+    if not by_path:
+        raise ArgumentError("no input files given", hint="pass files, patterns or folders")
+    return tuple(sorted(by_path.values(), key=lambda entry: _natural(entry.path)))
 
 
-def identified(
-    inputs: Sequence[Input], known: Iterable[Mapping[str, Any]], *, tell: Callable[[int], None] | None = None
+def identify_inputs(
+    inputs: Sequence[Input], known: Iterable[Mapping[str, Any]], *, progress: Callable[[int], None] | None = None
 ) -> tuple[Input, ...]:
     """Return `inputs` with their digests.
 
-    Those that `known` (entries of a manifest) has with the same path, size and time are taken over; the others are
-    read, several at once. `tell` is called now and then with the number of bytes read so far.
+    Digests in `known` (entries of a manifest) with the same path, size and time are reused; other files are read, in
+    several threads. `progress` is called regularly with the number of bytes read so far.
     """
     kept = {(entry["path"], entry["num_bytes"], entry["mtime_ns"]): entry["digest"] for entry in known}
     digests = [kept.get((entry.name, entry.num_bytes, entry.mtime_ns)) for entry in inputs]
     if not all(digests):
         unknown = [number for number, digest in enumerate(digests) if not digest]
-        for number, digest in zip(unknown, _digests([inputs[number] for number in unknown], tell), strict=True):
+        for number, digest in zip(unknown, _digests([inputs[number] for number in unknown], progress), strict=True):
             digests[number] = digest
     return tuple(replace(entry, digest=digest or "") for entry, digest in zip(inputs, digests, strict=True))
 
 
-def _digests(inputs: Sequence[Input], tell: Callable[[int], None] | None) -> list[str]:
-    reading = _Reading(inputs)
+def _digests(inputs: Sequence[Input], progress: Callable[[int], None] | None) -> list[str]:
+    reading = _Hashing(inputs)
     num_threads = min(_MAX_HASHING_THREADS, machine.num_cores())
     with ThreadPoolExecutor(num_threads, thread_name_prefix="stoker-hash") as threads:
         try:
-            # a task for each thread and not for each file: of those there may be millions, looked through at every tick
+            # one task per thread, not per file: there may be millions, and `wait` looks at all of them
             pending = {threads.submit(reading.run) for _ in range(num_threads)}
             while pending:
-                done, pending = wait(pending, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
-                if tell is not None:
-                    tell(reading.num_bytes)
+                done, pending = wait(pending, timeout=_REPORT_SECONDS, return_when=FIRST_EXCEPTION)
+                if progress is not None:
+                    progress(reading.num_bytes)
                 for result in done:
                     result.result()
         except BaseException:
@@ -132,8 +131,8 @@ def _digests(inputs: Sequence[Input], tell: Callable[[int], None] | None) -> lis
     return reading.digests
 
 
-class _Reading:
-    """Files on their way through the hash, in several threads."""
+class _Hashing:
+    """Queue of files to hash, shared by several threads."""
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         self.digests = [""] * len(inputs)
@@ -143,7 +142,7 @@ class _Reading:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Take one file after the other, until there are none left."""
+        """Hash one file after the other, until none are left."""
         while not self.is_over:
             with self._lock:
                 number, entry = next(self._waiting, (-1, None))
@@ -152,7 +151,7 @@ class _Reading:
             self.digests[number] = self._digest(entry)
 
     def _digest(self, entry: Input) -> str:
-        """Return the digest of a file that has not changed since it was found."""
+        """Return the digest of a file; raise `StaleSource` if it has changed since it was found."""
         import xxhash
 
         digest, num_bytes, block = xxhash.xxh3_128(), 0, memoryview(bytearray(_BLOCK_BYTES))
@@ -173,8 +172,8 @@ def _matches(given: str) -> list[str]:
         return [given]
     matches = glob.glob(given, recursive=True) if glob.has_magic(given) else []
     if not matches:
-        what = "matches nothing" if glob.has_magic(given) else "is not there"
-        raise ArgumentError(f"the input {given} {what}", hint="pass files, patterns or folders that exist")
+        what = "matches no files" if glob.has_magic(given) else "does not exist"
+        raise ArgumentError(f"the input {given} {what}", hint="pass existing files, patterns or folders")
     return matches
 
 
@@ -183,21 +182,20 @@ def _in_folder(folder: str, without: str | None) -> list[str]:
     if not files:
         suffixes = ", ".join(_IN_FOLDERS)
         raise ArgumentError(
-            f"the folder {folder} holds no file to read ({suffixes}; also .gz, .zst, .xz and .bz2 of the last five)",
-            hint="pass files by name or by a pattern if they have other suffixes: .json and .csv are read as what they "
-            "are, all others as text",
+            f"the folder {folder} contains no file to read ({suffixes}; also .gz, .zst, .xz and .bz2 of the last five)",
+            hint="pass other files by path or pattern: .json and .csv are read as such, all others as text",
         )
     return files
 
 
 def _walked(folder: str, without: str | None, above: tuple[str, ...] = ()) -> Iterator[str]:
     place = os.path.realpath(folder)
-    if place == without or place in above:  # a link to a folder above would lead round and round
+    if place == without or place in above:  # a link to a folder above it would never end
         return
     if (listed := _hugging_face_files(folder)) is not None:
         yield from listed
         return
-    for name in sorted(os.listdir(folder)):  # of two links to a file, the same one is taken everywhere
+    for name in sorted(os.listdir(folder)):  # sorted: of two links to a file, the same one is used everywhere
         path = os.path.join(folder, name)
         if name.startswith("."):
             continue
@@ -208,9 +206,9 @@ def _walked(folder: str, without: str | None, above: tuple[str, ...] = ()) -> It
 
 
 def _hugging_face_files(folder: str) -> list[str] | None:
-    """Return the data files of a folder that `Dataset.save_to_disk` wrote, or None if it is another one.
+    """Return the data files of a folder written by `Dataset.save_to_disk`; None if it is another folder.
 
-    Beside them may lie the caches of transformed copies, with the same suffix.
+    Caches of transformed copies, with the same suffix, may be next to them.
     """
     splits = _json_at(os.path.join(folder, "dataset_dict.json"))
     if isinstance(splits, dict) and isinstance(splits.get("splits"), list):
@@ -242,7 +240,7 @@ def _kind_of(path: str, kinds: Mapping[str, Kind]) -> Kind | None:
     inner = Path(path)
     if compression_of(inner) is not None:
         kind = kinds.get(inner.with_suffix("").suffix.lower())
-        return kind if kind in _LINES else None
+        return kind if kind in _COMPRESSIBLE else None
     return kinds.get(inner.suffix.lower())
 
 
@@ -254,7 +252,7 @@ def _input(path: str, kinds: Mapping[str, Kind]) -> Input:
         )
     check_readable(Path(path))
     kind = _kind_of(path, kinds) or "text"
-    compression = compression_of(Path(path)) if kind in _LINES else None
+    compression = compression_of(Path(path)) if kind in _COMPRESSIBLE else None
     if compression is not None:
         require_library(compression)
     if kind == "json" and _is_array(Path(path), compression):
@@ -263,20 +261,20 @@ def _input(path: str, kinds: Mapping[str, Kind]) -> Input:
 
 
 def _is_array(path: Path, compression: Compression | None) -> bool:
-    """Return whether a JSON file is one array, and not a value in each line: whether it begins with a bracket."""
+    """Return whether a JSON file is one array, rather than a value per line: whether it begins with a bracket."""
     with open(path, "rb") as file:
         blocks: Iterator[bytes] = iter(lambda: file.read(_HEAD_BYTES), b"")
         if compression is not None:
-            blocks = unpacked(file, compression, path=path, chunk_bytes=_HEAD_BYTES)
+            blocks = decompress(file, compression, path=path, chunk_bytes=_HEAD_BYTES)
         try:
             for block in blocks:
                 if head := block.removeprefix(BOM).lstrip():
                     return head.startswith(b"[")
         except DamagedFile:
-            pass  # whoever reads it will say so
+            pass  # reading it raises the error
     return False
 
 
 def _natural(path: str) -> tuple[list[str | int], str]:
-    """Return what sorts `part-9` before `part-10`: text and numbers take turns, so that like is compared with like."""
+    """Return a key that sorts `part-9` before `part-10`: text and numbers alternate, to be comparable."""
     return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"(\d+)", path))], path

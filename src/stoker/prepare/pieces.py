@@ -1,4 +1,4 @@
-"""The inputs cut into pieces: independent jobs, each a range of some inputs in, shards out."""
+"""Cut the inputs into pieces: independent jobs, each of which turns a range of the inputs into shards."""
 
 from __future__ import annotations
 
@@ -11,41 +11,40 @@ from itertools import pairwise
 from typing import Any
 
 from stoker.foundation import machine
-from stoker.prepare.columns import ArrowFile, Unreadable, column_bytes
+from stoker.prepare.arrow_text import ArrowTextFile, Unreadable
 from stoker.prepare.inputs import Input
-from stoker.prepare.settings import CODE, Settings
+from stoker.prepare.settings import CODE, TokenSettings
 
 _FILE_BYTES = 4096
-"""What a file counts for at least: opening it costs about as much as reading this."""
+"""Minimum weight of a file: opening it costs about as much as reading this."""
 
 _MAX_GROUP = 4
-"""Groups of small files may become this many times larger than a piece should be."""
-
+"""Maximum size of a group of small files, in sizes of a piece."""
 
 IN_ONE_PIECE = ("csv", "tsv", "json array")
-"""Kinds of which nobody knows where a document begins without reading all before it."""
+"""Kinds that cannot be split: where a document begins depends on everything before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of the inputs that is prepared in one go, whoever does it and wherever."""
+    """A part of the inputs that is one job."""
 
     inputs: tuple[Input, ...]
-    """One, or several small files that are one document each."""
+    """One file, or several small files that are one document each."""
     start: int = 0
     stop: int | None = None
-    """The range, in what `unit` says; None: to the end."""
+    """End of the range, in units of `unit`; None: the end of the file."""
     num_bytes: int
-    """How much of the inputs that is, as they lie on disk."""
+    """Size of this part on disk."""
     key: str = ""
 
     @property
     def unit(self) -> str:
-        """What the range counts."""
+        """Unit of the range."""
         return {"parquet": "row groups", "arrow": "record batches"}.get(self.inputs[0].kind, "bytes")
 
-    def described(self) -> str:
-        """Return which piece it is, for people."""
+    def describe(self) -> str:
+        """Return which piece it is, for messages."""
         first = self.inputs[0].path
         if len(self.inputs) > 1:
             return f"the piece of {len(self.inputs)} files from {first} to {self.inputs[-1].path}"
@@ -54,16 +53,16 @@ class Piece:
         return f"the piece {first}, {self.unit} {self.start} to {self.stop}"
 
 
-def planned(inputs: Sequence[Input], settings: Settings, *, tokenizer: Any) -> tuple[Piece, ...]:
+def plan_pieces(inputs: Sequence[Input], settings: TokenSettings, *, tokenizer: Any) -> tuple[Piece, ...]:
     """Return the pieces of all inputs, in order, each with its key.
 
-    `tokenizer` is anything JSON that changes when token ids do. A key is made of contents, ranges and what else
-    decides about the bytes that come out: it does not change with the place or time of a file, the number of workers,
-    or the pieces before it. Pieces that are equal in all of this are told apart by a number.
+    `tokenizer` is a JSON value that changes with the token ids. A key is made of contents, ranges and everything else
+    that determines the output: it does not depend on the path or time of a file, the number of workers, or the pieces
+    before it. Pieces that are equal in all of this are numbered.
     """
     count: Counter[str] = Counter()
     pieces = []
-    for piece in cut(inputs, settings):
+    for piece in cut_inputs(inputs, settings):
         kind = piece.inputs[0].kind
         parts = [
             CODE,
@@ -81,13 +80,13 @@ def planned(inputs: Sequence[Input], settings: Settings, *, tokenizer: Any) -> t
 
 
 def key_of(*parts: Any) -> str:
-    """Return 32 characters that tell these parts from others."""
+    """Return a digest of JSON values, as 32 characters."""
     import xxhash
 
     return str(xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode()))
 
 
-def cut(inputs: Sequence[Input], settings: Settings) -> Iterator[Piece]:
+def cut_inputs(inputs: Sequence[Input], settings: TokenSettings) -> Iterator[Piece]:
     """Yield the pieces of all inputs, in order, without keys."""
     tables = [entry for entry in inputs if entry.kind in ("parquet", "arrow")]
     with ThreadPoolExecutor(min(8, 2 * machine.num_cores()), thread_name_prefix="stoker-plan") as threads:
@@ -113,32 +112,33 @@ def _by_bytes(entry: Input, piece_bytes: int) -> Iterator[Piece]:
     """Yield equal ranges of a file. Lines and paragraphs belong to the range in which they begin."""
     num_pieces = -(-entry.num_bytes // piece_bytes)
     for number in range(num_pieces):
-        start, stop = (entry.num_bytes * border // num_pieces for border in (number, number + 1))
+        start, stop = (entry.num_bytes * at // num_pieces for at in (number, number + 1))
         yield Piece(inputs=(entry,), start=start, stop=stop, num_bytes=stop - start)
 
 
 def _by_weight(entry: Input, weights: Sequence[int], piece_bytes: int) -> Iterator[Piece]:
-    """Yield ranges of whole row groups or record batches. One that cannot even be opened is left to whoever reads."""
+    """Yield ranges of whole row groups or record batches. A file that cannot be opened is one piece, which fails."""
     if not weights:
         yield Piece(inputs=(entry,), num_bytes=entry.num_bytes)
         return
-    total, borders, weight = max(1, sum(weights)), [0], 0
+    total, bounds, weight = max(1, sum(weights)), [0], 0
     for number, own in enumerate(weights):
         if weight and weight + own > piece_bytes:
-            borders.append(number)
+            bounds.append(number)
             weight = 0
         weight += own
-    borders.append(len(weights))
-    for start, stop in pairwise(borders):
-        before, after = (entry.num_bytes * sum(weights[:border]) // total for border in (start, stop))
+    bounds.append(len(weights))
+    for start, stop in pairwise(bounds):
+        before, after = (entry.num_bytes * sum(weights[:at]) // total for at in (start, stop))
         yield Piece(inputs=(entry,), start=start, stop=stop, num_bytes=after - before)
 
 
 def _groups(files: Iterable[Input], piece_bytes: int) -> Iterator[Piece]:
     """Yield groups of consecutive files of about `piece_bytes` together.
 
-    Where a group ends is decided by the content of the file that begins the next one, so that a file that is added,
-    changed or removed changes the groups around it, and not all that follow.
+    Where a group ends depends only on the content of the file that begins the next one, so that a file that is added,
+    changed or removed changes the groups around it, and not all that follow: a digest, scaled by the size of its file,
+    begins a group about every `piece_bytes`.
     """
     group: list[Input] = []
     weight = 0
@@ -155,9 +155,10 @@ def _groups(files: Iterable[Input], piece_bytes: int) -> Iterator[Piece]:
 
 
 def _weights(entry: Input, text_column: str) -> list[int]:
-    """Return how much text about is in each row group or record batch; empty if the file cannot be read."""
+    """Return the approximate size of the text in each row group or record batch; empty if the file cannot be read."""
     try:
-        with ArrowFile(entry) as file:
-            return [column_bytes(file, number, text_column) for number in range(file.num_parts)]
+        with ArrowTextFile(entry) as file:
+            path = file.path_of(text_column)
+            return [max(1, file.num_bytes(number, path)) for number in range(file.num_parts)]
     except Unreadable:
         return []

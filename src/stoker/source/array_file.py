@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from stoker.errors import ArgumentError, DamagedFile
 from stoker.source.addressing import position_in, positions_in
 from stoker.source.flat_values import ValueFile
-from stoker.source.known_file import KnownFile, fingerprint_of, known_file, named
+from stoker.source.known_file import KnownFile, fingerprint_of, known_file, named, single_path
 from stoker.source.mapped_files import MappedFiles
 from stoker.source.npy_header import Layout, check_size, read_npy_header
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _TORCH_LETTERS = "?bBhHiIlLqQefdFD"
 
 
-def is_array_file(path: Path) -> bool:
-    """Whether a file is, by its first bytes, one of `stoker.store.save_array`, or another safetensors file."""
+def is_safetensors(path: Path) -> bool:
+    """Return whether a file begins like one of `stoker.store.save_array`, or another safetensors file."""
     with open(path, "rb") as file:
         return file.read(10)[8:] == b'{"'
 
@@ -63,11 +63,11 @@ class ArrayFile:
         shape: Sequence[int] | int | None = None,
         offset_bytes: int = 0,
     ) -> None:
-        file = known_file(path)
+        file = known_file(single_path(path, "ArrayFile"))
         if dtype is None and shape is None:
             if offset_bytes:
                 raise ArgumentError("offset_bytes is for raw values", hint="pass dtype= and shape= as well")
-            layout = _own_layout(file) if is_array_file(file.path) else read_npy_header(file)
+            layout = _own_layout(file) if is_safetensors(file.path) else read_npy_header(file)
         elif dtype is None or shape is None:
             raise ArgumentError(
                 "raw values need both dtype and shape",

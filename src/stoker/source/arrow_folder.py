@@ -14,7 +14,7 @@ from stoker.errors import ArgumentError, DamagedFile
 from stoker.source.addressing import position_in, positions_in
 from stoker.source.arrow_file import ArrowFiles
 from stoker.source.arrow_rows import arrow_library, chosen_columns
-from stoker.source.known_file import KnownFile, Paths, fingerprint_of, known_file, known_files, named
+from stoker.source.known_file import KnownFile, Paths, files_at, fingerprint_of, known_file, named
 
 STATE_FILE, DICT_FILE = "state.json", "dataset_dict.json"
 
@@ -50,7 +50,7 @@ class ArrowFolder:
                 hint="leave split away, or pass the folder that save_to_disk has made",
             )
         else:
-            files = list(known_files(path, suffixes=(".arrow",)))
+            files = list(files_at(path, suffixes=(".arrow",)))
         rows = ArrowFiles(files)
         names = chosen_columns(rows.schema.names, columns, named("ArrowFolder", files))
         self._set(rows, ArrowFiles(mapping) if mapping else None, names)

@@ -14,7 +14,7 @@ from stoker.errors import ArgumentError, DamagedFile, MissingExtra
 
 Compression = Literal["gzip", "zstd", "xz", "bzip2"]
 
-_SUFFIXES: dict[str, Compression] = {
+SUFFIXES: dict[str, Compression] = {
     ".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".bz2": "bzip2",
 }  # fmt: skip
 
@@ -35,7 +35,7 @@ _ZSTD_INPUT_BYTES = 32 << 10
 
 def compression_of(path: Path) -> Compression | None:
     """Return how the file is compressed, judged by its suffix alone."""
-    return _SUFFIXES.get(path.suffix.lower())
+    return SUFFIXES.get(path.suffix.lower())
 
 
 def check_readable(path: Path) -> None:
@@ -79,7 +79,7 @@ def require_library(compression: Compression) -> None:
             raise MissingExtra("zstandard", extra="zstd", need="reading .zst files") from error
 
 
-def unpacked(
+def decompress(
     file: IO[bytes], compression: Compression, *, path: Path, chunk_bytes: int
 ) -> Generator[bytes, None, None]:
     """Yield the unpacked content of `file` in pieces of about `chunk_bytes`, never an empty one.

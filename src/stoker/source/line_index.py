@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError
-from stoker.source.compression import unpacked
+from stoker.source.compression import decompress
 from stoker.source.line_file import LineFile
 
 try:
@@ -197,7 +197,7 @@ class IndexFolder:
         with file.open(buffer_bytes=128 << 10) as packed:
             try:
                 with _appearing(place, like=file.path) as plain:
-                    for piece in unpacked(packed, file.compression, path=file.path, chunk_bytes=1 << 20):
+                    for piece in decompress(packed, file.compression, path=file.path, chunk_bytes=1 << 20):
                         plain.write(piece)
                     file.check(os.fstat(packed.fileno()))
                     plain.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import IO
 
 from stoker.errors import StaleSource
-from stoker.source.compression import unpacked
+from stoker.source.compression import decompress
 from stoker.source.line_file import LineFile
 from stoker.source.line_format import BOM
 
@@ -126,7 +126,7 @@ class _UnpackedChunks:
     def __init__(self, file: LineFile, chunk_bytes: int) -> None:
         assert file.compression is not None
         self._file: IO[bytes] = file.open(buffer_bytes=128 << 10)  # the gzip module asks for 8 KiB at a time
-        self._chunks = unpacked(self._file, file.compression, path=file.path, chunk_bytes=chunk_bytes)
+        self._chunks = decompress(self._file, file.compression, path=file.path, chunk_bytes=chunk_bytes)
         self._held = b""
 
     def read(self) -> bytes:

@@ -10,7 +10,8 @@ from itertools import chain, count
 from typing import Any, NoReturn, Self, cast, final
 
 from stoker.errors import ArgumentError, StateMismatch, StateUnreadable
-from stoker.source.line_file import LineFile, Paths, fingerprint_of, line_files
+from stoker.source.known_file import Paths, fingerprint_of, named
+from stoker.source.line_file import LineFile, line_files
 from stoker.source.line_format import BOM, LineParser, Parse, bad_line
 from stoker.source.line_reader import LineReader, first_line
 
@@ -98,9 +99,8 @@ class LineStream:
         return LineIterator.over(_Cursor(self._files, self._shares, self._part, self._sizes))
 
     def __repr__(self) -> str:
-        first, more = self._files[0].path, len(self._files) - 1
         part = "".join(f".split({index}, {count})" for index, count in self._part)
-        return f"LineStream({str(first)!r}{f' and {more} more' if more else ''}){part}"
+        return f"{named('LineStream', self._files)}{part}"
 
     @property
     def fingerprint(self) -> str:

@@ -14,7 +14,8 @@ from typing import Any, SupportsIndex, TypeVar, final
 
 from stoker.errors import DamagedFile, PositionError, StaleSource
 from stoker.foundation.file_watch import FileWatch, WatchedFile
-from stoker.source.line_file import LineFile, Paths, fingerprint_of, line_files
+from stoker.source.known_file import Paths, fingerprint_of, named
+from stoker.source.line_file import LineFile, line_files
 from stoker.source.line_format import BOM, LineParser, Parse, bad_line
 from stoker.source.line_index import IndexFolder, LineIndex
 from stoker.source.line_stream import LineStream
@@ -84,8 +85,7 @@ class Lines:
         self._set(*state)
 
     def __repr__(self) -> str:
-        first, more = self._files[0].path, len(self._files) - 1
-        return f"Lines({str(first)!r}{f' and {more} more' if more else ''})"
+        return named("Lines", self._files)
 
     def __len__(self) -> int:
         """Return the number of samples. The first call builds the indexes that are not there yet."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stoker.errors import ArgumentError, DamagedFile
 from stoker.source.addressing import position_in, positions_in
 from stoker.source.flat_values import FlatValues, ValueFile
-from stoker.source.known_file import KnownFile, fingerprint_of, known_file
+from stoker.source.known_file import KnownFile, fingerprint_of, known_file, single_path
 from stoker.source.mapped_files import MappedFiles
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Megatron:
         """Return `length` tokens from each of `starts` on, as rows of an array of its own. All must be there."""
         return self._values.windows(starts, length)
 
-    def borders(self, first: int, last: int) -> NDArray[np.int64]:
+    def offsets(self, first: int, last: int) -> NDArray[np.int64]:
         """Return where the documents `first` to `last` begin, in tokens; the one past the last, where all end."""
         if not 0 <= first <= last <= self.num_documents:
             raise ArgumentError(
@@ -146,7 +146,7 @@ class Megatron:
     def documents_at(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which documents the tokens at these places belong to. The first time, it reads all borders."""
         if self._borders is None:
-            self._borders = self.borders(0, self.num_documents)
+            self._borders = self.offsets(0, self.num_documents)
         return self._borders.searchsorted(values, "right") - 1
 
     def spans(self, begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -239,9 +239,20 @@ class Megatron:
 
 def pair_of(path: str | os.PathLike[str]) -> tuple[Path, Path]:
     """Return the `.bin` and the `.idx` file that one of them, or their prefix, stands for."""
-    given = os.path.abspath(path)
+    given = str(single_path(path, "Megatron"))
     prefix = given[:-4] if given.endswith((".bin", ".idx")) else given
     return Path(prefix + ".bin"), Path(prefix + ".idx")
+
+
+def is_megatron(file: Path, head: bytes) -> bool:
+    """Return whether a file is an index of Megatron-LM, or a `.bin` file beside one."""
+    data, index = pair_of(file)
+    if head.startswith(MAGIC):
+        return True
+    if data != file or not index.is_file():
+        return False
+    with index.open("rb") as opened:
+        return opened.read(len(MAGIC)) == MAGIC
 
 
 def _read_head(file: KnownFile) -> tuple[_Index, np.dtype[Any]]:

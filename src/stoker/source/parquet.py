@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stoker.errors import ArgumentError, DamagedFile
 from stoker.source.addressing import position_in, positions_in
 from stoker.source.arrow_rows import arrow_library, chosen_columns, picked, refusals, samples_in
-from stoker.source.known_file import KnownFile, Paths, fingerprint_of, known_files, named
+from stoker.source.known_file import KnownFile, Paths, files_at, fingerprint_of, named
 from stoker.source.recent import Recent
 
 MAGIC = b"PAR1"
@@ -55,7 +55,7 @@ class Parquet:
         self, paths: Paths, *, columns: Sequence[str] | str | None = None, cache_bytes: int = 128 << 20
     ) -> None:
         arrow_library("reading Parquet files")
-        files = known_files(paths, suffixes=(".parquet", ".pq"))
+        files = files_at(paths, suffixes=(".parquet", ".pq"))
         if cache_bytes < 0:
             raise ArgumentError(f"cache_bytes={cache_bytes} is negative", hint="0 keeps the latest row group alone")
         counts: list[int] = []

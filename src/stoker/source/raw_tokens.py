@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from stoker.errors import ArgumentError, DamagedFile
 from stoker.source.addressing import position_in, positions_in
 from stoker.source.flat_values import FlatValues, ValueFile
-from stoker.source.known_file import KnownFile, Paths, fingerprint_of, known_files, named
+from stoker.source.known_file import KnownFile, Paths, files_at, fingerprint_of, named
 from stoker.source.npy_header import MAGIC as NPY_MAGIC
 from stoker.source.npy_header import read_npy_header
 
@@ -46,7 +46,7 @@ class RawTokens:
         wanted = None if dtype is None else np.dtype(dtype)
         if wanted is not None and wanted.kind not in "iu":
             raise ArgumentError(f"dtype={wanted} is not for tokens", hint="tokens are integers: pass e.g. 'uint16'")
-        files = known_files(paths, suffixes=(".bin",))
+        files = files_at(paths, suffixes=(".bin",))
         found = [_token_file(file, wanted, offset_bytes) for file in files]
         first = found[0][1]
         for part, other in found:
@@ -92,7 +92,7 @@ class RawTokens:
         """Return `length` tokens from each of `starts` on, as rows of an array of its own. All must be there."""
         return self._values.windows(starts, length)
 
-    def borders(self, first: int, last: int) -> NDArray[np.int64]:
+    def offsets(self, first: int, last: int) -> NDArray[np.int64]:
         """Raise `ArgumentError`: there are no documents to have borders."""
         raise ArgumentError(
             f"{self!r} does not say where its documents begin (asked for {first} to {last})",

@@ -1,6 +1,6 @@
-"""One array in one file, with its type and shape in front: a memory map that describes itself.
+"""One array in one file, with its dtype and shape in a header: a self-describing memory map.
 
-The file is a safetensors file with a single array, named `array`, that begins at a page.
+Layout: a safetensors file with a single array, named `array`, that begins at a page boundary.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from stoker.errors import ArgumentError, DamagedFile
 from stoker.store.column import SAFETENSORS_NAMES
-from stoker.store.header import Extent, num_bytes_of, packed, unpacked
+from stoker.store.header import ArrayExtent, num_bytes_of, packed, unpacked
 from stoker.store.manifest import sync_folder
 
 NAME = "array"
 
 
 def save_array(path: str | os.PathLike[str], array: ArrayLike) -> None:
-    """Write an array to a file that `open_array` maps. The file appears when it is complete."""
+    """Write an array to a file for `open_array`. The file appears only when it is complete."""
     values = np.asarray(array)
     with create_array(path, values.dtype, values.shape) as out:
         out[...] = values
@@ -31,42 +31,42 @@ def save_array(path: str | os.PathLike[str], array: ArrayLike) -> None:
 
 @contextmanager
 def create_array(path: str | os.PathLike[str], dtype: DTypeLike, shape: tuple[int, ...]) -> Iterator[NDArray[Any]]:
-    """Give a new file's array, to be filled in any order and part by part: it need not fit into memory.
+    """Give the memory-mapped array of a new file, to fill in any order: it need not fit into memory.
 
-    When the block is left the file takes its name; after an error nothing is left of it.
+    The file takes its name when the block ends; after an error it is removed.
     """
     kind = np.dtype(dtype)
     if kind.name not in SAFETENSORS_NAMES:
-        raise ArgumentError(f"an array file cannot hold {kind.name}", hint=f"it holds {', '.join(SAFETENSORS_NAMES)}")
+        raise ArgumentError(f"array files cannot have {kind.name}", hint=f"use one of {', '.join(SAFETENSORS_NAMES)}")
     target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     header = packed({"format": "stoker.array", "version": "1"}, {NAME: (kind.name, tuple(shape))})
     num_bytes = num_bytes_of(kind.name, tuple(shape))
     try:
-        with open(beside, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(header)
             file.flush()
-            if num_bytes:  # all at once: a full disk is told now, and not by a crash when a page is written
+            if num_bytes:  # reserve all of it: a full disk is an error now, instead of SIGBUS when a page is written
                 os.posix_fallocate(file.fileno(), len(header), num_bytes)
             if num_bytes:
-                mapped = np.memmap(beside, kind.newbyteorder("<"), "r+", offset=len(header), shape=tuple(shape))
+                mapped = np.memmap(temporary, kind.newbyteorder("<"), "r+", offset=len(header), shape=tuple(shape))
                 yield mapped.view(np.ndarray)
                 mapped.flush()
                 del mapped
             else:
                 yield np.empty(shape, kind)
             os.fsync(file.fileno())
-        os.replace(beside, target)
+        os.replace(temporary, target)
         sync_folder(target.parent)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def open_array(path: str | os.PathLike[str], *, writable: bool = False) -> NDArray[Any]:
-    """Return the array in a file, mapped into memory: it takes no time, and pages are read when they are looked at.
+    """Return the array in a file, memory-mapped: pages are read on access.
 
-    Any safetensors file with a single array will do. With `writable`, what is written goes to the file.
+    Any safetensors file with a single array works. With `writable`, changes are written to the file.
     """
     target = Path(path)
     extent = array_extent(target)
@@ -77,14 +77,14 @@ def open_array(path: str | os.PathLike[str], *, writable: bool = False) -> NDArr
     return np.memmap(target, dtype, mode, offset=extent.begin, shape=extent.shape).view(np.ndarray)
 
 
-def array_extent(target: Path) -> Extent:
-    """Return where the array of a file lies in it."""
+def array_extent(target: Path) -> ArrayExtent:
+    """Return the location of the array in its file."""
     with open(target, "rb") as file:
         header = unpacked(file, target, os.fstat(file.fileno()).st_size)
     if len(header.arrays) != 1:
         raise DamagedFile(
             target,
-            what=f"holds {len(header.arrays)} arrays, and not one",
+            what=f"contains {len(header.arrays)} arrays, expected one",
             hint="open a store by its folder, and other safetensors files with the safetensors library",
         )
     [extent] = header.arrays.values()

@@ -9,9 +9,9 @@ import xxhash
 from numpy.typing import NDArray
 
 BLOCK_BYTES = 64 << 10
-"""What one checksum is for: about as much as a kernel reads ahead, so that checking a crop reads little that would not
-be read anyway. Hashing it takes less than two microseconds. Also what the arrays and the body are aligned to: no system
-has bigger pages that files are mapped by.
+"""Size of a block, which has one checksum: about the kernel's read-ahead, so that verifying a crop adds little I/O.
+Hashing it takes less than two microseconds. Arrays and the body are aligned to it, too: no system maps files by larger
+pages.
 """
 
 
@@ -21,18 +21,18 @@ def checksum(data: Any) -> int:
 
 
 def num_blocks_in(num_bytes: int) -> int:
-    """Return how many blocks so many bytes are."""
+    """Return the number of blocks in this many bytes."""
     return -(-num_bytes // BLOCK_BYTES)
 
 
 def num_checksums_for(num_bytes: int) -> int:
-    """Return how many entries the array of checksums has: whole blocks of them, so that the body is aligned."""
+    """Return the length of the array of checksums: a multiple of a block, so that the body is aligned."""
     per_block = BLOCK_BYTES // 8
     return -(-num_blocks_in(num_bytes) // per_block) * per_block
 
 
 class RunningChecksums:
-    """The checksums of blocks whose bytes come in parts of any size."""
+    """Computes the checksums of blocks from parts of any size."""
 
     def __init__(self) -> None:
         self._sums: list[int] = []
@@ -40,10 +40,10 @@ class RunningChecksums:
         self._num_hashed = 0
 
     def update(self, data: memoryview) -> None:
-        """Go on with these bytes."""
+        """Add the next bytes."""
         at = 0
         while at < len(data):
-            if not self._num_hashed and len(data) - at >= BLOCK_BYTES:  # a whole block: the quick way
+            if not self._num_hashed and len(data) - at >= BLOCK_BYTES:  # a complete block: the fast path
                 self._sums.append(checksum(data[at : at + BLOCK_BYTES]))
                 at += BLOCK_BYTES
                 continue
@@ -60,7 +60,7 @@ class RunningChecksums:
         self._num_hashed = 0
 
     def result(self, num_bytes: int) -> NDArray[np.uint64]:
-        """Return the checksums of all blocks of the `num_bytes` bytes that came, padded with zeros."""
+        """Return the checksums of all blocks of `num_bytes` bytes, padded with zeros."""
         if self._num_hashed:
             self._end_block()
         assert len(self._sums) == num_blocks_in(num_bytes)

@@ -1,4 +1,4 @@
-"""What a store's columns hold: types, shapes, and how samples become rows of arrays."""
+"""Columns of a store: dtype, shape and kind."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ SAFETENSORS_NAMES = {
     "float64": "F64",
     "complex64": "C64",
 }
-"""The NumPy types that safetensors has, and their names there."""
+"""Supported NumPy dtypes, and their names in safetensors."""
 
 NUMPY_NAMES = {name: numpy_name for numpy_name, name in SAFETENSORS_NAMES.items()}
 
 OFFSETS = ".offsets"
-"""What is added to a ragged column's name for the array that says where its samples begin."""
+"""Suffix of the array with the offsets of a ragged column's samples."""
 
 RESERVED = "stoker."
-"""Names that begin so are the format's own."""
+"""Prefix of names that are reserved by the format."""
 
 _DESCRIPTION = re.compile(r"([a-z]+\d*)(?:\[((?:\*|\d+)?(?:,\d+)*)\])?")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,126}")
 
 _MAX_BYTES = 1 << 62
 _MAX_DIMENSIONS = 32
-"""What every NumPy allows."""
+"""Maximum in every version of NumPy."""
 
 
 def can_be_array(dtype: str, shape: tuple[int, ...], *, num_more: int = 0) -> bool:
-    """Return whether NumPy can have such an array, with `num_more` dimensions in front; it counts empty ones too."""
+    """Return whether NumPy supports this shape, with `num_more` leading dimensions; sizes of 0 count as 1."""
     num_bytes = np.dtype(dtype).itemsize
     for size in shape[:_MAX_DIMENSIONS]:
         num_bytes *= max(1, size)
@@ -56,37 +56,37 @@ def can_be_array(dtype: str, shape: tuple[int, ...], *, num_more: int = 0) -> bo
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: an array of the same shape for each sample, or, if ragged, of any length."""
+    """One column: an array of the same shape for each sample, or of any length if ragged."""
 
     dtype: str
-    """A NumPy name, such as "uint16"."""
+    """Name of a NumPy dtype, such as "uint16"."""
     shape: tuple[int, ...] = ()
-    """Of a sample; of one value, if the column is ragged."""
+    """Shape of a sample; of one value, if the column is ragged."""
     is_ragged: bool = False
     kind: Kind = "array"
-    """What a sample comes out as. Bytes and text (UTF-8) are ragged columns of uint8."""
+    """Type of a sample. Bytes and text (UTF-8) are stored as ragged uint8."""
 
     def __post_init__(self) -> None:
         try:
             name = np.dtype(self.dtype).name
         except TypeError as error:
-            raise ArgumentError(f"{self.dtype!r} is not a type of NumPy's", hint="say for example 'uint16'") from error
+            raise ArgumentError(f"{self.dtype!r} is not a NumPy dtype", hint="pass for instance 'uint16'") from error
         if name not in SAFETENSORS_NAMES:
             raise ArgumentError(
-                f"a store cannot hold {name}",
-                hint=f"it can hold {', '.join(SAFETENSORS_NAMES)}; text has Column.text()",
+                f"stores do not support {name}",
+                hint=f"use one of {', '.join(SAFETENSORS_NAMES)}; for text, Column.text()",
             )
         object.__setattr__(self, "dtype", name)
         shape: Any = self.shape
         object.__setattr__(self, "shape", tuple(map(int, (shape,) if isinstance(shape, int) else shape)))
         if any(size < 0 for size in self.shape):
-            raise ArgumentError(f"the shape {self.shape} has a negative size", hint="say Column.ragged for any length")
+            raise ArgumentError(f"shape {self.shape} has a negative size", hint="use Column.ragged for any length")
         if not can_be_array(name, self.shape, num_more=1):
-            raise ArgumentError(f"NumPy has no arrays of the shape {self.shape}", hint="flatten it")
+            raise ArgumentError(f"shape {self.shape} is too large for NumPy", hint="flatten it")
         if self.kind not in ("array", "bytes", "text"):
-            raise ArgumentError(f"{self.kind!r} is no kind of column", hint="say array, bytes or text")
+            raise ArgumentError(f"unknown column kind {self.kind!r}", hint="choose array, bytes or text")
         if self.kind != "array" and (name, self.shape, self.is_ragged) != ("uint8", (), True):
-            raise ArgumentError(f"{self.kind} must be ragged uint8", hint="say Column.text() or Column.blob()")
+            raise ArgumentError(f"{self.kind} must be ragged uint8", hint="use Column.text() or Column.blob()")
 
     @classmethod
     def fixed(cls, dtype: Any, shape: tuple[int, ...] = ()) -> Column:
@@ -110,28 +110,28 @@ class Column:
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The type of its values, in the byte order of the file."""
+        """The dtype of its values, in the byte order of the file."""
         return np.dtype(self.dtype).newbyteorder("<")
 
     @property
     def value_bytes(self) -> int:
-        """How long one value is; of a fixed column, one sample."""
+        """Size of one value; of a fixed column, of one sample."""
         return math.prod(self.shape) * self.numpy.itemsize
 
     def described(self) -> str:
-        """Return it in a few characters, as `stoker inspect` shows it."""
+        """Return a short description, such as "uint16[*]", as `stoker inspect` shows it."""
         if self.kind != "array":
             return self.kind
         sizes = [*(["*"] if self.is_ragged else []), *map(str, self.shape)]
         return f"{self.dtype}[{', '.join(sizes)}]" if sizes else self.dtype
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as the manifest holds it."""
+        """Return the column as recorded in the manifest."""
         return {"dtype": self.dtype, "shape": list(self.shape), "ragged": self.is_ragged, "kind": self.kind}
 
     @classmethod
     def of(cls, description: Column | str) -> Column:
-        """Return the column that `described` tells of: "uint16[*]", "float32[3, 32]", "int64", "text", "bytes"."""
+        """Return the column for a description: "uint16[*]", "float32[3, 32]", "int64", "text", "bytes"."""
         if isinstance(description, Column):
             return description
         if description in ("text", "bytes"):
@@ -140,7 +140,7 @@ class Column:
         if match is None:
             raise ArgumentError(
                 f"{description!r} does not describe a column",
-                hint="say 'uint16[*]', 'float32[3, 32]', 'int64' or 'text'",
+                hint="pass for instance 'uint16[*]', 'float32[3, 32]', 'int64' or 'text'",
             )
         sizes = [size for size in (match[2] or "").split(",") if size]
         is_ragged = sizes[:1] == ["*"]
@@ -148,7 +148,7 @@ class Column:
 
     @classmethod
     def of_sample(cls, value: Any) -> Column:
-        """Return the column that a sample's value looks like: text and bytes ragged, all else of this shape."""
+        """Return the column for a value like this: text and bytes ragged, everything else of this shape."""
         if isinstance(value, str):
             return cls.text()
         if isinstance(value, bytes | bytearray | memoryview):
@@ -158,20 +158,20 @@ class Column:
 
 
 def checked_name(name: Any) -> str:
-    """Return a column's name, if it can be one."""
+    """Return the name of a column; raise `ArgumentError` if it is invalid."""
     is_ours = isinstance(name, str) and (name.startswith((RESERVED, "__")) or name.endswith(OFFSETS))
     if not isinstance(name, str) or not _NAME.fullmatch(name) or is_ours:
         raise ArgumentError(
-            f"{name!r} cannot be the name of a column",
+            f"{name!r} is not a valid column name",
             hint=f"use letters, digits, _ - . /, not beginning with {RESERVED!r} or '__' and not ending in {OFFSETS!r}",
         )
     return name
 
 
 def _named(dtype: Any) -> str:
-    """Return NumPy's name of a type, given as NumPy or as torch has it."""
+    """Return NumPy's name of a dtype of NumPy or torch."""
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
     try:
         return np.dtype(name).name
     except TypeError:
-        return str(name)  # told by Column, in its words
+        return str(name)  # Column raises the error

@@ -1,4 +1,4 @@
-"""Rows of a fixed length cut out of tokens, with the next tokens as labels."""
+"""Rows of a fixed length cut from tokens, with the next tokens as labels."""
 
 from __future__ import annotations
 
@@ -13,57 +13,56 @@ from stoker.errors import ArgumentError, DataError
 from stoker.store.positions import Positions, in_range, one_position
 
 IGNORED = -100
-"""The label that torch's cross-entropy leaves out."""
+"""The label that torch's cross-entropy ignores."""
 
 COUNTED_TOGETHER = 4096
-"""Documents for which one number is kept where rows do not run over borders; the rest is counted when asked for."""
+"""Documents per entry of the row index, if rows stay within documents; rows inside a group are counted on access."""
 
 Empty = Callable[[tuple[int, ...], DTypeLike], NDArray[Any]]
 
 
 class Tokens(Protocol):
-    """Tokens one after the other, and the documents in them."""
+    """A sequence of tokens, and the offsets of its documents."""
 
     @property
     def num_values(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Their type as stored."""
+        """Their dtype as stored."""
         ...
 
     @property
     def num_documents(self) -> int:
-        """How many documents there are; 0 where borders are not known."""
+        """Number of documents; 0 if their offsets are unknown."""
         ...
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """Return `length` tokens from each of `starts` on, a row for each, as a fresh array. All are in range."""
+        """Return `length` tokens from each of `starts`, one row each, as a new array. All are in range."""
         ...
 
-    def borders(self, first: int, last: int) -> NDArray[np.int64]:
-        """Return where documents `first` to `last` begin; the one behind the last document begins at the end."""
+    def offsets(self, first: int, last: int) -> NDArray[np.int64]:
+        """Return the offsets of documents `first` to `last` (inclusive); that after the last document is the end."""
         ...
 
 
 class Crops:
     """Rows of `length` tokens with their labels, addressed by position; a whole batch is one gather.
 
-    A sample is `{"tokens": ..., "labels": ...}`, and the label of a token is the token behind it. Row `i` begins at
-    token `i * stride`, whatever the borders of documents; what is too short for another row at the end is left out.
-    With `across=False` rows stay within documents: a document's last row is filled up with `pad`, its labels with
-    `ignored`, and documents of a single token, which has nothing behind it, are left out. Those rows have to be counted
-    when this is made, at the speed of reading the borders.
+    A sample is `{"tokens": ..., "labels": ...}`; the label of a token is the next token. Row `i` begins at token
+    `i * stride`, across documents; a rest too short for another row is dropped. With `across=False` rows stay within
+    documents: the last row of a document is padded with `pad`, its labels with `ignored`, and documents of a single
+    token, which has no next token, are dropped. Counting these rows takes one pass over the offsets when this is made.
 
-    `dtype` is the type of tokens and labels; None leaves them as they are stored, to be widened on the device
-    (`DataLoader(to=...)`). With `shared=True` tokens and labels are two views of the same memory: half the bytes, and
-    whoever changes one changes the other.
+    `dtype` is that of tokens and labels; None keeps the stored dtype, to be widened on the device
+    (`DataLoader(to=...)`). With `shared=True` tokens and labels are two views of the same memory: half the bytes, but a
+    change of one changes the other.
     """
 
     is_pure = True
-    """Reading draws no random numbers: a loader need not see to any generator."""
+    """Reading draws no random numbers, so that the loader need not seed generators."""
 
     def __init__(
         self,
@@ -78,39 +77,41 @@ class Crops:
         ignored: int = IGNORED,
     ) -> None:
         if length < 1:
-            raise ArgumentError(f"length={length} is not positive", hint="pass the number of tokens of a row")
+            raise ArgumentError(f"length must be positive, got {length}", hint="pass the number of tokens of a row")
         if stride is not None and stride < 1:
-            raise ArgumentError(f"stride={stride} is not positive", hint="leave it out for rows that do not overlap")
+            raise ArgumentError(f"stride must be positive, got {stride}", hint="omit it for rows that do not overlap")
         self.dtype = tokens.dtype.newbyteorder("=") if dtype is None else np.dtype(dtype)
         if tokens.dtype.kind not in "iu":
-            raise ArgumentError(f"values of {tokens.dtype} are not tokens", hint="tokens are whole numbers")
-        # Of 32 bits and more, signed will do for unsigned: no vocabulary needs the last bit.
+            raise ArgumentError(f"values of {tokens.dtype} are not tokens", hint="tokens are integers")
+        # From 32 bits on, a signed dtype is enough for an unsigned one: no vocabulary needs the last bit.
         is_wide = self.dtype.itemsize >= max(4, tokens.dtype.itemsize)
         if self.dtype.kind not in "iu" or not (is_wide or np.can_cast(tokens.dtype, self.dtype)):
             raise ArgumentError(
                 f"dtype={self.dtype} cannot hold tokens of {tokens.dtype}",
-                hint="use int64, or None for the type as stored",
+                hint="use int64, or None for the stored dtype",
             )
         if not across and shared:
             raise ArgumentError(
-                "rows that end with their document have labels of their own, which cannot share memory with the tokens",
-                hint="leave out shared=True, or across=False",
+                "shared=True is not possible with across=False: padded rows have labels of their own",
+                hint="omit one of them",
             )
         limits = np.iinfo(self.dtype)
         for name, number in (("ignored", ignored), ("pad", pad)):
             if not across and not limits.min <= number <= limits.max:
                 raise ArgumentError(
-                    f"{name}={number} is no number of {self.dtype}",
+                    f"{name}={number} is out of range for {self.dtype}",
                     hint=f"use a signed dtype such as int64, or a {name} from {limits.min} to {limits.max}",
                 )
         if not across and not tokens.num_documents and tokens.num_values:
-            raise ArgumentError("the borders of these documents are not known", hint="leave out across=False")
+            raise ArgumentError(
+                "across=False needs the offsets of documents, which are unknown here", hint="omit across=False"
+            )
         self._tokens, self.length, self.stride = tokens, length, stride or length
         self.across, self.shared, self.pad, self.ignored = across, shared, pad, ignored
-        # A position is in range exactly if its window is.
-        self._is_direct = across and getattr(tokens, "refuses", False)
-        # Where less is written, it takes no longer by way of windows.
-        self._is_native = self._is_direct and hasattr(tokens, "lying") and self.dtype.itemsize == 8 and not shared
+        # The tokens check windows themselves, and a position is in range exactly if its window is.
+        self._is_direct = across and getattr(tokens, "checks_range", False)
+        # With narrower dtypes, going through `windows` is as fast.
+        self._is_native = self._is_direct and hasattr(tokens, "find_mapped") and self.dtype.itemsize == 8 and not shared
         self._is_native = self._is_native and native.can_gather(tokens.dtype, self.dtype)
         self._firsts: NDArray[np.int64] | None = None
         if across:
@@ -123,12 +124,12 @@ class Crops:
 
     @property
     def fingerprint(self) -> str | None:
-        """What tells these rows from others, if the tokens can tell what they are."""
+        """Identity of these rows; None if the tokens have no fingerprint."""
         fingerprint = getattr(self._tokens, "fingerprint", None)
         return f"{fingerprint}.{self._way}" if isinstance(fingerprint, str) else None
 
     def earlier_fingerprints(self) -> Iterator[str]:
-        """Yield the fingerprints that these rows had before the tokens grew."""
+        """Yield the fingerprints of these rows before the tokens grew."""
         earlier = getattr(self._tokens, "earlier_fingerprints", None)
         return (f"{fingerprint}.{self._way}" for fingerprint in (earlier() if earlier is not None else ()))
 
@@ -138,24 +139,27 @@ class Crops:
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
-        """The type of the tokens in the source."""
+        """The dtype of the tokens in the source."""
         return self._tokens.dtype
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What the source says about how it was made, its tokenizer for one; empty if it says nothing."""
+        """Metadata of the source, such as its tokenizer; empty if it has none."""
         meta = getattr(self._tokens, "meta", None)
         return meta if isinstance(meta, dict) else {}
 
     def expect(self, settings: Mapping[str, Any]) -> None:
-        """Raise `StoreMismatch` unless the tokens were prepared with these settings, saying what differs."""
+        """Raise `StoreMismatch`, with the differences, unless the tokens were prepared with these settings."""
         expect = getattr(self._tokens, "expect", None)
         if expect is None:
-            raise ArgumentError("these tokens do not tell how they were made", hint="only stores can be expected of")
+            raise ArgumentError(
+                "these tokens record no preparation settings, so expect= cannot be checked",
+                hint="use expect= with stores",
+            )
         expect(settings)
 
     def describe(self, position: int) -> str:
-        """Return where a row is."""
+        """Return the location of a row."""
         if not self.across:
             starts, _ = self._places(np.array([position]))
             return f"tokens from {int(starts[0])} on"
@@ -180,23 +184,23 @@ class Crops:
         """Return the rows at `positions` as a batch, in memory from `empty(shape, dtype)`."""
         if self._is_direct and type(positions) is np.ndarray and positions.dtype == np.int64 and positions.ndim == 1:
             starts: Any = positions * self.stride
-            lying: Any = self._tokens.lying(starts, self.length + 1) if self._is_native else None  # type: ignore[attr-defined]
-            if lying is not None:
-                return self._gathered(lying, starts, empty)
+            mapped: Any = self._tokens.find_mapped(starts, self.length + 1) if self._is_native else None  # type: ignore[attr-defined]
+            if mapped is not None:
+                return self._gathered(mapped, starts, empty)
             try:
                 return self._split(self._tokens.windows(starts, self.length + 1), empty)
             except ArgumentError:
-                pass  # out of range, or counted from the end
+                pass  # out of range, or negative: handled below
         numbers = in_range(positions, self._size, what="the rows")
         if self.across:
             return self._split(self._tokens.windows(numbers * self.stride, self.length + 1), empty)
         return self._within(numbers, empty)
 
-    def _gathered(self, lying: tuple[Any, Any], starts: Any, empty: Empty) -> dict[str, NDArray[Any]]:
-        """Return tokens and labels straight from where they lie, in one pass."""
-        flat, elements = lying
+    def _gathered(self, mapped: tuple[Any, Any], starts: Any, empty: Empty) -> dict[str, NDArray[Any]]:
+        """Copy tokens and labels directly from the mapped files, in one pass."""
+        flat, elements = mapped
         num_rows, length = len(elements), self.length
-        tokens, labels = empty((2, num_rows, length), self.dtype)  # taken at once, as both are written at once
+        tokens, labels = empty((2, num_rows, length), self.dtype)  # one call, because both are written at the same time
         if not native.gather_rows(flat, elements, length, tokens, labels):
             rows = self._tokens.windows(starts, length + 1)
             tokens[...], labels[...] = rows[:, :-1], rows[:, 1:]
@@ -204,7 +208,7 @@ class Crops:
         return {"tokens": tokens, "labels": labels}
 
     def fields(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Return shape and type of each field of a row."""
+        """Return shape and dtype of each field of a row."""
         return dict.fromkeys(("tokens", "labels"), ((self.length,), self.dtype))
 
     def fill(self, positions: Positions, batch: Mapping[str, NDArray[Any]], rows: NDArray[np.int64]) -> None:
@@ -225,7 +229,7 @@ class Crops:
             both[...] = rows
             return {"tokens": both[:, :-1], "labels": both[:, 1:]}
         tokens = empty((num_rows, length), self.dtype)
-        tokens[...] = rows[:, :-1]  # written before more memory is taken: a slot may move when it grows
+        tokens[...] = rows[:, :-1]  # written before the next allocation: a slot may move when it grows
         labels = empty((num_rows, length), self.dtype)
         labels[...] = rows[:, 1:]
         return {"tokens": tokens, "labels": labels}
@@ -233,53 +237,53 @@ class Crops:
     # ------------------------------------------------------------ within documents
 
     def _rows_of(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many rows documents of these lengths make: until the end is in one, and while there is a label.
+        """Return the number of rows of documents of these lengths: enough to reach the end, each with a label.
 
-        With a stride of no more than the length, every token is in a row.
+        If the stride is at most the length, every token is in a row.
         """
         more = np.maximum(lengths - 1 - self.length, 0)
         return np.where(lengths > 1, 1 + np.minimum(-(-more // self.stride), (lengths - 2) // self.stride), 0)
 
     def _counted(self) -> NDArray[np.int64]:
-        """Return the first row of every `COUNTED_TOGETHER`th document, and the number of all rows."""
+        """Return the number of rows before every `COUNTED_TOGETHER`th document, and the total."""
         num_documents = self._tokens.num_documents
         sums = [0]
         step = 256 * COUNTED_TOGETHER
         for first in range(0, num_documents, step):
-            borders = self._tokens.borders(first, min(first + step, num_documents))
-            self._check(borders, first)
-            rows = self._rows_of(np.diff(borders))
+            offsets = self._tokens.offsets(first, min(first + step, num_documents))
+            self._check(offsets, first)
+            rows = self._rows_of(np.diff(offsets))
             sums.extend(np.add.reduceat(rows, np.arange(0, len(rows), COUNTED_TOGETHER)).tolist())
         return np.cumsum(np.array(sums, np.int64))
 
-    def _check(self, borders: NDArray[np.int64], first: int) -> None:
-        if borders[0] < 0 or borders[-1] > self._tokens.num_values or (np.diff(borders) < 0).any():
+    def _check(self, offsets: NDArray[np.int64], first: int) -> None:
+        if offsets[0] < 0 or offsets[-1] > self._tokens.num_values or (np.diff(offsets) < 0).any():
             raise DataError(
-                f"the borders of the documents from {first} on cannot be: they go back, or beyond the tokens\n"
-                "hint: `stoker verify` checks a store; make the file anew"
+                f"document offsets are invalid from document {first}: decreasing, or past the end of the tokens\n"
+                "hint: `stoker verify` checks a store; create the file again"
             )
 
     def _places(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where rows begin, and where their documents end."""
+        """Return the start of each row, and the end of its document."""
         assert self._firsts is not None
         starts, stops = np.empty_like(numbers), np.empty_like(numbers)
         groups = self._firsts.searchsorted(numbers, "right") - 1
         for group in sorted(set(groups.tolist())):
             at = np.flatnonzero(groups == group)
             first = group * COUNTED_TOGETHER
-            borders = self._tokens.borders(first, min(first + COUNTED_TOGETHER, self._tokens.num_documents))
-            self._check(borders, first)
-            ends = np.cumsum(self._rows_of(np.diff(borders)))
+            offsets = self._tokens.offsets(first, min(first + COUNTED_TOGETHER, self._tokens.num_documents))
+            self._check(offsets, first)
+            ends = np.cumsum(self._rows_of(np.diff(offsets)))
             within = numbers[at] - self._firsts[group]
             documents = ends.searchsorted(within, "right")
             before = np.where(documents > 0, ends[documents - 1], 0)
-            starts[at] = borders[documents] + (within - before) * self.stride
-            stops[at] = borders[documents + 1]
+            starts[at] = offsets[documents] + (within - before) * self.stride
+            stops[at] = offsets[documents + 1]
         return starts, stops
 
     def _within(self, numbers: NDArray[np.int64], empty: Empty) -> dict[str, NDArray[Any]]:
         starts, stops = self._places(numbers)
-        # Rows at the very end would run out of the tokens: they are read from further back, and moved.
+        # Windows at the very end would exceed the tokens: they are read from further back, and shifted.
         length = min(self.length + 1, self._tokens.num_values)
         begins = np.minimum(starts, self._tokens.num_values - length)
         found = self._tokens.windows(begins, length)

@@ -1,4 +1,4 @@
-"""What somebody expects of a store, compared with what it was made with."""
+"""Compare the expected settings of a store with its manifest."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from stoker.errors import ArgumentError, StoreMismatch
 from stoker.store.manifest import Manifest
 
-_MISSING = "nothing of the kind"
+_MISSING = "missing"
 
 
 def check_expectations(path: Path, manifest: Manifest, expect: Mapping[str, Any]) -> None:
     """Raise `StoreMismatch` unless all that is expected holds.
 
-    A key is `columns` (`{"columns": {"tokens": "uint16[*]"}}`), `num_samples`, or is looked up in the store's meta, in
-    dots (`"settings.shuffle"`), then among its settings and its tokenizer's properties. Tables are compared by the keys
-    that are expected. `tokenizer` may be the path of a tokenizer file: its content must be the one that was used.
+    A key is `columns` (`{"columns": {"tokens": "uint16[*]"}}`), `num_samples`, or a name in the store's meta (nested
+    names with dots: `"settings.shuffle"`), its settings or its tokenizer's properties. Dicts are compared by the
+    expected keys only. `tokenizer` may be the path of a tokenizer file, whose content must be the one that was used.
     """
     differences: dict[str, tuple[Any, Any]] = {}
     for key, expected in expect.items():
@@ -34,15 +34,15 @@ def check_expectations(path: Path, manifest: Manifest, expect: Mapping[str, Any]
 
 
 def _found(manifest: Manifest, key: str) -> list[Any]:
-    """Return what may be meant: `end_of_document` is whether there is one among the settings, and which one it is."""
+    """Return the values a key may mean: `end_of_document` is a bool in the settings and an id in the tokenizer."""
     if key == "num_samples":
         return [manifest.num_samples]
     if key == "columns":
         return [{name: column.described() for name, column in manifest.columns.items()}]
     meta = manifest.meta
     candidates = []
-    for table in (meta, meta.get("settings"), meta.get("tokenizer")):
-        found: Any = table
+    for values in (meta, meta.get("settings"), meta.get("tokenizer")):
+        found: Any = values
         for name in key.split("."):
             found = found.get(name, _MISSING) if isinstance(found, Mapping) else _MISSING
         if found is not _MISSING:
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def _tokenizers(expected: str | os.PathLike[str], found: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return what to compare when a tokenizer is expected by name, or by the file that it is in."""
+    """Return what to compare if a tokenizer is expected by name, or by the path of its file."""
     path = Path(expected)
     file = path / "tokenizer.json" if path.is_dir() else path
     if file.is_file():
@@ -78,7 +78,7 @@ def _tokenizers(expected: str | os.PathLike[str], found: Mapping[str, Any]) -> t
     name = os.fspath(expected)
     if isinstance(expected, os.PathLike) or "/" in name or path.suffix in (".json", ".model", ".tiktoken"):
         raise ArgumentError(
-            f"the tokenizer that is expected cannot be looked at: there is no {path.absolute()}",
-            hint="pass the path of the tokenizer's file; of 'bytes', the word",
+            f"the expected tokenizer {path.absolute()} does not exist",
+            hint="pass the path of its file, or the word 'bytes'",
         )
     return name, found.get("name", _MISSING)

@@ -1,4 +1,9 @@
-"""The shards of a store in address space: mapped when first needed, checked when first read, gathered from at once."""
+"""The shards of a store in one address space: mapped on first use, verified on first read, read with one gather.
+
+All shards lie one after the other in a reserved range of addresses (`space.py`), each at a multiple of the block size.
+So one NumPy array over the space reaches the values of all shards, and any number of samples is one gather. `_seen`
+records for each block of the space whether its checksum was verified.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +26,16 @@ from stoker.store.header import Header
 from stoker.store.manifest import Manifest, Shard, read_manifest
 from stoker.store.positions import Positions, in_range
 from stoker.store.shard import CHECKSUMS, arrays_of, block_at, checked_header, columns_in, opened
-from stoker.store.space import Space
+from stoker.store.space import AddressSpace
 
 BLOCK_SHIFT = BLOCK_BYTES.bit_length() - 1
 BOTH_SEEN = 0x0101
 MAX_ITEM_BYTES = 1 << 30
-"""NumPy has no items of 2 GiB or more."""
+"""NumPy does not support items of 2 GiB or more."""
 
 
-class Places:
-    """Positions, seen to be in range, and where they are."""
+class SampleLocations:
+    """Shard and number within the shard of samples that are known to be in range."""
 
     __slots__ = ("shards", "within")
 
@@ -39,11 +44,11 @@ class Places:
 
 
 _NOWHERE: Any = None
-_open_files: WeakSet[Files] = WeakSet()
+_open_files: WeakSet[MappedShards] = WeakSet()
 
 
 def _unlock_all() -> None:
-    """Another thread may have held a lock when this process was forked; here it is nobody's."""
+    """Replace locks after a fork: one held by another thread of the parent would never be released."""
     for files in list(_open_files):
         files._lock = threading.Lock()
 
@@ -51,8 +56,8 @@ def _unlock_all() -> None:
 os.register_at_fork(after_in_child=_unlock_all)
 
 
-class Files:
-    """The shards in address space. Knows where each array's elements are, counted from the beginning of the space."""
+class MappedShards:
+    """The shards in one address space. `_elements` are the first elements of arrays, counted from its beginning."""
 
     def __init__(self, path: Path, manifest: Manifest, *, is_checked: bool) -> None:
         self._path, self._manifest, self._is_checked = path, manifest, is_checked
@@ -67,7 +72,7 @@ class Files:
         self._bases = _starts([-(-shard.num_bytes // BLOCK_BYTES) * BLOCK_BYTES for shard in shards])
         self._lock = threading.Lock()
         self.watch = FileWatch()
-        """Notices shards that change while they are mapped."""
+        """Detects shards that change while they are mapped."""
         self._is_mapped = np.zeros(len(shards), np.bool_)
         self._all_mapped = not shards
         self._sums: dict[int, NDArray[np.uint64]] = {}
@@ -75,43 +80,43 @@ class Files:
         self._windows: dict[tuple[str, int], NDArray[Any]] = {}
         first = arrays_of(manifest.columns, 0, dict.fromkeys(self.value_starts, 0))
         self._elements = {name: np.zeros(len(shards), np.int64) for name in first}
-        """Which element of the space each shard's array begins with, known once the shard is mapped."""
+        """For each array, its first element in each shard, known once the shard is mapped."""
         self._num_unseen = dict.fromkeys(first, len(shards))
-        """How many blocks of each array were not checked yet; a shard that is not mapped yet counts as one."""
+        """Number of unverified blocks of each array; a shard that is not mapped counts as one."""
         self._dtypes = {name: np.dtype(dtype).newbyteorder("<") for name, (dtype, _) in first.items()}
 
         self._space = _NOWHERE
         self._seen: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        """For each block of the space whether it was checked."""
+        """For each block of the space, whether it was verified."""
         self._pairs: NDArray[np.uint16] = np.zeros(0, "<u2")
-        """The same, each together with the one behind it."""
+        """The same as overlapping pairs: one lookup covers a block and the next one."""
         self._is_vast = 2 * int(self._bases[-1]) > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        """Whether the store may not fit into memory, so that blocks that were read once are not there for ever."""
+        """Whether the store may not fit into memory, so that blocks may be evicted after they were read."""
         _open_files.add(self)
 
     # ------------------------------------------------------------ which
 
-    def rows(self, positions: Positions) -> Places:
-        """Return where samples are."""
+    def rows(self, positions: Positions) -> SampleLocations:
+        """Return the locations of samples."""
         numbers = in_range(positions, self.num_samples, what=str(self._path))
         if len(self.starts) == 2:
-            return Places(np.zeros(len(numbers), np.int64), numbers)
+            return SampleLocations(np.zeros(len(numbers), np.int64), numbers)
         shards = self.starts.searchsorted(numbers, "right") - 1
-        return Places(shards, numbers - self.starts[shards])
+        return SampleLocations(shards, numbers - self.starts[shards])
 
     # ------------------------------------------------------------ what
 
-    def fixed(self, name: str, rows: Places, *, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    def fixed(self, name: str, rows: SampleLocations, *, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Return a fixed column's values."""
         column = self._manifest.columns[name]
         size = column.value_bytes // column.numpy.itemsize
         self._map(rows.shards)
         shape = (len(rows.within), *column.shape)
         if out is not None and out.shape != shape:
-            raise ArgumentError(f"out has the shape {out.shape}, the values {shape}", hint="pass an array that fits")
+            raise ArgumentError(f"out must have shape {shape}, got {out.shape}", hint="pass an array of this shape")
         if out is not None and not _fits(column.dtype, out.dtype):
             raise ArgumentError(
-                f"out is of {out.dtype}, which cannot hold every {column.dtype}", hint="pass an array of a wider type"
+                f"out is {out.dtype}, which cannot represent every {column.dtype}", hint="pass a wider dtype"
             )
         if not size or not len(rows.within):
             return out if out is not None else np.empty(shape, column.dtype)
@@ -121,37 +126,37 @@ class Files:
         np.copyto(out, found, casting="same_kind")
         return out
 
-    def bounds(self, name: str, rows: Places) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where a ragged column's samples begin in their shards, and how many values they have."""
+    def bounds(self, name: str, rows: SampleLocations) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the offsets of a ragged column's samples in their shards, and their numbers of values."""
         self._map(rows.shards)
         offsets = name + OFFSETS
         pairs = self.gathered(offsets, self._elements[offsets][rows.shards] + rows.within, 2)
         begins, lengths = pairs[:, 0].astype(np.int64), (pairs[:, 1] - pairs[:, 0]).astype(np.int64)
         nums = self._num_values(name)[rows.shards]
-        # Compared and not subtracted: the difference of two offsets that are far out may look like a length.
+        # Compared, not subtracted: the difference of two corrupt offsets could overflow and look like a length.
         is_bad = (begins < 0) | (pairs[:, 1] < begins) | (pairs[:, 1] > nums)
         if is_bad.any():
             bad = int(np.flatnonzero(is_bad)[0])
             path = self._path / self._manifest.shards[int(rows.shards[bad])].file
             raise DamagedFile(
                 path,
-                what=f"has offsets that cannot be: sample {int(rows.within[bad])} of {name!r} begins at "
+                what=f"has invalid offsets: sample {int(rows.within[bad])} of {name!r} begins at "
                 f"{int(pairs[bad, 0])} and ends at {int(pairs[bad, 1])} of {int(nums[bad])} values",
-                hint="copy the file again, or prepare the store anew",
+                hint="copy the file again, or prepare the store again",
             )
         return begins, lengths
 
-    def not_text(self, name: str, rows: Places, at: int) -> DamagedFile:
+    def not_text(self, name: str, rows: SampleLocations, at: int) -> DamagedFile:
         """Return the error for a sample that is not text."""
         path = self._path / self._manifest.shards[int(rows.shards[at])].file
-        what = f"is wrong in sample {int(rows.within[at])}: its {name!r} is not UTF-8"
-        return DamagedFile(path, what=what, hint="make the store anew, with the column as bytes if it is not text")
+        what = f"is damaged in sample {int(rows.within[at])}: its {name!r} is not UTF-8"
+        return DamagedFile(path, what=what, hint="write the store again, with the column as bytes if it is not text")
 
     def _num_values(self, name: str) -> NDArray[np.int64]:
         return np.diff(self.value_starts[name])
 
-    def ragged(self, name: str, rows: Places) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return a ragged column's values, one sample after the other, and the number of each."""
+    def ragged(self, name: str, rows: SampleLocations) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return a ragged column's values, concatenated, and the number of values of each sample."""
         column = self._manifest.columns[name]
         begins, lengths = self.bounds(name, rows)
         size = column.value_bytes // column.numpy.itemsize
@@ -170,7 +175,7 @@ class Files:
         return values.reshape(int(lengths.sum()), *column.shape), lengths
 
     def gathered(self, name: str, elements: NDArray[np.int64], size: int) -> NDArray[Any]:
-        """Return so many consecutive elements from each of these on, as a fresh array with a row for each."""
+        """Return `size` consecutive elements from each of `elements`, as a new array with one row each."""
         dtype, num_rows = self._dtypes[name], len(elements)
         if not num_rows:  # perhaps nothing is mapped yet
             return np.empty((0, size), dtype)
@@ -185,7 +190,7 @@ class Files:
         return np.ndarray((num_rows, size), dtype, rows)
 
     def flat(self, name: str) -> NDArray[Any]:
-        """Return the space as one array of a column's type, once something is mapped. Read only what was `seen`."""
+        """Return the space as one array of a column's dtype, once something is mapped. Read only what was `seen`."""
         flat = self._windows.get((name, 0))
         if flat is None:
             dtype = self._dtypes[name]
@@ -194,9 +199,9 @@ class Files:
         return flat
 
     def parts(self, name: str, starts: NDArray[np.int64]) -> ArrayParts | None:
-        """Return where an array's elements lie, for functions in C, which look themselves at what was seen.
+        """Return the locations of an array's elements, for functions in C, which check themselves what was verified.
 
-        `starts` tells what each shard begins with. None while not all is mapped, or if blocks may have to be read anew.
+        `starts` is the number of the first element of each shard. None unless all shards are mapped and fit in memory.
         """
         if not self._all_mapped or self._is_vast or self._space is _NOWHERE:
             return None
@@ -204,13 +209,13 @@ class Files:
         return ArrayParts(self.flat(name), starts, self._elements[name], seen, BLOCK_SHIFT)
 
     def seen(self, name: str, elements: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """See to it that so many elements from each of these on, at least one, were checked. They are mapped."""
+        """Verify the blocks of `sizes` elements (at least 1) from each of `elements`, which are mapped."""
         self.watch.check()
         if not (self._num_unseen[name] or self._is_vast):
             return
         item_bytes = self._dtypes[name].itemsize
         if not self._is_vast and elements.size and int(sizes.max()) * item_bytes <= BLOCK_BYTES:
-            # What is no longer than a block is in two at most. Once they were seen this is all that checking costs.
+            # A range no longer than a block touches two blocks at most. Once they are verified, this is the whole cost.
             shift = BLOCK_SHIFT - item_bytes.bit_length() + 1
             lasts = elements + sizes
             lasts -= 1
@@ -220,13 +225,13 @@ class Files:
         self._see(elements, sizes, item_bytes)
 
     def seen_alike(self, name: str, elements: NDArray[np.int64], size: int) -> None:
-        """See to the same where all have one size, as quickly as can be."""
+        """Like `seen`, for ranges of one size, which is faster."""
         self.watch.check()
         if self._num_unseen[name] or self._is_vast:
             self._see(elements, size, self._dtypes[name].itemsize)
 
     def run(self, name: str, shard: int, first: int, size: int) -> NDArray[Any]:
-        """Return some consecutive elements of a shard's array as they are in memory, mapped and checked."""
+        """Return a view of consecutive elements of a shard's array, mapped and verified."""
         elements = self.element_of(name, np.array([shard])) + first
         if not size:
             return np.empty(0, self._dtypes[name])
@@ -234,12 +239,12 @@ class Files:
         return self.flat(name)[int(elements[0]) : int(elements[0]) + size]
 
     def _window(self, name: str, size: int) -> NDArray[Any]:
-        """Return the space as an array of all stretches of `size` elements, so that one index gathers any of them."""
+        """Return the space as an array of all windows of `size` elements, so that one index gathers any of them."""
         window = self._windows.get((name, size))
         if window is None:
             item_bytes = self._dtypes[name].itemsize
             num_elements = self._space.num_bytes // item_bytes
-            # A stretch is one item of that many bytes: what is copied as a whole is copied quickest.
+            # A window is one item of that many bytes, because NumPy copies whole items fastest.
             dtype = np.dtype((np.void, size * item_bytes))
             window = self._space.array(dtype, (max(0, num_elements - size + 1),), strides=(item_bytes,))
             self._windows[name, size] = window
@@ -248,45 +253,47 @@ class Files:
     # ------------------------------------------------------------ mapped and seen
 
     def element_of(self, name: str, shards: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where a column's values begin in shards, which are mapped now."""
+        """Return the first element of a column in shards, which are mapped if necessary."""
         self._map(shards)
         return self._elements[name][shards]
 
     @property
     def all_mapped(self) -> bool:
-        """Whether nothing is left to be mapped."""
+        """Whether all shards are mapped."""
         return self._all_mapped
 
     def elements(self, name: str) -> NDArray[np.int64]:
-        """Return which element of the space each shard's array begins with, once all are mapped."""
+        """Return the first element of an array in each shard, once all are mapped."""
         return self._elements[name]
 
     def _map(self, shards: NDArray[np.int64]) -> None:
-        """See to it that shards are mapped."""
+        """Map shards that are not mapped yet."""
         if self._all_mapped or self._is_mapped[shards].all():
             return
         with self._lock:
             if self._space is _NOWHERE:  # reserved when it is first needed: opening stays cheap
                 self._space = self._reserved()
-            for number in sorted(set(shards[~self._is_mapped[shards]].tolist())):  # np.unique imports for 70 ms
+            for number in sorted(
+                set(shards[~self._is_mapped[shards]].tolist())
+            ):  # not np.unique, whose imports take 70 ms
                 self._map_one(number)
             self._all_mapped = bool(self._is_mapped.all())
 
-    def _reserved(self) -> Space:
-        """Return the space for all shards, and begin to keep what was seen of it."""
+    def _reserved(self) -> AddressSpace:
+        """Reserve the space for all shards, and the record of what was verified."""
         num_blocks = int(self._bases[-1]) >> BLOCK_SHIFT
         try:
-            space = Space(int(self._bases[-1]))
+            space = AddressSpace(int(self._bases[-1]))
             self._seen = np.zeros(num_blocks + 1, np.bool_)
         except (OSError, MemoryError):
-            for shard in self._manifest.shards:  # one that is not as big as the manifest says is the likelier reason
+            for shard in self._manifest.shards:  # more likely, a file does not have the size in the manifest
                 self._opened(shard, lambda _: None)
             raise
         self._pairs = np.ndarray((num_blocks,), "<u2", self._seen, strides=(1,))
         return space
 
     def _opened(self, shard: Shard, do: Callable[[int], None]) -> Header:
-        """Return the header of a shard's file, after `do` was called with its descriptor."""
+        """Return the header of a shard's file, after calling `do` with its descriptor."""
         path = self._path / shard.file
         try:
             descriptor = opened(path)
@@ -297,7 +304,7 @@ class Files:
                 os.close(descriptor)
         except DamagedFile as error:
             if self._was_replaced():
-                raise StaleSource(self._path, what="the store was prepared anew meanwhile") from error
+                raise StaleSource(self._path, what="the store was prepared again meanwhile") from error
             raise
         return header
 
@@ -326,17 +333,17 @@ class Files:
             extent = header.arrays[name]
             begin, end = extent.begin - shard.body, extent.begin + extent.num_bytes - shard.body
             self._num_unseen[name] += (num_blocks_in(end) - begin // BLOCK_BYTES if end > begin else 0) - 1
-        # Headers have no checksums; that of the next shard is what lies behind the last block of this one.
+        # Headers count as verified, here and after the last block: `checked_header` compared their digest.
         self._seen[base >> BLOCK_SHIFT : (base + shard.body) >> BLOCK_SHIFT] = True
         self._seen[int(self._bases[number + 1]) >> BLOCK_SHIFT] = True
-        self._is_mapped[number] = True  # last: another thread may be looking
+        self._is_mapped[number] = True  # last, because other threads read it without the lock
 
     def _see(self, elements: NDArray[np.int64], sizes: NDArray[np.int64] | int, item_bytes: int) -> None:
-        """See to it that what is about to be read was checked; ask for what may have to come from the disk."""
+        """Verify what is about to be read, and prefetch what may have to come from disk."""
         if not (self._is_checked or self._is_vast) or not elements.size:
             return
         if not self._is_vast and isinstance(sizes, int) and sizes * item_bytes <= BLOCK_BYTES:
-            # What begins in a block ends in it or in the next. Once both were seen this is all that checking costs.
+            # A range ends in its first block or in the next one. Once both are verified, this is the whole cost.
             shift = BLOCK_SHIFT - item_bytes.bit_length() + 1
             if self._pairs[elements >> shift].min() == BOTH_SEEN:
                 return
@@ -355,13 +362,13 @@ class Files:
         touched = {block for a, b in zip(first.tolist(), last.tolist()) for block in range(a, b + 1)}
         blocks = np.array(sorted(touched))
         blocks = blocks[~seen[blocks]]
-        if blocks.size and not self._is_vast:  # another thread may have seen the last of them meanwhile
+        if blocks.size and not self._is_vast:  # may be empty by now: another thread may have verified them
             self._will_need(blocks, blocks)
         for block in blocks.tolist():
             self._check(block)
 
     def _will_need(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> None:
-        """Ask for blocks in joined, ascending stretches, so that the disk reads them at once and not one by one."""
+        """Prefetch blocks in merged, ascending ranges, so that the disk reads them together."""
         order = np.argsort(first)
         first, last = first[order], np.maximum.accumulate(last[order])
         is_new = np.ones(len(first), np.bool_)
@@ -375,7 +382,7 @@ class Files:
         shard = self._manifest.shards[number]
         within = block - ((int(self._bases[number]) + shard.body) >> BLOCK_SHIFT)
         if within < 0:
-            return  # the header and the checksums were checked when the shard was mapped
+            return  # header and checksums were verified when the shard was mapped
         begin, end = block_at(shard, within)
         base = int(self._bases[number])
         data = self._space.array(np.uint8, (self._space.num_bytes,))[base + begin : base + end]
@@ -392,7 +399,7 @@ class Files:
 
 
 def _fits(given: Any, taking: np.dtype[Any]) -> bool:
-    """Return whether values may be put into another type: whole numbers as they are, others rounded."""
+    """Return whether values may be written to another dtype: integers exactly, floats rounded."""
     return np.can_cast(given, taking, "safe" if taking.kind in "iu" else "same_kind")
 
 

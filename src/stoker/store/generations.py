@@ -1,7 +1,8 @@
-"""Earlier versions of a store that are still in use: their manifests, and which shards must stay for them.
+"""Earlier versions of a store that are still open: their manifests, and the shards that must be kept for them.
 
-Whoever reads a store holds a shared lock on its manifest. When another manifest takes its place, the old one stays in
-`.generations` as long as somebody holds it, with the shards that it names.
+Every reader holds a shared lock (flock) on the manifest it opened. When a preparation replaces the manifest, it keeps
+the old one in `.generations`, as a hard link, and with it the shards that it lists. Later runs remove a generation once
+they get an exclusive lock on its manifest, which means that no process has it open.
 """
 
 from __future__ import annotations
@@ -13,16 +14,15 @@ from pathlib import Path
 
 from stoker.errors import DataError
 from stoker.store.manifest import FILE, Manifest, read_manifest
-from stoker.store.space import Space
+from stoker.store.space import AddressSpace
 
 GENERATIONS = ".generations"
 
 
-class Hold:
-    """A shared lock on a manifest, held for as long as this object is there. Forked children have a share in it.
+class ManifestLock:
+    """A shared lock on a manifest, held as long as this object lives, also by forked children.
 
-    The file is mapped and then closed: a lock of this kind lasts until the last mapping is gone, so that a store takes
-    no file descriptor.
+    The file is mapped and then closed: a flock lasts until the last mapping is gone, so a store needs no descriptor.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,48 +30,48 @@ class Hold:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             self._file = os.fstat(descriptor)
-            self._space: Space | None = Space(1)
+            self._space: AddressSpace | None = AddressSpace(1)
             self._space.map_file(descriptor, 0, 1)
         finally:
             os.close(descriptor)
 
-    def is_of(self, path: Path) -> bool:
-        """Return whether the file at a path is the one that is held."""
+    def is_for(self, path: Path) -> bool:
+        """Return whether the file at a path is the locked one."""
         try:
             return os.path.samestat(os.stat(path), self._file)
         except OSError:
             return False
 
-    def leave(self) -> None:
-        """Let go of it, in this process."""
+    def release(self) -> None:
+        """Release it in this process."""
         self._space = None
 
 
-def held_manifest(folder: Path, name: str = FILE) -> tuple[Manifest, Hold | None]:
-    """Return the manifest of a store, and what keeps its shards; None where files cannot be locked."""
+def lock_manifest(folder: Path, name: str = FILE) -> tuple[Manifest, ManifestLock | None]:
+    """Return the manifest of a store, and the lock that keeps its shards; None if files cannot be locked."""
     path = folder / name
     while True:
-        hold: Hold | None = None
+        hold: ManifestLock | None = None
         with suppress(OSError):
-            hold = Hold(path)
+            hold = ManifestLock(path)
         try:
             manifest = read_manifest(folder, name)
         except BaseException:
             if hold is not None:
-                hold.leave()
+                hold.release()
             raise
-        if hold is None or hold.is_of(path):
+        if hold is None or hold.is_for(path):
             return manifest, hold
-        hold.leave()  # another one has taken its place meanwhile
+        hold.release()  # race: another manifest replaced it between locking and reading
 
 
 def name_of(fingerprint: str) -> str:
-    """Return where in the store's folder the manifest of an earlier generation is."""
+    """Return the path of an earlier manifest, relative to the store's folder."""
     return f"{GENERATIONS}/{fingerprint}.json"
 
 
 def keep(folder: Path, new: Manifest) -> None:
-    """Keep the manifest that a new one is about to replace, unless it cannot be used any more, or is the same."""
+    """Keep the manifest that a new one will replace, unless its shards are overwritten or it is the same."""
     try:
         old = read_manifest(folder)
     except DataError:
@@ -82,16 +82,16 @@ def keep(folder: Path, new: Manifest) -> None:
         digests.get(shard.file, shard.digest) != shard.digest for shard in old.shards
     ):
         return
-    with suppress(OSError):  # without links, as on some file systems, it goes as it went
+    with suppress(OSError):  # some file systems have no hard links: then the old generation is not kept
         (folder / GENERATIONS).mkdir(exist_ok=True)
         (folder / name_of(fingerprint)).unlink(missing_ok=True)
         os.link(folder / FILE, folder / name_of(fingerprint))
 
 
 def end_unused(folder: Path) -> tuple[set[str], set[str]]:
-    """Remove the manifests that nobody holds. Return the shards of these, and those that have to stay for the others.
+    """Remove unlocked manifests. Return their shards, and the shards that must be kept for the others.
 
-    Only for whoever holds the lock of the folder.
+    Only while holding the lock of the folder.
     """
     ended: set[str] = set()
     kept: set[str] = set()
@@ -110,8 +110,8 @@ def end_unused(folder: Path) -> tuple[set[str], set[str]]:
                 kept |= shards
                 continue
             except OSError:
-                pass  # nobody can hold it either
-            path.unlink(missing_ok=True)  # before its shards: whoever is about to hold it sees that it is gone
+                pass  # no locks on this file system, so no reader has one
+            path.unlink(missing_ok=True)  # before its shards: a reader about to lock it sees that it is gone
             ended |= shards
         finally:
             os.close(descriptor)

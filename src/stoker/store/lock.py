@@ -13,13 +13,13 @@ LOCK = "lock"
 
 
 class Lock:
-    """The lock, held by this process until it is left, or gone. Forked children let go of their copy."""
+    """The lock of a writer: held until every copy of its descriptor is closed, so forked children close theirs."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def leave(self) -> None:
-        """Close this process's descriptor: the lock is held for as long as any copy of it is open."""
+        """Close the descriptor of this process."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with suppress(OSError):
@@ -36,14 +36,17 @@ class Lock:
 
 
 def locked(folder: Path) -> Lock:
-    """Hold the lock in `folder`, which is made; `ArgumentError` if another one holds it. Ends with its holder."""
+    """Lock `folder`, which is created if missing; raise `ArgumentError` if another process holds the lock.
+
+    The kernel releases it when the process ends, however it ends.
+    """
     path = folder / LOCK
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:
-            continue  # whoever held it has just finished, and removed the folder
+            continue  # race: the previous holder finished and removed the folder
         lock = Lock(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -52,8 +55,8 @@ def locked(folder: Path) -> Lock:
         except BlockingIOError as error:
             lock.leave()
             raise ArgumentError(
-                f"somebody else is writing {folder.parent} right now",
-                hint="wait for the end (or close that writer), or choose another folder",
+                f"another process is writing {folder.parent}",
+                hint="wait until it ends (or close that writer), or choose another folder",
             ) from error
         except BaseException:
             lock.leave()
@@ -62,7 +65,7 @@ def locked(folder: Path) -> Lock:
 
 
 def _is_still_at(path: Path, descriptor: int) -> bool:
-    """Whether the file that was locked is the one that others will find."""
+    """Return whether the locked file is still at its path: the previous holder may have removed it."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Positions that somebody asks for, seen to be in range."""
+"""Validate positions of samples."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ _MAX = np.uint64(np.iinfo(np.int64).max)
 
 
 def in_range(positions: Positions, num_samples: int, *, what: str) -> NDArray[np.int64]:
-    """Return positions as numbers from 0 on; negative ones count from the end."""
+    """Return positions as an int64 array, from 0; negative ones count from the end."""
     numbers = np.asarray(positions)
     if numbers.size == 0:
         numbers = numbers.astype(np.int64)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise ArgumentError(
-            f"positions are a list of whole numbers, not {_described(positions)}", hint="pass a list of int"
-        )
-    if numbers.dtype == np.uint64:  # what is beyond int64 must not come out negative
+        raise ArgumentError(f"positions must be a list of ints, got {_excerpt(positions)}", hint="pass a list of int")
+    if numbers.dtype == np.uint64:  # values beyond int64 must not become negative
         numbers = np.minimum(numbers, _MAX)
     numbers = numbers.astype(np.int64, copy=False)
     if numbers.size and (int(numbers.min()) < 0 or int(numbers.max()) >= num_samples):
@@ -38,16 +36,16 @@ def in_range(positions: Positions, num_samples: int, *, what: str) -> NDArray[np
 
 
 def one_position(position: Any) -> int:
-    """Return a single position, if it is one."""
+    """Return a single position as an int."""
     if not isinstance(position, bool):
         with suppress(TypeError):
             return operator.index(position)
     raise ArgumentError(
-        f"a sample has one whole number as its position, not {_described(position)}",
+        f"a position must be an int, got {_excerpt(position)}",
         hint="for many at once: __getitems__([...]), or read(column, [...]) of a store",
     )
 
 
-def _described(positions: Any) -> str:
+def _excerpt(positions: Any) -> str:
     text = repr(positions)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,7 +1,7 @@
-"""A store, read: samples and columns by position, from any number of shards, at the speed of memory.
+"""Read a store: samples and columns by position, from any number of shards, at the speed of memory.
 
-Every file is mapped when it is first needed, and every block checked when it is first read, by each process for itself;
-the pages are shared. Nothing is built when a store is opened: it costs the reading of its manifest.
+Each process maps a file when it first needs it, and verifies a block when it first reads it; processes share the pages.
+Opening a store only reads its manifest.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from stoker.native import ArrayParts
 from stoker.store.column import OFFSETS, Column
 from stoker.store.crops import IGNORED, Crops
 from stoker.store.expectation import check_expectations
-from stoker.store.files import Files, Places
-from stoker.store.generations import held_manifest, name_of
+from stoker.store.files import MappedShards, SampleLocations
+from stoker.store.generations import lock_manifest, name_of
 from stoker.store.manifest import FILE
 from stoker.store.positions import Positions, one_position
 
 
 def open_store(path: str | os.PathLike[str], *, expect: Mapping[str, Any] | None = None, check: bool = True) -> Store:
-    """Open a store. `expect` names what it must have been made with; otherwise it is refused.
+    """Open a store. `expect` contains settings that it must have been made with; otherwise `StoreMismatch` is raised.
 
-    With `check=False` blocks are not compared with their checksums when they are first read.
+    With `check=False` blocks are not verified when they are first read.
     """
     return Store(path, expect=expect, check=check)
 
 
 class Store:
-    """A dataset on disk. Safe to use from threads, after a fork, and in processes it is sent to (as its path)."""
+    """A dataset on disk. Thread-safe, works after a fork, and pickles as its path."""
 
     is_pure = True
-    """Reading draws no random numbers: a loader need not see to any generator."""
+    """Reading draws no random numbers, so that the loader need not seed generators."""
 
     def __init__(
         self, path: str | os.PathLike[str], *, expect: Mapping[str, Any] | None = None, check: bool = True
@@ -48,11 +48,11 @@ class Store:
             self.expect(expect)
 
     def _open(self, path: Path, name: str, *, check: bool) -> None:
-        """Read the manifest of this name; its shards stay for as long as this store is there."""
+        """Read the manifest of this name; its shards are kept as long as this object lives."""
         self.path = path
-        self.manifest, self._hold = held_manifest(path, name)
+        self.manifest, self._lock = lock_manifest(path, name)
         self._is_checked = check
-        self._files = Files(self.path, self.manifest, is_checked=check)
+        self._files = MappedShards(self.path, self.manifest, is_checked=check)
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -61,20 +61,20 @@ class Store:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What whoever made the store had to say about it: tokenizer, settings, origin."""
+        """Metadata of the store: tokenizer, settings, origin."""
         return self.manifest.meta
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells this data from other data, wherever it lies: a loader's state is refused with another."""
+        """Identity of the data, independent of its location. A loader's state is only valid for the same one."""
         return self.manifest.fingerprint()
 
     def earlier_fingerprints(self) -> Iterator[str]:
-        """Yield the fingerprints that this data had before it grew at its end, as far as that may have been."""
+        """Yield the fingerprints that this data may have had before it grew at its end."""
         return self.manifest.earlier_fingerprints()
 
     def expect(self, settings: Mapping[str, Any]) -> None:
-        """Raise `StoreMismatch` unless the store was made with these settings, saying what differs."""
+        """Raise `StoreMismatch`, with the differences, unless the store was made with these settings."""
         check_expectations(self.path, self.manifest, settings)
 
     def __len__(self) -> int:
@@ -94,18 +94,18 @@ class Store:
             values, lengths = self._files.ragged(name, rows)
             stops = np.cumsum(lengths)
             parts = [values[stop - length : stop] for stop, length in zip(stops.tolist(), lengths.tolist())]
-            presented: list[Any] = []
+            converted: list[Any] = []
             try:
-                presented.extend(_presented(part, column) for part in parts)
+                converted.extend(_to_kind(part, column) for part in parts)
             except UnicodeDecodeError as error:
-                raise self._files.not_text(name, rows, len(presented)) from error
-            listed.append(presented)
+                raise self._files.not_text(name, rows, len(converted)) from error
+            listed.append(converted)
         return [dict(zip(self.columns, sample)) for sample in zip(*listed)]
 
     def __getbatch__(self, positions: Positions, empty: Any) -> Any:
-        """Return a whole batch as a table of arrays, gathered straight into memory from `empty(shape, dtype)`.
+        """Return a whole batch as a dict of arrays, gathered directly into memory from `empty(shape, dtype)`.
 
-        NotImplemented where columns are ragged: those make no batch by themselves.
+        NotImplemented if columns are ragged, because those need a collate function.
         """
         if any(column.is_ragged for column in self.columns.values()):
             return NotImplemented
@@ -118,17 +118,17 @@ class Store:
         return batch
 
     def read(self, column: str, positions: Positions, *, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return a fixed column's values at `positions` as one array, or put them into `out`, of any type that fits."""
+        """Return a fixed column's values at `positions` as one array, or write them to `out`, if its dtype fits."""
         self._column(column, is_ragged=False)
         return self._files.fixed(column, self._files.rows(positions), out=out)
 
     def read_ragged(self, column: str, positions: Positions) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return a ragged column's values at `positions`, one after the other, and how many each sample has."""
+        """Return a ragged column's values at `positions`, concatenated, and the number of values of each sample."""
         self._column(column, is_ragged=True)
         return self._files.ragged(column, self._files.rows(positions))
 
     def lengths(self, column: str, positions: Positions) -> NDArray[np.int64]:
-        """Return how many values the samples at `positions` have in a ragged column, without reading those."""
+        """Return the number of values of the samples at `positions` in a ragged column, without reading the values."""
         self._column(column, is_ragged=True)
         return self._files.bounds(column, self._files.rows(positions))[1]
 
@@ -138,15 +138,15 @@ class Store:
             raise ArgumentError(f"{self.path} has no column {name!r}", hint=f"it has {', '.join(self.columns)}")
         if column.is_ragged != is_ragged:
             raise ArgumentError(
-                f"{name!r} is {'ragged' if column.is_ragged else 'of a fixed shape'}",
+                f"column {name!r} {'is ragged' if column.is_ragged else 'has a fixed shape'}",
                 hint="use read_ragged for ragged columns and read for the others",
             )
         return column
 
-    def stretch(self, column: str = "tokens") -> Stretch:
-        """Return all values of a ragged column, one after the other over all shards."""
+    def stretch(self, column: str = "tokens") -> ColumnValues:
+        """Return all values of a ragged column as one sequence over all shards."""
         self._column(column, is_ragged=True)
-        return Stretch(self, column)
+        return ColumnValues(self, column)
 
     def tokens(
         self,
@@ -160,9 +160,9 @@ class Store:
         ignored: int = IGNORED,
         column: str = "tokens",
     ) -> Crops:
-        """Return rows of `length` tokens with the next tokens as labels; see `stoker.store.Crops` for what they are.
+        """Return rows of `length` tokens with the next tokens as labels; see `stoker.store.Crops`.
 
-        `pad` is by default the token that ends documents.
+        `pad` is by default the end-of-document token.
         """
         if pad is None:
             tokenizer = self.meta.get("tokenizer")
@@ -179,7 +179,7 @@ class Store:
         )
 
     def describe(self, position: int) -> str:
-        """Return in which file a sample is, and at which place."""
+        """Return the file of a sample, and its number there."""
         rows = self._files.rows([position])
         return f"{self.path / self.manifest.shards[int(rows.shards[0])].file} sample {int(rows.within[0])}"
 
@@ -199,35 +199,36 @@ def _reopened(path: str, is_checked: bool, fingerprint: str) -> Store:
     try:
         earlier._open(Path(path), name_of(fingerprint), check=is_checked)
     except DataError as error:
-        raise StaleSource(path, what="the store was prepared anew meanwhile") from error
+        raise StaleSource(path, what="the store was prepared again meanwhile") from error
     return earlier
 
 
-def _presented(values: NDArray[Any], column: Column) -> Any:
-    """Return a ragged sample as what its column holds."""
+def _to_kind(values: NDArray[Any], column: Column) -> Any:
+    """Return a ragged sample as the type of its column: an array, bytes or str."""
     if column.kind == "array":
-        return values.copy()  # or a small sample that is kept would keep all that were read with it
+        return values.copy()  # or keeping a small sample would keep everything read with it
     data = values.tobytes()
     return data if column.kind == "bytes" else data.decode("utf-8", "strict")
 
 
-class _Course:
-    """Where windows of one length are in the space of all shards, once these are mapped.
+class _WindowIndex:
+    """Locations of windows of one length in the address space of all shards, once these are mapped.
 
-    Starts are looked up among the borders of the shards and of the starts that do not fit into them any more, in turn:
-    an odd number of borders before a start tells that its window lies in one shard.
+    For each shard `i` two bounds: its first value, and the first start whose window would reach beyond its end. A start
+    is looked up among all bounds in order: an odd number of bounds at or before it means that its window lies in one
+    shard, number `found // 2`. `_shifts[found]` then converts a value into an element of the space.
     """
 
     def __init__(self, value_starts: NDArray[np.int64], elements: NDArray[np.int64], length: int) -> None:
         first, ends = value_starts[:-1], value_starts[1:]
         ends = np.maximum(first, ends - length + 1)
-        self._borders = np.stack([first, ends], 1).reshape(-1)
+        self._bounds = np.stack([first, ends], 1).reshape(-1)
         self._shifts = np.zeros(2 * len(first) + 1, np.int64)
         self._shifts[1::2] = elements - first
 
     def elements(self, starts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return the elements of the space that windows begin with; None if one is not in one shard, or nowhere."""
-        found = self._borders.searchsorted(starts, "right")
+        """Return the first element of each window in the space; None if one crosses shards or is out of range."""
+        found = self._bounds.searchsorted(starts, "right")
         if not np.bitwise_and.reduce(found) & 1:
             return None
         shifts: NDArray[np.int64] = self._shifts[found]
@@ -238,11 +239,11 @@ class _Course:
 _FIRST = np.zeros(1, np.int64)
 
 
-class Stretch:
-    """The values of a ragged column as one stretch over all shards, and the borders of the samples in it."""
+class ColumnValues:
+    """The values of a ragged column as one sequence over all shards, and the offsets of its samples."""
 
-    refuses = True
-    """Windows that are out of range are an error, at no cost; callers need not look."""
+    checks_range = True
+    """`windows` raises an error for windows out of range, so callers need not check."""
 
     def __init__(self, store: Store, column: str) -> None:
         self._store, self._column, self._files = store, column, store._files
@@ -251,42 +252,44 @@ class Stretch:
         self.num_documents = len(store)
         self.dtype = store.columns[column].numpy
         if store.columns[column].shape:
-            raise ArgumentError(f"the values of {column!r} are not single numbers", hint="tokens have no shape")
+            raise ArgumentError(
+                f"the values of {column!r} are not scalars", hint="tokens are a column such as 'uint16[*]'"
+            )
         self._num_values = np.diff(self._value_starts)
-        self._courses: dict[int, _Course] = {}
+        self._window_indexes: dict[int, _WindowIndex] = {}
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """Return `length` values from each of `starts` on, a row for each: a fresh array. All must be in range."""
-        course = self._courses.get(length)
-        if course is not None:
-            elements = course.elements(starts)
+        """Return `length` values from each of `starts`, one row each, as a new array. All must be in range."""
+        index = self._window_indexes.get(length)
+        if index is not None:
+            elements = index.elements(starts)
             if elements is not None:
                 return self._files.gathered(self._column, elements, length)
         elif self._files.all_mapped:
-            self._courses[length] = _Course(self._value_starts, self._files.elements(self._column), length)
-        return self._looked_up(starts, length)
+            self._window_indexes[length] = _WindowIndex(self._value_starts, self._files.elements(self._column), length)
+        return self._slow_windows(starts, length)
 
     def check(self) -> None:
-        """Raise `StaleSource` if a shard that is mapped has changed. For readers of memory that they got before."""
+        """Raise `StaleSource` if a mapped shard has changed. Call it after reading memory from `find_mapped`."""
         self._files.watch.check()
 
-    def lying(self, starts: NDArray[np.int64], length: int) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-        """Return memory in which windows lie as they are, checked, and where in it each begins, without a copy.
+    def find_mapped(self, starts: NDArray[np.int64], length: int) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
+        """Return the mapped memory with these windows, verified, and the first element of each in it, without a copy.
 
-        None where it is not that simple, or not known to be: `windows` gives them, or says what is wrong.
+        None if a window crosses shards, is out of range, or not everything is mapped yet: use `windows` then.
         """
-        course = self._courses.get(length)
-        elements = None if course is None else course.elements(starts)
+        index = self._window_indexes.get(length)
+        elements = None if index is None else index.elements(starts)
         if elements is None or not elements.size:
             return None
         self._files.seen_alike(self._column, elements, length)
         return self._files.flat(self._column), elements
 
-    def _looked_up(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """Do the same where starts may be out of range, rows cross from shard to shard, or nothing is mapped."""
+    def _slow_windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
+        """Like `windows`, for starts that may be out of range, rows that cross shards, and unmapped shards."""
         files, column, value_starts = self._files, self._column, self._value_starts
         if starts.size and (int(starts.min()) < 0 or int(starts.max()) + length > self.num_values):
-            raise ArgumentError(f"not all windows are within {self.num_values} values", hint="check the starts")
+            raise ArgumentError(f"windows out of range: there are {self.num_values} values", hint="check the starts")
         shards = value_starts.searchsorted(starts, "right") - 1
         crosses = starts + length > value_starts[shards + 1]
         elements = files.element_of(column, shards) + (starts - value_starts[shards])
@@ -300,7 +303,7 @@ class Stretch:
         return rows
 
     def _fill(self, row: NDArray[Any], start: int) -> None:
-        """Read a row that lies in several shards."""
+        """Read a row that crosses shards."""
         at = 0
         while at < len(row):
             shard = int(self._value_starts.searchsorted(start + at, "right")) - 1
@@ -311,11 +314,11 @@ class Stretch:
 
     @property
     def fingerprint(self) -> str:
-        """What tells these values from others."""
+        """Identity of these values."""
         return f"{self._store.fingerprint}.{self._column}"
 
     def earlier_fingerprints(self) -> Iterator[str]:
-        """Yield the fingerprints that these values had before the store grew."""
+        """Yield the fingerprints of these values before the store grew."""
         return (f"{earlier}.{self._column}" for earlier in self._store.earlier_fingerprints())
 
     def expect(self, settings: Mapping[str, Any]) -> None:
@@ -324,21 +327,21 @@ class Stretch:
 
     @property
     def path(self) -> Path:
-        """Where the store is."""
+        """Path of the store."""
         return self._store.path
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What whoever made the store had to say about it."""
+        """Metadata of the store."""
         return self._store.meta
 
     def take(self, values: NDArray[np.int64]) -> NDArray[Any]:
         """Return single values. All must be in range."""
         return self.windows(values, 1).reshape(-1)
 
-    def borders(self, first: int, last: int) -> NDArray[np.int64]:
-        """Return where samples `first` to `last` begin, in values; the one behind the last begins at the end."""
-        borders = np.empty(last - first + 1, np.int64)
+    def offsets(self, first: int, last: int) -> NDArray[np.int64]:
+        """Return the offsets of samples `first` to `last` (inclusive); that after the last sample is the end."""
+        found = np.empty(last - first + 1, np.int64)
         starts = self._files.starts
         shard = int(starts.searchsorted(first, "right")) - 1
         at = first
@@ -347,27 +350,27 @@ class Stretch:
             if stop > at:
                 offsets = self._files.run(self._column + OFFSETS, shard, at - int(starts[shard]), stop - at + 1)
                 self._check_offsets(offsets, shard, at)
-                np.add(offsets[:-1], self._value_starts[shard], out=borders[at - first : stop - first])
+                np.add(offsets[:-1], self._value_starts[shard], out=found[at - first : stop - first])
             at, shard = stop, shard + 1
-        borders[-1] = self.num_values if last == self.num_documents else self.bounds(np.array([last]))[0][0]
-        return borders
+        found[-1] = self.num_values if last == self.num_documents else self.bounds(np.array([last]))[0][0]
+        return found
 
     def _check_offsets(self, offsets: NDArray[np.int64], shard: int, first: int) -> None:
-        """Refuse offsets that go back, or out of the shard."""
+        """Raise `DamagedFile` for offsets that decrease, or point outside the shard."""
         num_values = self._value_starts[shard + 1] - self._value_starts[shard]
-        # Compared and not subtracted: the difference of two offsets that are far out may look like a length.
+        # Compared, not subtracted: the difference of two corrupt offsets could overflow and look like a length.
         if offsets[0] < 0 or offsets[-1] > num_values or (offsets[1:] < offsets[:-1]).any():
             documents = np.arange(first, first + len(offsets) - 1)
             self._files.bounds(
-                self._column, Places(np.full(len(documents), shard), documents - self._files.starts[shard])
+                self._column, SampleLocations(np.full(len(documents), shard), documents - self._files.starts[shard])
             )
 
     def bounds(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where samples begin, in values, and how many they have. All must be there."""
+        """Return the offset of each sample, and its number of values. All must exist."""
         files, offsets = self._files, self._column + OFFSETS
         starts = files.starts
         if documents.size and int(documents.view(np.uint64).max()) >= self.num_documents:
-            raise ArgumentError(f"not all are among {self.num_documents} samples", hint="check the numbers")
+            raise ArgumentError(f"samples out of range: there are {self.num_documents}", hint="check the numbers")
         if len(starts) == 2:
             shards: NDArray[np.int64] | None = None
             pairs = files.gathered(offsets, documents + int(files.element_of(offsets, _FIRST)[0]), 2)
@@ -381,29 +384,30 @@ class Stretch:
             num_values = self._num_values.take(shards)
         begins, ends = pairs[:, 0], pairs[:, 1]
         sizes = ends - begins
-        # Any that is negative shows in the sign of them all. Where the first two are not, no difference overflows.
+        # OR of the numbers that must not be negative: its sign is that of any of them. If offsets are not negative, the
+        # differences cannot overflow.
         signs = num_values - ends
         signs |= sizes
         signs |= begins
         signs |= ends
         if signs.size and int(signs.min()) < 0:
-            files.bounds(self._column, files.rows(documents))  # tells which
+            files.bounds(self._column, files.rows(documents))  # raises an error that names the sample
         if shards is not None:
             begins = begins + self._value_starts[shards]
         return begins, sizes
 
     def spans(self, begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return memory in which all values are, and where in it those stretches begin that `bounds` told of.
+        """Return the memory of all values, and the first element in it of each range returned by `bounds`.
 
-        `sizes`, at least 1 each, is how many are going to be read from each of `begins` on, all of one shard, and
-        nothing else must be: they are mapped and checked now.
+        `sizes`, at least 1 each, are the numbers of values that will be read from `begins`, each within one shard: only
+        these are mapped and verified now.
         """
         files, column, value_starts = self._files, self._column, self._value_starts
         if not begins.size:
             return np.empty(0, self.dtype), begins
-        # As unsigned numbers those that are negative are far out.
+        # As unsigned integers, negative numbers are out of range, too.
         if int(begins.view(np.uint64).max()) >= self.num_values:
-            raise ArgumentError("not all stretches are within a shard", hint="check their begins and sizes")
+            raise ArgumentError("a range is not within one shard", hint="check begins and sizes")
         if len(value_starts) == 2:
             elements = begins + int(files.element_of(column, _FIRST)[0])
             stops: Any = self.num_values
@@ -417,22 +421,22 @@ class Stretch:
         room = stops - begins
         room -= sizes
         if int(room.min()) < 0:
-            raise ArgumentError("not all stretches are within a shard", hint="check their begins and sizes")
+            raise ArgumentError("a range is not within one shard", hint="check begins and sizes")
         files.seen(column, elements, sizes)
         return files.flat(column), elements
 
     def parts(self) -> ArrayParts | None:
-        """Return where the values lie, for functions in C; None where these cannot know that it was checked."""
+        """Return the locations of the values, for functions in C; None if these could not know what was verified."""
         return self._files.parts(self._column, self._value_starts)
 
     def offset_parts(self) -> ArrayParts | None:
-        """Return the same of where the samples of each shard begin, counted from the shard's first value."""
+        """Like `parts`, for the offsets of the samples, which count from the first value of each shard."""
         return self._files.parts(self._column + OFFSETS, self._files.starts)
 
     def documents_at(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return which samples the values at these places belong to. All must be in range."""
+        """Return the sample of each value. All must be in range."""
         if values.size and (int(values.min()) < 0 or int(values.max()) >= self.num_values):
-            raise ArgumentError(f"not all are within {self.num_values} values", hint="check the places")
+            raise ArgumentError(f"values out of range: there are {self.num_values}", hint="check the numbers")
         shards = self._value_starts.searchsorted(values, "right") - 1
         documents = np.empty_like(values)
         starts = self._files.starts
@@ -443,10 +447,10 @@ class Stretch:
             within = values[here] - self._value_starts[shard]
             found = offsets.searchsorted(within, "right") - 1
             found = found.clip(0, num_samples - 1)
-            if ((within < offsets[found]) | (within >= offsets[found + 1])).any():  # they do not ascend, then
+            if ((within < offsets[found]) | (within >= offsets[found + 1])).any():  # then offsets decrease somewhere
                 self._check_offsets(offsets, shard, int(starts[shard]))
             documents[here] = found + starts[shard]
         return documents
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stretch, (self._store, self._column)
+        return ColumnValues, (self._store, self._column)

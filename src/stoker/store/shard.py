@@ -1,4 +1,4 @@
-"""The layout of a shard: which arrays lie in it, in which order."""
+"""The layout of a shard: header, checksums of the blocks, then the arrays of all columns, widest dtype first."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ CHECKSUMS = "stoker.checksums"
 FORMAT = "stoker.shard"
 
 Arrays = dict[str, tuple[str, tuple[int, ...]]]
-"""Types and shapes by name, in the order of the file."""
+"""Dtypes and shapes by name, in the order of the file."""
 
 
 def arrays_of(columns: Mapping[str, Column], num_samples: int, values: Mapping[str, int]) -> Arrays:
-    """Return the arrays in the body of a shard. Wide types come first, so that each array is naturally aligned."""
+    """Return the arrays in the body of a shard. Wide dtypes come first, so that each array is aligned."""
     arrays: Arrays = {}
     for name, column in columns.items():
         if column.is_ragged:
@@ -33,7 +33,7 @@ def arrays_of(columns: Mapping[str, Column], num_samples: int, values: Mapping[s
 
 
 def header_of(arrays: Arrays, num_samples: int) -> bytes:
-    """Return the header of a shard with these arrays, with its length before it."""
+    """Return the header of a shard with these arrays, preceded by its length."""
     num_bytes = sum(num_bytes_of(*array) for array in arrays.values())
     metadata = {
         "format": FORMAT,
@@ -46,60 +46,57 @@ def header_of(arrays: Arrays, num_samples: int) -> bytes:
 
 
 def checked_header(path: Path, descriptor: int, shard: Shard, columns: Mapping[str, Column]) -> Header:
-    """Return the header of a shard's file, which is just what the manifest says it is."""
+    """Return the header of a shard's file, after checking that it matches the manifest."""
     num_bytes = os.fstat(descriptor).st_size
     if num_bytes != shard.num_bytes:
-        what = "is cut off" if num_bytes < shard.num_bytes else "is too long"
-        raise _damaged(path, f"{what}: it has {num_bytes} bytes, and the manifest says {shard.num_bytes}")
+        what = "is truncated" if num_bytes < shard.num_bytes else "is too long"
+        raise _damaged(path, f"{what}: it has {num_bytes} bytes, but {shard.num_bytes} in the manifest")
     before = os.pread(descriptor, shard.body, 0)
     if f"{checksum(before):016x}" != shard.digest:
-        unpacked(io.BytesIO(before), path, num_bytes)  # may know better what is wrong
-        raise _damaged(path, "is not the file that the manifest tells of: its header or its checksums differ")
+        unpacked(io.BytesIO(before), path, num_bytes)  # may raise a more specific error
+        raise _damaged(path, "is not the file in the manifest: its header or its checksums differ")
     header = unpacked(io.BytesIO(before), path, num_bytes)
     expected = arrays_of(columns, shard.num_samples, shard.values)
     found = {name: (extent.dtype, extent.shape) for name, extent in header.arrays.items() if name != CHECKSUMS}
     if found != expected:
         names = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        raise _damaged(path, f"does not hold what the manifest says: {', '.join(names)} differ")
+        raise _damaged(path, f"does not match the manifest: {', '.join(names)} differ")
     body_bytes = num_bytes - shard.body
     sums = header.arrays.get(CHECKSUMS)
     is_sound = sums is not None and (sums.dtype, sums.shape) == ("uint64", (num_checksums_for(body_bytes),))
     if not is_sound or sums is None or sums.begin != header.begin or header.begin + sums.num_bytes != shard.body:
-        raise _damaged(path, "has no checksums where they belong")
+        raise _damaged(path, "has no checksums at their place")
     if header.metadata.get("block_bytes") != str(BLOCK_BYTES):
-        raise _damaged(path, f"has blocks of {header.metadata.get('block_bytes')} bytes, and not of {BLOCK_BYTES}")
+        raise _damaged(path, f"has blocks of {header.metadata.get('block_bytes')} bytes, instead of {BLOCK_BYTES}")
     return header
 
 
 def opened(path: Path) -> int:
-    """Return a descriptor of a shard's file."""
+    """Open a shard's file and return the descriptor."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe in its place is no reason to wait
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not block if it is a pipe
     except FileNotFoundError as error:
         if path.parent.is_dir():
             raise DamagedFile(
                 path,
-                what="is missing, and the manifest tells of it",
-                hint="copy the file again, or prepare the store anew; open a store again that was prepared meanwhile",
+                what="is listed in the manifest, but missing",
+                hint="copy the file again, or prepare the store again; if it was prepared meanwhile, reopen it",
             ) from error
         raise StaleSource(path.parent, what="it is gone") from error
 
 
 def columns_in(header: Header, begin: int, end: int) -> list[str]:
-    """Return the arrays that have bytes in a part of the file."""
+    """Return the names of the arrays with bytes in a part of the file."""
     return [
         name for name, extent in header.arrays.items() if extent.begin < end and begin < extent.begin + extent.num_bytes
     ]
 
 
 def _damaged(path: Path, what: str) -> DamagedFile:
-    return DamagedFile(path, what=what, hint="copy the file again, or prepare the store anew")
+    return DamagedFile(path, what=what, hint="copy the file again, or prepare the store again")
 
 
 def block_at(shard: Shard, block: int) -> tuple[int, int]:
-    """Return where a block begins and ends in the file."""
+    """Return begin and end of a block in the file."""
     begin = shard.body + block * BLOCK_BYTES
     return begin, min(begin + BLOCK_BYTES, shard.num_bytes)
-
-
-__all__ = ["CHECKSUMS", "arrays_of", "block_at", "checked_header", "columns_in", "header_of", "opened"]

@@ -1,7 +1,8 @@
 """Address space into which all files of a store are mapped, so that one gather can read from any number of them.
 
-Python's own `mmap` keeps a descriptor for each mapping, and a store may have thousands of shards; so the system is
-asked directly. Address space costs nothing until it is touched.
+Python's `mmap` keeps a descriptor for each mapping, and a store may have thousands of shards, so this calls mmap(2)
+directly: first an inaccessible reservation (PROT_NONE), which takes no memory, then each file over a part of it
+(MAP_FIXED).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _system.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _system.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-class Space:
-    """Reserved addresses. Nothing may be read where nothing was mapped: that would end the process.
+class AddressSpace:
+    """Reserved addresses. Reading where nothing was mapped would end the process.
 
     Lives as long as any array over it.
     """
@@ -48,18 +49,18 @@ class Space:
         finalize(self._memory, _system.munmap, self.address, self.num_bytes).atexit = False
 
     def map_file(self, descriptor: int, begin: int, num_bytes: int) -> None:
-        """Let the file be seen from byte `begin` of the space on."""
+        """Map the file at byte `begin` of the space."""
         flags = mmap.MAP_SHARED | _MAP_FIXED
         assert begin % mmap.PAGESIZE == 0 and begin + num_bytes <= self.num_bytes  # noqa: PT018
         self._mapped(self.address + begin, num_bytes, mmap.PROT_READ, flags, descriptor)
 
     def will_need(self, begin: int, end: int) -> None:
-        """Ask the system to read these bytes soon, without waiting for them."""
+        """Ask the kernel to read these bytes soon, without waiting for them."""
         begin -= begin % mmap.PAGESIZE
         _system.madvise(self.address + begin, end - begin, mmap.MADV_WILLNEED)  # only a hint: it may fail
 
     def array(self, dtype: Any, shape: tuple[int, ...], *, strides: tuple[int, ...] | None = None) -> NDArray[Any]:
-        """Return an array over the space from its beginning on. It must not be written to."""
+        """Return a read-only array over the space from its beginning."""
         array: NDArray[Any] = np.ndarray(shape, dtype, self._memory, 0, strides)
         array.flags.writeable = False
         return array
@@ -71,8 +72,8 @@ class Space:
             number = ctypes.get_errno()
             error = OSError(number, os.strerror(number))
             error.add_note(
-                f"raised while {num_bytes} bytes of a store were mapped\n"
-                "hint: a limit is too low: on address space (`ulimit -v`) or on mappings (`sysctl vm.max_map_count`)"
+                f"while mapping {num_bytes} bytes of a store\n"
+                "hint: raise the limit on address space (`ulimit -v`) or on mappings (`sysctl vm.max_map_count`)"
             )
             raise error
         return int(found)

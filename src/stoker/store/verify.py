@@ -1,4 +1,4 @@
-"""All of a store compared with its checksums."""
+"""Verify a store: compare every byte with its checksums."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from stoker.store.manifest import Shard, read_manifest
 from stoker.store.shard import CHECKSUMS, checked_header, columns_in, opened
 
 READ_BLOCKS = 64
-"""Blocks that are read in one go: 4 MiB, beyond which nothing gets quicker."""
+"""Blocks per read: 4 MiB, beyond which it does not get faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something that is not as it was written."""
+    """A part of a store that is not as it was written."""
 
     file: str
     block: int | None
-    """The damaged block; None if it is the file as a whole."""
+    """Number of the damaged block; None for the file as a whole."""
     columns: tuple[str, ...]
     what: str
 
@@ -40,7 +40,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a verification found."""
+    """Result of a verification."""
 
     num_shards: int
     num_blocks: int
@@ -56,16 +56,16 @@ class Verdict:
 def verify(
     path: str | os.PathLike[str], *, progress: Callable[[int], None] | None = None, num_threads: int | None = None
 ) -> Verdict:
-    """Compare every byte of a store with its checksums; `progress` is told of bytes that were read.
+    """Compare every byte of a store with its checksums; `progress` is called with the number of bytes just read.
 
-    Damaged files do not end it: all damages are in the verdict. Only a manifest that cannot be read is an error.
+    Damaged files are not errors: the verdict lists all of them. Only an unreadable manifest raises.
     """
     folder = Path(path).absolute()
     manifest = read_manifest(folder)
     threads = num_threads or min(8, machine.num_cores())
     lock = threading.Lock()
 
-    def tell(num_bytes: int) -> None:
+    def report(num_bytes: int) -> None:
         if progress is not None:
             with lock:
                 progress(num_bytes)
@@ -74,10 +74,10 @@ def verify(
     with ThreadPoolExecutor(threads, thread_name_prefix="stoker-verify") as pool:
         try:
             found = list(
-                pool.map(lambda shard: _verified(folder, shard, manifest.columns, tell, is_over), manifest.shards)
+                pool.map(lambda shard: _verify_shard(folder, shard, manifest.columns, report, is_over), manifest.shards)
             )
         except BaseException:
-            is_over.set()  # Ctrl-C: the threads end with the blocks they are at
+            is_over.set()  # Ctrl-C: the threads end after their present read
             raise
     return Verdict(
         num_shards=len(manifest.shards),
@@ -87,34 +87,34 @@ def verify(
     )
 
 
-def _verified(
+def _verify_shard(
     folder: Path,
     shard: Shard,
     columns: dict[str, Column],
-    tell: Callable[[int], None],
+    report: Callable[[int], None],
     is_over: threading.Event,
 ) -> tuple[int, list[Damage]]:
-    """Return how many blocks of a shard were read, and what is wrong with it."""
+    """Return the number of blocks of a shard that were read, and its damages."""
     path = folder / shard.file
     try:
         descriptor = opened(path)
     except (DataError, OSError) as error:
-        return 0, [Damage(shard.file, None, (), _told(error, path))]
+        return 0, [Damage(shard.file, None, (), _first_line(error, path))]
     try:
         header = checked_header(path, descriptor, shard, columns)
-        tell(shard.body)
-        num_blocks, damages = _compared(descriptor, shard, header, tell, is_over)
+        report(shard.body)
+        num_blocks, damages = _compare_blocks(descriptor, shard, header, report, is_over)
         if not damages:
-            damages = _offsets_checked(descriptor, shard, header, columns)
+            damages = _check_offsets(descriptor, shard, header, columns)
         return num_blocks, damages
     except (DataError, OSError) as error:
-        return 0, [Damage(shard.file, None, (), _told(error, path))]
+        return 0, [Damage(shard.file, None, (), _first_line(error, path))]
     finally:
         os.close(descriptor)
 
 
-def _compared(
-    descriptor: int, shard: Shard, header: Header, tell: Callable[[int], None], is_over: threading.Event
+def _compare_blocks(
+    descriptor: int, shard: Shard, header: Header, report: Callable[[int], None], is_over: threading.Event
 ) -> tuple[int, list[Damage]]:
     sums = header.arrays[CHECKSUMS]
     expected = np.frombuffer(os.pread(descriptor, sums.num_bytes, sums.begin), "<u8")
@@ -122,7 +122,7 @@ def _compared(
     block, at = 0, shard.body
     while at < shard.num_bytes and not is_over.is_set():
         data = memoryview(os.pread(descriptor, READ_BLOCKS * BLOCK_BYTES, at))
-        if at + len(data) < shard.num_bytes:  # the system may give less than was asked for
+        if at + len(data) < shard.num_bytes:  # the kernel may return less than requested
             data = data[: len(data) // BLOCK_BYTES * BLOCK_BYTES]
         if not data:
             raise OSError("the file ends early")
@@ -130,16 +130,16 @@ def _compared(
             found = checksum(data[begin : begin + BLOCK_BYTES])
             if found != int(expected[block]):
                 names = columns_in(header, at + begin, min(at + begin + BLOCK_BYTES, shard.num_bytes))
-                what = f"its checksum is {found:016x} and should be {int(expected[block]):016x}"
+                what = f"its checksum is {found:016x}, expected {int(expected[block]):016x}"
                 damages.append(Damage(shard.file, block, tuple(names), what))
             block += 1
         at += len(data)
-        tell(len(data))
+        report(len(data))
     return block, damages
 
 
-def _offsets_checked(descriptor: int, shard: Shard, header: Header, columns: dict[str, Column]) -> list[Damage]:
-    """Return what is wrong with offsets whose checksums are right: a program may have written nonsense."""
+def _check_offsets(descriptor: int, shard: Shard, header: Header, columns: dict[str, Column]) -> list[Damage]:
+    """Return damages of offsets whose checksums match: another program may have written invalid ones."""
     damages = []
     for name, column in columns.items():
         if not column.is_ragged:
@@ -151,15 +151,15 @@ def _offsets_checked(descriptor: int, shard: Shard, header: Header, columns: dic
             part = np.frombuffer(data[: len(data) // 8 * 8], "<i8")
             if not part.size:
                 raise OSError("the file ends early")
-            # compared and not subtracted: a difference of offsets that are far out may come out positive
+            # compared, not subtracted: a difference of invalid offsets could overflow
             is_right = bool(part[0] >= last and (part[1:] >= part[:-1]).all()) and (at > 0 or part[0] == 0)
             last, at = int(part[-1]), at + part.nbytes
         if not is_right or last != shard.values[name]:
-            what = f"the offsets of {name!r} do not ascend from 0 to its {shard.values[name]} values"
+            what = f"the offsets of {name!r} do not increase from 0 to its {shard.values[name]} values"
             damages.append(Damage(shard.file, None, (name,), what))
     return damages
 
 
-def _told(error: Exception, path: Path) -> str:
-    """Return the first line of an error, without the path that stands before it already."""
+def _first_line(error: Exception, path: Path) -> str:
+    """Return the first line of an error, without the path at its beginning."""
     return str(error).splitlines()[0].removeprefix(str(path)).strip()

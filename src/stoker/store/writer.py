@@ -17,16 +17,16 @@ from stoker.store.column import Column
 from stoker.store.lock import Lock, locked
 from stoker.store.manifest import FILE, Manifest, read_manifest
 from stoker.store.reader import Store
-from stoker.store.shard_buffer import Filling, ShardBuffer
+from stoker.store.shard_buffer import ShardBuffer, ShardSplitter
 
 
 class Writer:
     """Writes a store sample by sample: `with Writer(path, columns) as writer: writer.append({...})`.
 
-    Without `columns` they are those of the first sample: strings and bytes of any length, all else of the same shape.
-    The store is there when the block is left; after an error it is not, and with `resume=True` a later writer goes on
-    behind the samples that are in complete shards (`num_samples` says how many: skip those). With `overwrite=True` a
-    store that is there stays whole until the new one takes its place.
+    Without `columns`, they follow from the first sample: strings and bytes of any length, everything else of a fixed
+    shape. The store becomes visible only when the block exits without error. After an error, a writer with
+    `resume=True` continues after the samples in complete shards (`num_samples` is their number: skip those). With
+    `overwrite=True` an existing store stays valid until the new one replaces it.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class Writer:
     ) -> None:
         self.path, self._meta, self._shard_bytes = Path(path), dict(meta or {}), shard_bytes
         check_is_free(self.path)
-        packed(Manifest({}, (), self._meta))  # now, and not after everything was written
+        packed(Manifest({}, (), self._meta))  # check now, not after everything was written
         self._generation = 0
-        """Part of the shards' names, so that a new store's are not those of the one it replaces."""
+        """Part of the shards' names, so that they differ from those of the store that is replaced."""
         if (self.path / FILE).exists():
             if not overwrite:
                 raise ArgumentError(
-                    f"{self.path} holds a store already", hint="pass overwrite=True, or choose another folder"
+                    f"{self.path} contains a store already", hint="pass overwrite=True, or choose another folder"
                 )
             self._generation = _next_generation(self.path)
         self._build: Build | None = None
-        self._filling: Filling | None = None
+        self._splitter: ShardSplitter | None = None
         self._keys: list[str] = []
         self._num_before = 0
         self._lock: Lock | None = None
@@ -59,18 +59,18 @@ class Writer:
         if columns is not None:
             self._begin(columns, resume=resume)
         elif resume:
-            raise ArgumentError("an interrupted writer needs its columns to go on", hint="pass columns= as before")
+            raise ArgumentError("resume=True needs the columns", hint="pass columns= as before")
 
-    def _begin(self, columns: Mapping[str, Column | str], *, resume: bool = False) -> Filling:
+    def _begin(self, columns: Mapping[str, Column | str], *, resume: bool = False) -> ShardSplitter:
         self._build = build = Build(self.path, columns, shard_bytes=self._shard_bytes)
-        self._filling = filling = Filling(build.columns, self._shard_bytes, self._put)
+        self._splitter = splitter = ShardSplitter(build.columns, self._shard_bytes, self._write_shard)
         self._lock = locked(build.unfinished)
         if not resume:
             build.discard_pieces()
         while (record := build._unfinished_record(self._next_key)) is not None:
             self._keys.append(self._next_key)
             self._num_before += sum(entry["num_samples"] for entry in record["shards"])
-        return filling
+        return splitter
 
     @property
     def _next_key(self) -> str:
@@ -78,58 +78,56 @@ class Writer:
 
     @property
     def num_samples(self) -> int:
-        """How many samples the store has so far, those of an interrupted writer included."""
-        return self._num_before + (self._filling.num_samples if self._filling is not None else 0)
+        """Number of samples so far, including those of an interrupted writer."""
+        return self._num_before + (self._splitter.num_samples if self._splitter is not None else 0)
 
     def append(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample: a value for each column. What is given is copied."""
-        filling = self._open_filling()
-        if filling is None:
+        """Add a sample: a value for each column. Values are copied."""
+        splitter = self._current_splitter()
+        if splitter is None:
             if not isinstance(sample, Mapping):
-                raise ArgumentError(f"a sample is a table, not {type(sample).__name__}", hint="pass {'column': value}")
-            filling = self._begin({name: Column.of_sample(value) for name, value in sample.items()})
-        filling.append(sample)
+                raise ArgumentError(
+                    f"a sample must be a dict, got {type(sample).__name__}", hint="pass {'column': value}"
+                )
+            splitter = self._begin({name: Column.of_sample(value) for name, value in sample.items()})
+        splitter.append(sample)
 
     def extend(self, columns: Mapping[str, Any]) -> None:
-        """Add samples: for a fixed column an array of them, for a ragged one all values and the length of each sample.
+        """Add samples: for a fixed column an array, for a ragged one all values and the length of each sample.
 
-        What is given is copied.
+        Values are copied.
         """
-        filling = self._open_filling()
-        if filling is None:
+        splitter = self._current_splitter()
+        if splitter is None:
             if not isinstance(columns, Mapping):
                 raise ArgumentError(
-                    f"columns are a table, not {type(columns).__name__}", hint="pass {'column': values}"
+                    f"columns must be a dict, got {type(columns).__name__}", hint="pass {'column': values}"
                 )
-            filling = self._begin({name: _column_of(values) for name, values in columns.items()})
-        filling.extend(columns)
+            splitter = self._begin({name: _column_of(values) for name, values in columns.items()})
+        splitter.extend(columns)
 
-    def _open_filling(self) -> Filling | None:
+    def _current_splitter(self) -> ShardSplitter | None:
         if self._is_over:
-            raise ArgumentError(
-                "the writer is closed, and its store complete", hint="write another store, or overwrite it"
-            )
-        return self._filling
+            raise ArgumentError("the writer is closed", hint="write another store, or overwrite this one")
+        return self._splitter
 
-    def _put(self, sheet: ShardBuffer) -> None:
+    def _write_shard(self, buffer: ShardBuffer) -> None:
         """Write a shard. Each is a piece, so that an interrupted writer loses no more than one."""
         assert self._build is not None
         try:
             with self._build.piece(self._next_key) as piece:
-                piece._put(sheet)
+                piece._write_shard(buffer)
         except BaseException:
-            self._unlock()  # this one cannot go on, and another may
+            self._unlock()  # this writer cannot continue, but another may
             raise
         self._keys.append(self._next_key)
 
     def close(self) -> Store:
         """Complete the store and return it."""
-        if self._build is None or self._filling is None:
-            raise ArgumentError(
-                "nothing was written, and the columns are not known", hint="pass columns= to the writer"
-            )
-        self._open_filling()
-        self._filling.finish()
+        if self._build is None or self._splitter is None:
+            raise ArgumentError("nothing was written, so the columns are unknown", hint="pass columns= to the writer")
+        self._current_splitter()
+        self._splitter.finish()
         store = self._build.finish(self._keys, meta=self._meta)
         self._leave()
         return store
@@ -139,7 +137,7 @@ class Writer:
         self._unlock()
 
     def _unlock(self) -> None:
-        """Let others write here. If nothing is worth going on with, nothing is left."""
+        """Release the lock, and remove the folder of unfinished pieces if it is empty."""
         if self._lock is not None and self._build is not None:
             self._build.discard_if_empty()
             self._lock.leave()
@@ -157,7 +155,7 @@ class Writer:
 
 
 def _column_of(values: Any) -> Column:
-    """Return the column that many samples' values look like."""
+    """Return the column for the values of many samples."""
     if isinstance(values, tuple):
         array = np.asarray(values[0])
         return Column.ragged(array.dtype, array.shape[1:])

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw
 
 from stoker.errors import ArgumentError
+from stoker.foundation.text import format_percent
 from stoker.view.packed_rows import document_color, document_spans
 from stoker.view.paper import FAINT, HATCH, INK, LINE, MARGIN, PAPER, font, line_height, shorten
 
@@ -27,7 +28,7 @@ LOW = -1e3
 """Values below this hide a key; position biases stay above it."""
 
 
-class Panel(NamedTuple):
+class MaskPanel(NamedTuple):
     """The image of one mask, with its caption."""
 
     image: Image.Image
@@ -37,7 +38,7 @@ class Panel(NamedTuple):
     """Fraction of all pairs that are visible."""
 
 
-def draw_document_mask(ids: NDArray[np.int64], *, row: int, name: str) -> Panel:
+def draw_document_mask(ids: NDArray[np.int64], *, row: int, name: str) -> MaskPanel:
     """Draw the causal mask inside each document of a row [T], in the colors of the documents."""
     spans = document_spans(ids)
     columns = np.arange(min(len(ids), SAMPLES)) * len(ids) // min(len(ids), SAMPLES)
@@ -56,14 +57,14 @@ def draw_document_mask(ids: NDArray[np.int64], *, row: int, name: str) -> Panel:
             draw.line(((at, 0), (at, image.height)), fill=LINE)
             draw.line(((0, at), (image.width, at)), fill=LINE)
     num_seen = sum((end - begin) * (end - begin + 1) // 2 for begin, end, _ in spans)
-    return Panel(image, name, len(ids), num_seen / len(ids) ** 2)
+    return MaskPanel(image, name, len(ids), num_seen / len(ids) ** 2)
 
 
-def draw_mask(mask: NDArray[np.bool_], *, name: str) -> Panel:
+def draw_mask(mask: NDArray[np.bool_], *, name: str) -> MaskPanel:
     """Draw a mask [T, T], True where a query sees a key."""
     colors = _make_pixels(mask)
     colors[mask] = ImageColor.getrgb(SEEN)
-    return Panel(_fit_to_side(colors), name, mask.shape[-1], float(mask.mean()))
+    return MaskPanel(_fit_to_side(colors), name, mask.shape[-1], float(mask.mean()))
 
 
 def to_dense_masks(mask: Any, *, limit: int) -> NDArray[np.bool_]:
@@ -84,7 +85,7 @@ def to_dense_masks(mask: Any, *, limit: int) -> NDArray[np.bool_]:
     return np.asarray(array > LOW if array.dtype.kind == "f" else array.astype(np.bool_))
 
 
-def draw_panels(panels: Sequence[Panel], *, title: str | None = None) -> Image.Image:
+def draw_panels(panels: Sequence[MaskPanel], *, title: str | None = None) -> Image.Image:
     """Draw masks side by side."""
     heading, letters, small = font(20), font(17), font(14)
     side = MARGIN + line_height(small) + 4  # room for vertical text
@@ -107,7 +108,9 @@ def draw_panels(panels: Sequence[Panel], *, title: str | None = None) -> Image.I
         below = y + image.height + 6
         draw.text((x, below), "keys", font=small, fill=FAINT)
         draw.text((x + image.width, below), f"{num_keys:,}", font=small, fill=FAINT, anchor="ra")
-        draw.text((x, below + line_height(small)), f"{share:.1%} of all pairs are visible", font=small, fill=FAINT)
+        draw.text(
+            (x, below + line_height(small)), f"{format_percent(share)} of all pairs are visible", font=small, fill=FAINT
+        )
         if not number % columns:
             _draw_upwards(sheet, "queries", (x - line_height(small) - 2, y))
     return sheet

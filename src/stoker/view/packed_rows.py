@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from stoker.errors import ArgumentError
+from stoker.foundation.text import format_count
 from stoker.view.paper import (
     DOCUMENTS,
     FAINT,
@@ -140,8 +141,8 @@ def _legend(
     draw.text((x + 38, middle), "padding", font=letters, fill=INK, anchor="lm")
     num_rows, length = ids.shape
     num_spans = sum(document >= 0 for row in ids for _, _, document in document_spans(row))
-    rows = f"{num_rows:,} of {num_all:,} rows" if num_all > num_rows else f"{num_rows:,} row{'s' * (num_rows != 1)}"
-    text = f"{rows} of {length:,} tokens, {num_spans:,} documents, {format_fill(ids)} full"
+    rows = f"{num_rows:,} of {num_all:,} rows" if num_all > num_rows else format_count(num_rows, "row")
+    text = f"{rows} of {length:,} tokens, {format_count(num_spans, 'document')}, {format_fill(ids)} full"
     draw.text((at[0] + WIDTH, middle), text, font=letters, fill=FAINT, anchor="rm")
 
 

@@ -18,7 +18,7 @@ from stoker.compose.images.image_rows import ImageRowWriter, LooseImageWriter
 from stoker.errors import ArgumentError, PositionError
 from stoker.foundation.randomness import rng_of
 from stoker.foundation.stages import transforming
-from stoker.source.images import Encoded, Pictures, open_pictures
+from stoker.source.images import EncodedImage, ImageSource, open_images
 from stoker.source.protocols import Empty
 from stoker.transform.image.decoding import MAX_PIXELS, MODES, Data
 from stoker.transform.image.forms import as_array, is_image, is_picture
@@ -90,12 +90,12 @@ def images(
             allow_empty, True for a class for each sub-folder, even without images in it;
             cache, the folder where lists of files are cached, False for none.
     """
-    if unknown := sorted(opening.keys() - signature(open_pictures).parameters.keys()):
-        known = (signature(images).parameters.keys() | signature(open_pictures).parameters.keys()) - {"opening"}
+    if unknown := sorted(opening.keys() - signature(open_images).parameters.keys()):
+        known = (signature(images).parameters.keys() | signature(open_images).parameters.keys()) - {"opening"}
         close = get_close_matches(unknown[0], known, n=1, cutoff=0.75)
         hint = f"did you mean {close[0]}=?" if close else "help(stoker.images) lists them all"
         raise TypeError(f"stoker.images() has no argument {unknown[0]!r}\nhint: {hint}")
-    pictures = open_pictures(path, labels=labels, **opening)
+    pictures = open_images(path, labels=labels, **opening)
     return Images(
         pictures,
         transform=transform,
@@ -119,7 +119,7 @@ class Images:
 
     def __init__(
         self,
-        pictures: Pictures,
+        pictures: ImageSource,
         *,
         transform: Any = None,
         decode: Decode = "cpu",
@@ -134,7 +134,7 @@ class Images:
         _check_one_of("layout", layout, get_args(Layout))
         _check_one_of("mode", mode, tuple(MODES))
         if isinstance(max_pixels, bool) or not isinstance(max_pixels, int) or max_pixels < 1:
-            raise ArgumentError(f"max_pixels must be a positive integer, got {max_pixels!r}", hint="pass 1 or more")
+            raise ArgumentError(f"max_pixels={max_pixels!r} is not a positive integer", hint="pass 1 or more")
         self.pictures = pictures
         self.pipeline = Pipeline(transform)
         self.decode, self.layout, self.mode = decode, layout, mode
@@ -320,7 +320,7 @@ def _check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
 class ImageSubset:
     """The images at some positions of a source, in the order of these."""
 
-    def __init__(self, pictures: Pictures, positions: Any) -> None:
+    def __init__(self, pictures: ImageSource, positions: Any) -> None:
         numbers = np.asarray(positions)
         if numbers.dtype == np.bool_ and numbers.shape == (len(pictures),):
             numbers = np.flatnonzero(numbers)
@@ -346,7 +346,7 @@ class ImageSubset:
     def __len__(self) -> int:
         return len(self._positions)
 
-    def read(self, position: int, /) -> Encoded:
+    def read(self, position: int, /) -> EncodedImage:
         """Return the encoded file of the image at `position`."""
         return self._pictures.read(int(self._positions[position]))
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker.compose.packs.pack_tables import TABLES, PackFacts, PackTables
 from stoker.errors import ArgumentError, DataError
 from stoker.store import Column, Store, Writer
-from stoker.store.reader import Stretch
+from stoker.store.reader import ColumnValues
 
 VERSION = 2
 """Version of the algorithm and the tables. Plans of other versions are ignored."""
@@ -173,8 +173,8 @@ def read_plan(store: Store, facts: PackFacts) -> PackTables:
 
 def read_column(store: Store, name: str) -> NDArray[Any]:
     """Return all values of a column: the mapped memory itself where they are in one shard."""
-    stretch: Stretch = store.stretch(name)
-    borders = stretch.borders(0, stretch.num_documents)
+    stretch: ColumnValues = store.stretch(name)
+    borders = stretch.offsets(0, stretch.num_documents)
     parts = []
     for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist()):
         if end > begin:

@@ -27,7 +27,7 @@ from stoker.source.protocols import earlier_fingerprints, knows_settings, own_fi
 from stoker.store.build import PACKS
 from stoker.store.crops import IGNORED
 from stoker.store.positions import Positions, in_range, one_position
-from stoker.store.reader import Stretch
+from stoker.store.reader import ColumnValues
 
 Strategy = Literal["best_fit", "concat"]
 Long = Literal["split", "error", "truncate"]
@@ -185,7 +185,7 @@ def _plan_cache(documents: Documents, settings: PackSettings, cache: Any) -> Pac
     folder: Path | None = None
     is_own = False
     if cache is True:
-        if isinstance(documents, Stretch):
+        if isinstance(documents, ColumnValues):
             folder, is_own = documents.path / PACKS, True
     elif cache is not False:
         if not isinstance(cache, (str, os.PathLike)):

@@ -17,7 +17,7 @@ from stoker.source.protocols import own_fingerprint
 from stoker.store import Store
 from stoker.store.checksums import checksum
 from stoker.store.crops import Tokens
-from stoker.store.reader import Stretch
+from stoker.store.reader import ColumnValues
 
 Indices = NDArray[np.int64]
 
@@ -43,7 +43,7 @@ class Documents(Protocol):
         """The type of the tokens as stored."""
         ...
 
-    def borders(self, first: int, last: int) -> Indices:
+    def offsets(self, first: int, last: int) -> Indices:
         """Return where documents `first` to `last` begin; the one behind the last begins at the end."""
         ...
 
@@ -101,7 +101,7 @@ class DocumentsInMemory(_KnownStarts):
         """A hash of the tokens and of where documents begin."""
         return f"{checksum(self._flat.tobytes()):016x}.{self.dtype}.{checksum(self._starts.tobytes()):016x}"
 
-    def borders(self, first: int, last: int) -> Indices:
+    def offsets(self, first: int, last: int) -> Indices:
         """Return where documents `first` to `last` begin."""
         return self._starts[first : last + 1]
 
@@ -134,13 +134,13 @@ class DocumentsByWindow(_KnownStarts):
     def __reduce__(self) -> tuple[Any, ...]:
         return DocumentsByWindow, (self._tokens,)
 
-    def borders(self, first: int, last: int) -> Indices:
+    def offsets(self, first: int, last: int) -> Indices:
         """Return where documents `first` to `last` begin."""
-        return self._tokens.borders(first, last)
+        return self._tokens.offsets(first, last)
 
     @cached_property
     def _starts(self) -> Indices:  # type: ignore[override]
-        starts = self._tokens.borders(0, self.num_documents)
+        starts = self._tokens.offsets(0, self.num_documents)
         check_borders(starts, 0, self.num_values)
         return starts
 
@@ -178,14 +178,14 @@ def _as_integers(document: Any, number: int) -> NDArray[Any]:
 def documents_of(source: Any, column: str) -> Documents:
     """Return the documents of a source: a store, a column of one, tokens with borders, a path, or lists in memory."""
     if isinstance(source, (str, os.PathLike)):
-        from stoker.source.opening import open as opened
+        from stoker.source.formats import open as opened
 
         source = opened(source)
     if isinstance(source, Store):
         return source.stretch(column)
-    if isinstance(source, Stretch):
+    if isinstance(source, ColumnValues):
         return source
-    if all(hasattr(source, name) for name in ("num_values", "num_documents", "dtype", "windows", "borders")):
+    if all(hasattr(source, name) for name in ("num_values", "num_documents", "dtype", "windows", "offsets")):
         if not source.num_documents and source.num_values:
             raise ArgumentError(
                 f"{source!r} does not know where documents begin",
@@ -208,7 +208,7 @@ def documents_of(source: Any, column: str) -> Documents:
 def lengths_of(documents: Documents) -> Iterator[Indices]:
     """Yield the lengths of all documents in order, many at a time. Raise `DataError` for invalid borders."""
     for first in range(0, documents.num_documents, MAX_READ):
-        borders = documents.borders(first, min(first + MAX_READ, documents.num_documents))
+        borders = documents.offsets(first, min(first + MAX_READ, documents.num_documents))
         check_borders(borders, first, documents.num_values)
         yield np.diff(borders)
 

@@ -2,7 +2,7 @@
 
 from stoker.lab.live.letters import letters_of
 from stoker.lab.live.tail import Tail, is_log
-from stoker.lab.live.terminal import frame, line
+from stoker.lab.live.terminal import LiveFrame, line
 from stoker.lab.live.track import Track, Tracks
 
-__all__ = ["Tail", "Track", "Tracks", "frame", "is_log", "letters_of", "line"]
+__all__ = ["LiveFrame", "Tail", "Track", "Tracks", "is_log", "letters_of", "line"]

@@ -50,9 +50,11 @@ def row_names() -> list[str]:
 def panel(track: Track, *, age: float | None, letters: Letters, width: int, rows: Collection[str]) -> RenderableType:
     """Return the panel of a loader, `width` characters wide, with the first rows only."""
     is_narrow = width < NARROW
-    cells = [(name, cell) for name, cell in _cells(track, letters, width if is_narrow else width - 4 - LABEL)]
-    cells = [(name, cell) for name, cell in cells if name in rows]
-    title, subtitle = Text(_title(track), style="bold"), _age(track.latest, age)
+    room = width if is_narrow else width - 4 - LABEL
+    cells = [(name, cell) for name, cell in _cells(track, letters, room) if name in rows]
+    title = Text(_title(track), style="bold")
+    batches = format_count(track.latest.num_batches, "batch", "batches")
+    subtitle = Text(batches + _ago(age), style="dim")
     if is_narrow:
         lines = [Group(Text(name, style="dim"), cell) for name, cell in cells]
         return Group(title, *lines, subtitle)
@@ -76,9 +78,10 @@ def panel(track: Track, *, age: float | None, letters: Letters, width: int, rows
 
 def format_on_one_line(track: Track, *, age: float | None, width: int) -> Text:
     """Return throughput and waiting on one line, for short terminals; with the loader's name if it fits."""
-    stats, now = track.latest, track.now
-    speed, share = (now.samples_per_second, now.wait_share) if now else (stats.samples_per_second, stats.wait_share)
-    text = Text(f"{format_number(speed)} samples/s, waiting {format_percent(share)}{_ago(age)}")
+    now = track.present
+    text = Text(
+        f"{format_number(now.samples_per_second)} samples/s, waiting {format_percent(now.wait_share)}{_ago(age)}"
+    )
     title = f"  {_title(track)}"
     return text.append(title, style="dim") if text.cell_len + cell_len(title) <= width else text
 
@@ -106,11 +109,8 @@ def _quantiles(quantiles: Quantiles) -> str:
 
 
 def _throughput(track: Track, letters: Letters, room: int) -> Text:
-    stats, now = track.latest, track.now
-    speed = now.samples_per_second if now else stats.samples_per_second
-    text = Text.assemble(
-        (f"{format_number(speed)} samples/s", "bold"), f"  {format_number(stats.samples_per_second)} overall"
-    )
+    now, overall = (format_number(one.samples_per_second) for one in (track.present, track.latest))
+    text = Text.assemble((f"{now} samples/s", "bold"), f"  {overall} overall")
     spans = list(track.spans)[-CURVE:]
     while len(spans) >= min(LEAST_BAR, len(track.spans)) > 0:
         span = format_duration(sum(one.seconds for one in spans))
@@ -123,8 +123,7 @@ def _throughput(track: Track, letters: Letters, room: int) -> Text:
 
 
 def _waiting(track: Track, letters: Letters, room: int) -> Text:
-    stats, now = track.latest, track.now
-    share = now.wait_share if now else stats.wait_share
+    stats, share = track.latest, track.present.wait_share
     text = (
         f"{format_percent(share)}, {format_percent(stats.wait_share)} overall; "
         f"{format_count(stats.num_stalls, 'stall')}, {format_duration(stats.stall_seconds)}"
@@ -140,13 +139,8 @@ def _title(track: Track) -> str:
     parts = [track.name]
     if stats.num_ranks > 1:
         parts.append(f"rank {stats.rank} of {stats.num_ranks}")
-    crew = len(stats.workers)
-    parts.append(format_count(crew, "worker") if crew else stats.engine)
+    parts.append(format_count(len(stats.workers), "worker") if stats.workers else stats.engine)
     return ", ".join(parts)
-
-
-def _age(stats: Stats, age: float | None) -> Text:
-    return Text(format_count(stats.num_batches, "batch", "batches") + _ago(age), style="dim")
 
 
 def _ago(age: float | None) -> str:
@@ -187,8 +181,7 @@ def _cores(track: Track, letters: Letters, room: int) -> Text:
         text.append(f"trainer {format_cores(now.trainer_cores)}")
     if now is not None and now.workers_cores is not None:
         text.append(f"{', ' if text else ''}workers {format_cores(now.workers_cores)}")
-        each = [one.cpu_seconds / stats.seconds for one in stats.workers] if stats.seconds else []
-        each = each[:64]
+        each = [one.cpu_seconds / stats.seconds for one in stats.workers[:64] if stats.seconds]
         if text.cell_len + 1 + len(each) <= room:
             # scale from 0 to one core each, not to the busiest worker: idle workers should look idle
             text.append(f" {spark([*each, 1.0], 65, letters)[:-1]}", style="cyan")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -25,26 +25,6 @@ BAR, CURVE = 12, 20
 """Widths of a bar and of a sparkline in the table of many loaders, in characters."""
 
 
-def frame(
-    tracks: Tracks,
-    *,
-    diagnosis: Diagnosis | None = None,
-    ages: dict[str, float] | None = None,
-    remarks: Sequence[str] = (),
-    letters: Letters | None = None,
-    height: int | None = None,
-) -> RenderableType:
-    """Return the current state of all loaders, as wide as the terminal.
-
-    Args:
-        diagnosis: the diagnosis of all of them together.
-        ages: seconds since each source was last written to.
-        remarks: more lines to show below.
-        height: available lines; the least important rows are dropped to fit.
-    """
-    return _LiveFrame(tracks, diagnosis, dict(ages or {}), list(remarks), letters or Letters(), height)
-
-
 def verdict(diagnosis: Diagnosis, *, is_short: bool = False) -> Text:
     """Return the diagnosis on one or two lines; `is_short`: only the name of the verdict."""
     sign, style = ("\N{CHECK MARK}", "green") if diagnosis.is_healthy else ("!", "bold red")
@@ -62,26 +42,36 @@ def line(track: Track) -> str:
         f"{format_number(now.samples_per_second) if now else UNKNOWN} samples/s",
         f"step p50 {format_duration(stats.step_seconds.p50)} p99 {format_duration(stats.step_seconds.p99)}",
         f"waiting {format_percent(now.wait_share if now else None)}",
-        f"queue {UNKNOWN if stats.queue_depth is None else format_number(stats.queue_depth, 2)}",
+        f"queue {format_number(stats.queue_depth, 2)}",
         f"memory {format_bytes(_memory(stats))}",
     ]
     return "  ".join(parts)
 
 
-@dataclass
-class _LiveFrame:
-    """A rich renderable that adapts to the size of the terminal."""
+class LiveFrame:
+    """The current state of all loaders, as wide as the terminal: a rich renderable.
 
-    tracks: Tracks
-    diagnosis: Diagnosis | None
-    ages: dict[str, float]
-    remarks: list[str]
-    letters: Letters
-    height: int | None
-    _found: list[Track] = field(init=False)
+    Args:
+        diagnosis: the diagnosis of all of them together.
+        ages: seconds since each source was last written to.
+        remarks: more lines to show below.
+        height: available lines; the least important rows are dropped to fit.
+    """
 
-    def __post_init__(self) -> None:
-        self._found = self.tracks.all
+    def __init__(
+        self,
+        tracks: Tracks,
+        *,
+        diagnosis: Diagnosis | None = None,
+        ages: Mapping[str, float] | None = None,
+        remarks: Sequence[str] = (),
+        letters: Letters | None = None,
+        height: int | None = None,
+    ) -> None:
+        self.slowest = tracks.slowest
+        self.tracks = tracks.all  # as it is now: more records may come before it is drawn
+        self.diagnosis, self.remarks, self.height = diagnosis, remarks, height
+        self.ages, self.letters = ages or {}, letters or Letters()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for drawn in self._versions(options.max_width):
@@ -91,22 +81,20 @@ class _LiveFrame:
 
     def _versions(self, width: int) -> Iterator[RenderableType]:
         """Yield renderings with fewer and fewer rows."""
-        if len(self._found) > MAX_PANELS:
-            num = len(self._found)
+        if len(self.tracks) > MAX_PANELS:
+            num = len(self.tracks)
             yield self._drawn(self._table(num, width))
             for shown in range(num, 0, -1):
                 yield self._drawn(self._table(shown, width), is_short=True)
         else:
             is_short, rows = False, row_names()
             for num_rows in range(len(rows), 1, -1):
-                panels = [self._panel(one, width, rows[:num_rows]) for one in self._found]
+                panels = [self._panel(one, width, rows[:num_rows]) for one in self.tracks]
                 yield self._drawn(panels, is_short=is_short)
-                if (
-                    not is_short and rows[num_rows - 1] == "auto"
-                ):  # the remaining rows are more useful than the sentence
-                    is_short = True
+                if not is_short and rows[num_rows - 1] == "auto":
+                    is_short = True  # the remaining rows are more useful than the sentence
                     yield self._drawn(panels, is_short=True)
-        lines = [format_on_one_line(one, age=self.ages.get(one.source), width=width) for one in self._found]
+        lines = [format_on_one_line(one, age=self.ages.get(one.source), width=width) for one in self.tracks]
         yield self._drawn(lines, is_short=True)
         for shown in range(len(lines), 0, -1):
             yield Group(*lines[:shown])
@@ -121,85 +109,77 @@ class _LiveFrame:
 
     def _table(self, num: int, width: int) -> list[RenderableType]:
         """Return a table of `num` loaders including the slowest, and its age."""
-        slowest = self.tracks.slowest
-        shown = self._found[:num]
+        slowest = self.slowest
+        shown = self.tracks[:num]
         if slowest is not None and slowest not in shown:
             shown[-1] = slowest
         drawn: list[RenderableType] = [_tracks_table(shown, slowest, self.letters, width=width)]
-        notes = [f"{len(self._found) - num:,} more"] if num < len(self._found) else []
-        known = [age for one in self._found if (age := self.ages.get(one.source)) is not None]
+        notes = [f"{len(self.tracks) - num:,} more"] if num < len(self.tracks) else []
+        known = [age for one in self.tracks if (age := self.ages.get(one.source)) is not None]
         if known:
             youngest, oldest = (format_duration(max(0.0, round(age))) for age in (min(known), max(known)))
             notes.append(f"{youngest} ago" if youngest == oldest else f"{youngest} to {oldest} ago")
         return [*drawn, Text(", ".join(notes), style="dim")] if notes else drawn
 
     def _slowest(self) -> list[Text]:
-        slowest = self.tracks.slowest
+        slowest = self.slowest
         if slowest is None:
             return []
         wait = format_duration(slowest.latest.wait_seconds.mean)
         return [Text(f"slowest: rank {slowest.latest.rank}, which waits {wait} per batch for data", style="bold")]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _TrackColumn:
+class _TrackColumn(NamedTuple):
     """A column of the table of many loaders."""
 
     head: str
-    cells: list[Text]
     worth: int
     """Columns of lower value are dropped first."""
+    cell: Callable[[Track], str | Text]
     is_number: bool = True
-
-    @property
-    def width(self) -> int:
-        return 2 + max(cell_len(self.head), *(cell.cell_len for cell in self.cells))
 
 
 def _tracks_table(tracks: Sequence[Track], slowest: Track | None, letters: Letters, *, width: int) -> Table:
     """Return a table with a row per loader, at most `width` characters wide."""
-    columns = _columns(tracks, slowest, letters)
-    kept: list[_TrackColumn] = []
-    for one in sorted(columns, key=lambda column: -column.worth):
-        if kept and sum(other.width for other in kept) + one.width > width:
+    columns = _columns(slowest, letters, are_alike=len({track.name for track in tracks}) == 1)
+    cells = [[Text.assemble(column.cell(track)) for track in tracks] for column in columns]
+    widths = [2 + max(cell_len(column.head), *(cell.cell_len for cell in its)) for column, its in zip(columns, cells)]
+    kept: list[int] = []
+    for at in sorted(range(len(columns)), key=lambda at: -columns[at].worth):
+        if kept and sum(widths[other] for other in kept) + widths[at] > width:
             break
-        kept.append(one)
-    shown = [one for one in columns if one in kept]
+        kept.append(at)
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    for one in shown:
-        table.add_column(one.head, justify="right" if one.is_number else "left", overflow="fold")
+    for at in sorted(kept):
+        table.add_column(columns[at].head, justify="right" if columns[at].is_number else "left", overflow="fold")
     for number, track in enumerate(tracks):
-        table.add_row(*(one.cells[number] for one in shown), style="bold" if track is slowest else None)
+        table.add_row(*(cells[at][number] for at in sorted(kept)), style="bold" if track is slowest else None)
     return table
 
 
-def _columns(tracks: Sequence[Track], slowest: Track | None, letters: Letters) -> list[_TrackColumn]:
+def _columns(slowest: Track | None, letters: Letters, *, are_alike: bool) -> list[_TrackColumn]:
     """Return all columns, from left to right."""
-    latest = [track.latest for track in tracks]
-    shares = [track.now.wait_share if track.now else track.latest.wait_share for track in tracks]
-    speeds = [track.now.samples_per_second if track.now else track.latest.samples_per_second for track in tracks]
-    is_one_name = len({track.name for track in tracks}) == 1
-    ranks = [f"{track.latest.rank}{' slowest' if track is slowest else ''}" for track in tracks]
-    curves = [
-        Text(spark((one.samples_per_second for one in track.spans), CURVE, letters), style="cyan") for track in tracks
-    ]
+
+    def waiting(track: Track) -> Text:
+        share = track.present.wait_share
+        return bar(share, BAR, letters, warmth(share))
+
+    def curve(track: Track) -> Text:
+        return Text(spark((one.samples_per_second for one in track.spans), CURVE, letters), style="cyan")
+
     return [
-        _TrackColumn("loader", [Text(track.name) for track in tracks], 5 if is_one_name else 12, is_number=False),
-        _TrackColumn("rank", [*map(Text, ranks)], 11),
-        _TrackColumn("batches", [Text(format_count(one.num_batches)) for one in latest], 8),
-        _TrackColumn("samples/s", [Text(format_number(speed)) for speed in speeds], 10),
-        _TrackColumn("step p50", [Text(format_duration(one.step_seconds.p50)) for one in latest], 7),
-        _TrackColumn("p99", [Text(format_duration(one.step_seconds.p99)) for one in latest], 6),
-        _TrackColumn("waiting", [Text(format_percent(share)) for share in shares], 9),
-        _TrackColumn("", [bar(share, BAR, letters, warmth(share)) for share in shares], 1, is_number=False),
-        _TrackColumn(
-            "queue",
-            [Text(UNKNOWN if one.queue_depth is None else format_number(one.queue_depth, 2)) for one in latest],
-            4,
-        ),
-        _TrackColumn("CPU", [Text(_cores(track)) for track in tracks], 2),
-        _TrackColumn("memory", [Text(format_bytes(_memory(one))) for one in latest], 3),
-        _TrackColumn("samples/s", curves, 0, is_number=False),
+        _TrackColumn("loader", 5 if are_alike else 12, lambda track: track.name, is_number=False),
+        _TrackColumn("rank", 11, lambda track: f"{track.latest.rank}{' slowest' if track is slowest else ''}"),
+        _TrackColumn("batches", 8, lambda track: format_count(track.latest.num_batches)),
+        _TrackColumn("samples/s", 10, lambda track: format_number(track.present.samples_per_second)),
+        _TrackColumn("step p50", 7, lambda track: format_duration(track.latest.step_seconds.p50)),
+        _TrackColumn("p99", 6, lambda track: format_duration(track.latest.step_seconds.p99)),
+        _TrackColumn("waiting", 9, lambda track: format_percent(track.present.wait_share)),
+        _TrackColumn("", 1, waiting, is_number=False),
+        _TrackColumn("queue", 4, lambda track: format_number(track.latest.queue_depth, 2)),
+        _TrackColumn("CPU", 2, _cores),
+        _TrackColumn("memory", 3, lambda track: format_bytes(_memory(track.latest))),
+        _TrackColumn("samples/s", 0, curve, is_number=False),
     ]
 
 

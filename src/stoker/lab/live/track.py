@@ -54,6 +54,11 @@ class Track:
         return self.spans[-1] if self.spans else None
 
     @property
+    def present(self) -> RecordSpan | Stats:
+        """Throughput and waiting in the latest span, or overall if there is none yet."""
+        return self.now or self.latest
+
+    @property
     def name(self) -> str:
         """Display name."""
         return name_loader(self.latest)

@@ -12,6 +12,8 @@ from markupsafe import Markup
 
 from stoker._version import __version__
 from stoker.foundation.text import format_bytes, format_count, format_duration, format_number, format_percent
+from stoker.lab.diagnose.diagnosis import Diagnosis
+from stoker.lab.diagnose.verdicts import VERDICTS
 from stoker.lab.key_figures import TILE, figures_for
 from stoker.lab.page.comparison import differences_figure, settings_figure, summarize
 from stoker.lab.page.durations import durations
@@ -25,10 +27,9 @@ from stoker.lab.page.run_tables import (
     ranks_table,
     settings_tables,
 )
-from stoker.lab.page.templating import render
+from stoker.lab.page.templating import capitalize, render
 from stoker.lab.page.time_use import time_use
 from stoker.lab.page.timeline import timeline
-from stoker.lab.page.verdict_card import verdict_card
 
 
 class _Section(NamedTuple):
@@ -52,7 +53,7 @@ def document(runs: Sequence[ReportedRun], *, title: str | None = None) -> str:
         script=Markup(script),
         runs=[(one, ", ".join(filter(None, _describe(one)))) for one in runs],
         answer=summarize(*runs) if is_compared else None,
-        cards=[verdict_card(one.diagnosis, of=one.name, is_folded=is_compared) for one in runs],
+        cards=[_verdict_card(one.diagnosis, of=one.name, is_folded=is_compared) for one in runs],
         sections=[*_sections(runs)],
     )
     return str(page)
@@ -71,6 +72,31 @@ def _describe(reported: ReportedRun) -> Iterator[str]:
     for name, form in known.items():
         if (value := machine.get(name)) is not None:
             yield form.format(format_bytes(value) if name == "memory_bytes" else value)
+
+
+def _verdict_card(diagnosis: Diagnosis, *, of: str = "", is_folded: bool = False) -> Markup:
+    """Return the verdict with its evidence, gain and advice; `is_folded` collapses the evidence."""
+    mood, sign = ("well", "\N{HEAVY CHECK MARK}") if diagnosis.is_healthy else ("ill", "!")
+    if diagnosis.verdict == "nothing-seen":
+        mood, sign = "unknown", "?"
+    name = diagnosis.verdict if diagnosis.verdict.endswith("-bound") else diagnosis.verdict.replace("-", " ")
+    whole = ""
+    if diagnosis.gain and "of the time" in diagnosis.gain:
+        is_of_batches = diagnosis.verdict == "slow-rank"  # a slow rank is late by that share of each batch
+        whole = " (from batch to batch)" if is_of_batches else " (in the loop, including first batches)"
+    verdict = VERDICTS.get(diagnosis.verdict)
+    parts = {"why": diagnosis.evidence, "other findings": diagnosis.findings}
+    return render(
+        "verdict.html",
+        diagnosis=diagnosis,
+        of=of,
+        mood=mood,
+        sign=sign,
+        name=capitalize(name),
+        meaning=verdict.meaning if verdict is not None else None,
+        whole=whole,
+        summary=capitalize(", and ".join(name for name, found in parts.items() if found)) if is_folded else "",
+    )
 
 
 def _sections(runs: Sequence[ReportedRun]) -> Iterator[_Section]:

@@ -6,7 +6,7 @@ Each is built in a process of its own, and nothing is imported before it is need
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -193,10 +193,17 @@ class _CollatedBatches:
 def _grain(arguments: LoaderArguments) -> Any:
     """Grain's loader. It collates arrays, not tensors, unless it is given a function for that."""
     _check_positions("Grain", arguments)
+    if arguments.collate is None:
+        arguments = replace(arguments, dataset=_ArraySamples(arguments.dataset))
+    return grain_loader(arguments)
+
+
+def grain_loader(arguments: LoaderArguments) -> Any:
+    """Return Grain's loader over samples that it can collate."""
     grain = import_module("grain")
     batch_size, num_threads = arguments.batch_size, arguments.num_threads
     return grain.DataLoader(
-        data_source=arguments.dataset if arguments.collate is not None else ArraySamples(arguments.dataset),
+        data_source=arguments.dataset,
         sampler=grain.samplers.SequentialSampler(len(arguments.dataset), grain.sharding.NoSharding()),
         operations=[grain.transforms.Batch(batch_size, batch_fn=arguments.collate)],
         worker_count=arguments.num_workers,
@@ -209,7 +216,7 @@ def _grain(arguments: LoaderArguments) -> Any:
     )
 
 
-class ArraySamples:
+class _ArraySamples:
     """A dataset whose samples have arrays in the place of tensors."""
 
     def __init__(self, dataset: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.source.images.listing import EXTENSIONS
-from stoker.source.images.opening import open_pictures
-from stoker.source.images.protocols import Encoded, Pictures
+from stoker.source.images.opening import open_images
+from stoker.source.images.protocols import EncodedImage, ImageSource
 
-__all__ = ["EXTENSIONS", "Encoded", "Pictures", "open_pictures"]
+__all__ = ["EXTENSIONS", "EncodedImage", "ImageSource", "open_images"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.errors import ArgumentError, BadImage
 from stoker.source.arrow_folder import ArrowFolder
-from stoker.source.images.files import MAX_BYTES, PictureFiles, listing_of, too_large
+from stoker.source.images.files import MAX_BYTES, ImageFiles, listing_of, too_large
 from stoker.source.images.labels import Labels, digest_of, labels_of
 from stoker.source.known_file import KnownFile
 from stoker.source.parquet import Parquet
@@ -22,7 +22,7 @@ _LABEL_ROWS = 4096
 
 
 @final
-class ColumnPictures:
+class ImageColumn:
     """Pictures in a column of bytes, or of Hugging Face's `{"bytes", "path"}`. Threads and pickling: as its rows.
 
     Rows of Arrow files are mapped and read one by one. Parquet is decoded by row groups, of which the latest are kept:
@@ -35,7 +35,7 @@ class ColumnPictures:
         self.labels, self.classes = labels.values, labels.classes
 
     def __repr__(self) -> str:
-        return f"ColumnPictures({self._rows!r}, {self._column!r})"
+        return f"ImageColumn({self._rows!r}, {self._column!r})"
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -52,7 +52,7 @@ class ColumnPictures:
         data, path = (value.get("bytes"), value.get("path")) if isinstance(value, Mapping) else (value, None)
         if data is None and path:
             # saved by its path: the file may be there
-            return PictureFiles(listing_of([path]), Labels()).read(0)
+            return ImageFiles(listing_of([path]), Labels()).read(0)
         if data is None:
             raise BadImage(self.name(position), reason="the row has no picture")
         if len(data) >= MAX_BYTES:
@@ -78,7 +78,7 @@ class ColumnPictures:
 
 def of_parquet(
     path: Any, *, column: str | None, label: str | None, has_labels: bool, classes: Sequence[str] | None
-) -> ColumnPictures:
+) -> ImageColumn:
     """Return the pictures of Parquet files."""
     import pyarrow.parquet
 
@@ -88,13 +88,13 @@ def of_parquet(
     labels = Labels()
     if has_labels and label is not None:
         labels = _labels(Parquet(path, columns=label), label, _class_names(schema, label), classes)
-    return ColumnPictures(Parquet(path, columns=column), column, labels)
+    return ImageColumn(Parquet(path, columns=column), column, labels)
 
 
 def of_arrow(
     path: Any, *, split: str | None, column: str | None, label: str | None, has_labels: bool,
     classes: Sequence[str] | None,
-) -> ColumnPictures:  # fmt: skip
+) -> ImageColumn:  # fmt: skip
     """Return the pictures of a dataset that Hugging Face's `datasets` has saved, or of Arrow files."""
     rows = ArrowFolder(path, split=split)
     schema = rows.schema
@@ -103,7 +103,7 @@ def of_arrow(
     if has_labels and label is not None:
         names = _class_names(schema, label)
         labels = _labels(ArrowFolder(path, split=split, columns=label), label, names, classes)
-    return ColumnPictures(ArrowFolder(path, split=split, columns=column), column, labels)
+    return ImageColumn(ArrowFolder(path, split=split, columns=column), column, labels)
 
 
 class LiveRows:
@@ -138,7 +138,7 @@ def is_live(given: Any) -> bool:
 
 def of_live(
     dataset: Any, *, column: str | None, label: str | None, has_labels: bool, classes: Sequence[str] | None
-) -> ColumnPictures:
+) -> ImageColumn:
     """Return the pictures of a dataset of Hugging Face's."""
     import datasets  # type: ignore[import-not-found, unused-ignore]
 
@@ -157,7 +157,7 @@ def of_live(
     rows = dataset.with_format(None).select_columns([column])
     if isinstance(features[column], datasets.Image):
         rows = rows.cast_column(column, datasets.Image(decode=False))
-    return ColumnPictures(LiveRows(rows), column, labels)
+    return ImageColumn(LiveRows(rows), column, labels)
 
 
 def _labels(rows: Any, label: str, names: list[str] | None, classes: Sequence[str] | None) -> Labels:

@@ -27,7 +27,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @final
-class PictureFiles:
+class ImageFiles:
     """Pictures that are files. Nothing is open between two reads; for any number of threads; pickles as its names.
 
     What is read is what is there now. A file that is gone is `StaleSource`; one that was replaced since it was listed
@@ -39,7 +39,7 @@ class PictureFiles:
         self.labels, self.classes = labels.values, labels.classes
 
     def __repr__(self) -> str:
-        return f"PictureFiles({printable(self._listing.root)!r}, {len(self):,} files)"
+        return f"ImageFiles({printable(self._listing.root)!r}, {len(self):,} files)"
 
     def __len__(self) -> int:
         return len(self._listing)

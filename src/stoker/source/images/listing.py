@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError
-from stoker.source.images.kept import Found, Keeper
+from stoker.source.images.listing_cache import ArrayCache, Found
 from stoker.source.images.names import Names, natural_keys, natural_order, printable
 
 EXTENSIONS = ("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
@@ -78,7 +78,7 @@ class _Folder(NamedTuple):
     """Files that end in one of `OTHERS`, which was not asked for."""
 
 
-def listed(root: str, extensions: Sequence[str], keeper: Keeper) -> Listing:
+def listed(root: str, extensions: Sequence[str], keeper: ArrayCache) -> Listing:
     """Return the pictures in a folder and below it.
 
     Hidden files and folders are left out, and so is what does not end in one of `extensions`. Links are followed, but

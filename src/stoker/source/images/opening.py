@@ -16,12 +16,12 @@ import numpy as np
 from stoker.errors import ArgumentError
 from stoker.source.arrow_folder import is_saved_dataset
 from stoker.source.images import columns as tables
-from stoker.source.images.files import PictureFiles, listing_of
-from stoker.source.images.kept import Cache, Keeper
+from stoker.source.images.files import ImageFiles, listing_of
 from stoker.source.images.labels import Labels, checked_classes, columns_of_no_table, given_labels, labels_of, numbered
 from stoker.source.images.listing import Listing, checked_extensions, how_to_read, listed, readable_extensions
+from stoker.source.images.listing_cache import ArrayCache, Cache
 from stoker.source.images.names import printable
-from stoker.source.images.protocols import Pictures
+from stoker.source.images.protocols import ImageSource
 from stoker.source.images.stored import of_store
 from stoker.source.images.tar_shards import TarShards, Wanted, archives_at, indexed, labels_in
 from stoker.source.known_file import files_within, has_pattern
@@ -44,7 +44,7 @@ _CAN_BE_OPENED = """pictures can be
   a store that `stoker prepare images` has made"""
 
 
-def open_pictures(
+def open_images(
     path: Any,
     *,
     labels: Any = None,
@@ -56,7 +56,7 @@ def open_pictures(
     extensions: Sequence[str] | None = None,
     allow_empty: bool = False,
     cache: Cache = True,
-) -> Pictures:
+) -> ImageSource:
     """Return the pictures at `path`, encoded as they lie there, addressed by position.
 
     `path` is a folder, a list of files or of (file, label) pairs, WebDataset's tar archives, Parquet, a folder of
@@ -83,7 +83,7 @@ def open_pictures(
     opening = _Opening(
         labels=labels, classes=classes, columns=columns, column=column, label=label, split=split,
         extensions=checked_extensions(readable_extensions() if extensions is None else extensions),
-        tells_of_others=extensions is None, allow_empty=allow_empty, keeper=Keeper(cache),
+        tells_of_others=extensions is None, allow_empty=allow_empty, keeper=ArrayCache(cache),
     )  # fmt: skip
     return opening.opened(path)
 
@@ -94,7 +94,7 @@ class _Opening:
     def __init__(
         self, *, labels: Any, classes: Sequence[str] | None, columns: Sequence[str] | None, column: str | None,
         label: str | None, split: str | None, extensions: tuple[str, ...], tells_of_others: bool, allow_empty: bool,
-        keeper: Keeper,
+        keeper: ArrayCache,
     ) -> None:  # fmt: skip
         self._tells_of_others, self._allow_empty = tells_of_others, allow_empty
         self._labels, self._classes, self._columns, self._column = labels, classes, columns, column
@@ -102,19 +102,19 @@ class _Opening:
         self._has_own = labels is None or labels is True
         """The labels are those that are there."""
 
-    def opened(self, path: Any) -> Pictures:
+    def opened(self, path: Any) -> ImageSource:
         if isinstance(path, (str, os.PathLike)):
             return self._at(path)
         if tables.is_live(path):
             return self._of_table(tables.of_live, path)
         if hasattr(path, "read") and hasattr(path, "name") and hasattr(path, "__len__"):
-            found: Pictures = path  # a source of somebody's own
+            found: ImageSource = path  # a source of somebody's own
             return found
         if isinstance(path, Iterable) and not isinstance(path, (bytes, Mapping)):
             return self._of_list(list(path))
         raise ArgumentError(f"{reprlib.repr(path)} holds no pictures that are known", hint=_CAN_BE_OPENED)
 
-    def _at(self, path: str | os.PathLike[str]) -> Pictures:
+    def _at(self, path: str | os.PathLike[str]) -> ImageSource:
         where = Path(os.path.abspath(path))
         if where.is_dir():
             return self._in_folder(where)
@@ -139,7 +139,7 @@ class _Opening:
             )
         raise FileNotFoundError(f"there is nothing at {where}\nhint: {_CAN_BE_OPENED}")
 
-    def _in_folder(self, folder: Path) -> Pictures:
+    def _in_folder(self, folder: Path) -> ImageSource:
         if _is_store(folder):
             store = open_store(folder)
             found = of_store(store, column=self._column, label=self._label, has_labels=self._has_own)
@@ -163,16 +163,16 @@ class _Opening:
             or "check the path; extensions=... takes files with other endings",
         )
 
-    def _of_parquet(self, files: Sequence[Path]) -> Pictures:
+    def _of_parquet(self, files: Sequence[Path]) -> ImageSource:
         return self._of_table(tables.of_parquet, files)
 
-    def _of_listing(self, listing: Listing, owner: str) -> Pictures:
+    def _of_listing(self, listing: Listing, owner: str) -> ImageSource:
         labels = Labels()
         if self._has_own:
             labels = self._sub_folders(listing, owner)
         elif self._labels is not False:
             labels = self._given(len(listing), lambda: map(listing.within, range(len(listing))), owner)
-        return PictureFiles(listing, labels)
+        return ImageFiles(listing, labels)
 
     def _check_is_for_files(self, what: str) -> None:
         """Raise if something was asked for that files each by itself do not have."""
@@ -231,7 +231,7 @@ class _Opening:
             _check_against_training(listing.root, by_folder.classes)
         return Labels(by_folder.values[: len(firsts)][listing.folder_of], by_folder.classes)
 
-    def _of_list(self, given: list[Any]) -> Pictures:
+    def _of_list(self, given: list[Any]) -> ImageSource:
         if not given:
             raise ArgumentError("the list of pictures is empty", hint="pass at least one; did a glob match nothing?")
         pairs = [isinstance(one, (tuple, list)) and len(one) == 2 for one in given]
@@ -255,14 +255,14 @@ class _Opening:
         self._check_is_for_files("this is a list of files")
         listing = listing_of(paths)
         if all(pairs) and self._has_own:
-            return PictureFiles(listing, labels_of([one[1] for one in given], self._classes))
+            return ImageFiles(listing, labels_of([one[1] for one in given], self._classes))
         if self._has_own:
             if self._labels is True:
                 raise ArgumentError("a list of files has no labels", hint="pass (file, label) pairs, or labels=[...]")
-            return PictureFiles(listing, Labels())
+            return ImageFiles(listing, Labels())
         return self._of_listing(listing, "the list")
 
-    def _of_archives(self, paths: Any) -> Pictures:
+    def _of_archives(self, paths: Any) -> ImageSource:
         files = archives_at(paths)
         wanted = Wanted(self._extensions, self._column, self._label, self._has_own)
         indexes = indexed(files, wanted, self._keeper)
@@ -281,7 +281,7 @@ class _Opening:
             )
         return self._labelled(found, str(paths))
 
-    def _of_table(self, open_it: Any, path: Any, **more: Any) -> Pictures:
+    def _of_table(self, open_it: Any, path: Any, **more: Any) -> ImageSource:
         found = open_it(
             path, column=self._column, label=self._label, has_labels=self._has_own, classes=self._classes, **more
         )
@@ -289,14 +289,14 @@ class _Opening:
             raise ArgumentError(f"there are no rows in {found!r}", hint="check the path, and what has written it")
         return self._labelled(found, repr(found))
 
-    def _labelled(self, found: Any, owner: str) -> Pictures:
+    def _labelled(self, found: Any, owner: str) -> ImageSource:
         """Return pictures with the labels that were given for them."""
         if self._labels is True and found.labels is None:
             raise ArgumentError(f"{owner} has no labels", hint="name them with label=, or pass labels=")
         if not self._has_own and self._labels is not False:
             labels = self._given(len(found), lambda: map(found.within, range(len(found))), owner)
             found.labels, found.classes = labels
-        pictures: Pictures = found
+        pictures: ImageSource = found
         return pictures
 
     def _given(self, num_pictures: int, within: Any, owner: str) -> Labels:

@@ -7,12 +7,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-Encoded = bytes | memoryview | NDArray[np.uint8]
+EncodedImage = bytes | memoryview | NDArray[np.uint8]
 """A picture as it lies on disk: the bytes of a JPEG, PNG, ... file."""
 
 
 @runtime_checkable
-class Pictures(Protocol):
+class ImageSource(Protocol):
     """Encoded pictures addressed by position, readable from any thread and process, cheap to pickle."""
 
     classes: list[str] | None
@@ -27,7 +27,7 @@ class Pictures(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, position: int, /) -> Encoded:
+    def read(self, position: int, /) -> EncodedImage:
         """Return the picture at `position`, from 0, as it lies on disk. It is not to be written to."""
         ...
 

@@ -19,7 +19,7 @@ IMAGE, LABEL, NAME = "image", "label", "name"
 
 
 @final
-class StoredPictures:
+class StoredImages:
     """Pictures in a store, memory-mapped, each block checked when it is first read. Threads, pickling: as the store."""
 
     def __init__(
@@ -38,7 +38,7 @@ class StoredPictures:
         self.labels, self.classes = labels.values, labels.classes
 
     def __repr__(self) -> str:
-        return f"StoredPictures({str(self._store.path)!r}, {len(self):,} pictures)"
+        return f"StoredImages({str(self._store.path)!r}, {len(self):,} pictures)"
 
     def __len__(self) -> int:
         return len(self._store)
@@ -76,7 +76,7 @@ class StoredPictures:
         return digest_of([store], Labels(self.labels, self.classes))
 
 
-def of_store(store: Store, *, column: str | None, label: str | None, has_labels: bool) -> StoredPictures:
+def of_store(store: Store, *, column: str | None, label: str | None, has_labels: bool) -> StoredImages:
     """Return the pictures of a store."""
     column = IMAGE if column is None else column
     found = store.columns.get(column)
@@ -94,7 +94,7 @@ def of_store(store: Store, *, column: str | None, label: str | None, has_labels:
         labels = Labels(store.read(label, np.arange(len(store))), _classes(store.meta))
     settings = store.meta.get("settings")
     settings = settings if isinstance(settings, dict) else {}
-    return StoredPictures(
+    return StoredImages(
         store,
         column,
         labels,

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from stoker.errors import ArgumentError, DamagedFile, StaleSource
 from stoker.source.images import listing
 from stoker.source.images.files import MAX_BYTES, too_large
-from stoker.source.images.kept import Keeper
 from stoker.source.images.labels import Labels, digest_of, parsed
+from stoker.source.images.listing_cache import ArrayCache
 from stoker.source.images.names import Names, natural_order, printable
 from stoker.source.images.tar_members import Member, Reading, members
 from stoker.source.known_file import KnownFile, fingerprint_of, known_file
@@ -154,7 +154,7 @@ def _unfolded(pattern: str) -> list[str]:
     return [before + middle + one for middle in middles for one in _unfolded(behind)]
 
 
-def indexed(files: Sequence[KnownFile], wanted: Wanted, keeper: Keeper) -> list[Index]:
+def indexed(files: Sequence[KnownFile], wanted: Wanted, keeper: ArrayCache) -> list[Index]:
     """Return the index of each archive, from an earlier start where it has not changed since."""
     if len(files) == 1:
         return [_indexed(files[0], wanted, keeper)]
@@ -187,7 +187,7 @@ def labels_in(
     return parsed(texts, classes)
 
 
-def _indexed(file: KnownFile, wanted: Wanted, keeper: Keeper) -> Index:
+def _indexed(file: KnownFile, wanted: Wanted, keeper: ArrayCache) -> Index:
     place = os.path.realpath(os.fsencode(file.path))
     # A copy may have the size and the time of what it replaces, but neither its inode nor the time of its own change.
     status, begin = os.stat(file.path), time.time()

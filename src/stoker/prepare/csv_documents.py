@@ -1,29 +1,29 @@
-"""Documents out of CSV and TSV files: the text column of each row."""
+"""Read documents from CSV and TSV files: the text column of each row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stoker.prepare.batch import (
+from stoker.prepare.document_batch import (
     EMPTY,
     MAX_DOCUMENT_BYTES,
     NO_COLUMN,
     NOT_CSV,
     NOT_UTF8,
     TOO_LARGE,
-    Batch,
-    Gathered,
+    DocumentBatch,
+    PendingBatch,
     not_utf8,
     too_large,
 )
-from stoker.prepare.lines import lines_of
+from stoker.prepare.line_documents import read_lines
 from stoker.prepare.pieces import Piece
 from stoker.prepare.skips import Skips
 from stoker.source.line_format import DELIMITERS, UnclosedQuote, fields_of
 
 
-class _Record(NamedTuple):
+class _CsvRow(NamedTuple):
     """A row: its fields, or what is wrong with it."""
 
     fields: list[str]
@@ -33,12 +33,12 @@ class _Record(NamedTuple):
     num_read: int
 
 
-def from_table(piece: Piece, text_column: str, skips: Skips) -> Iterator[Batch]:
-    """Yield one column of the rows of a file, whose first row names the columns. Blank lines are no rows.
+def csv_documents(piece: Piece, text_column: str, skips: Skips) -> Iterator[DocumentBatch]:
+    """Yield one column of the rows of a file, whose first row names the columns. Blank lines are ignored.
 
-    A quoted field may hold delimiters, doubled quotes and line breaks.
+    A quoted field may contain delimiters, doubled quotes and line breaks.
     """
-    batch = Gathered()
+    batch = PendingBatch()
     records = _records(piece, DELIMITERS[piece.inputs[0].kind], skips)
     header = next(records, None)
     if header is None:
@@ -72,15 +72,15 @@ def from_table(piece: Piece, text_column: str, skips: Skips) -> Iterator[Batch]:
         if wrong is not None:
             skips.note(*wrong, line=record.line, byte=record.byte)
         if batch.is_full:
-            yield batch.taken(num_read)
-    yield batch.taken(num_read)
+            yield batch.take(num_read)
+    yield batch.take(num_read)
 
 
-def _records(piece: Piece, delimiter: str, skips: Skips) -> Iterator[_Record]:
+def _records(piece: Piece, delimiter: str, skips: Skips) -> Iterator[_CsvRow]:
     held: list[bytes] = []
-    """The lines of a row so far: a quote is open."""
+    """Lines of an unfinished row: a quote is open."""
     size = line = byte = number = num_read = 0
-    for lines in lines_of(piece, skips, stop=None):
+    for lines in read_lines(piece, skips, stop=None):
         at, num_read = lines.byte, lines.num_read
         parts = lines.raw.split(b"\n")
         last = parts.pop()
@@ -100,21 +100,21 @@ def _records(piece: Piece, delimiter: str, skips: Skips) -> Iterator[_Record]:
                 held = []
                 if record is None:
                     wrong = (TOO_LARGE, too_large("the row"))
-                    record = _Record([], line, byte, wrong, num_read)
+                    record = _CsvRow([], line, byte, wrong, num_read)
                 if record.fields != [""] or record.wrong is not None:
                     yield record
-    if held and not skips.has_cut:
-        yield _Record([], line, byte, (NOT_CSV, "a quote is not closed before the file ends"), num_read)
+    if held and not skips.is_truncated:
+        yield _CsvRow([], line, byte, (NOT_CSV, "a quote is not closed before the file ends"), num_read)
 
 
-def _record(held: list[bytes], delimiter: str, line: int, byte: int, num_read: int) -> _Record | None:
-    """Return the row that lines make; None if it goes on."""
+def _record(held: list[bytes], delimiter: str, line: int, byte: int, num_read: int) -> _CsvRow | None:
+    """Return the row made of these lines; None if it continues on the next line."""
     try:
         text = b"\n".join(held).removesuffix(b"\r").decode()
-        return _Record(fields_of(text, delimiter), line, byte, None, num_read)
+        return _CsvRow(fields_of(text, delimiter), line, byte, None, num_read)
     except UnicodeDecodeError as error:
-        return _Record([], line, byte, (NOT_UTF8, not_utf8(error)), num_read)
+        return _CsvRow([], line, byte, (NOT_UTF8, not_utf8(error)), num_read)
     except UnclosedQuote:
         return None
     except ValueError as error:
-        return _Record([], line, byte, (NOT_CSV, str(error)), num_read)
+        return _CsvRow([], line, byte, (NOT_CSV, str(error)), num_read)

@@ -1,4 +1,4 @@
-"""The text column of Parquet and Arrow files, part by part: a part is a row group or a record batch."""
+"""Read the text column of Parquet and Arrow files, part by part: a part is a row group or a record batch."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from stoker.errors import MissingExtra
 from stoker.prepare.inputs import Input
+from stoker.source.arrow_rows import arrow_library
 
 _BATCH_BYTES = 1 << 20
 _MAX_BATCH_ROWS = 8192
 
 
 class Unreadable(Exception):
-    """A file, or a part of one, that cannot be read, and why. Never leaves this room."""
+    """The reason why a file, or a part of one, cannot be read. Internal to `stoker.prepare`."""
 
 
-class ArrowFile:
-    """A Parquet file or one of Arrow's own formats, open. What cannot be read raises `Unreadable`."""
+class ArrowTextFile:
+    """An open Parquet or Arrow file. Damage and missing columns raise `Unreadable`."""
 
     def __init__(self, entry: Input) -> None:
-        _require_pyarrow(entry)
+        arrow_library(f"reading {entry.path}")
         self._entry = entry
         with open(entry.path, "rb") as file:
             entry.check(os.fstat(file.fileno()))
-        opened = _guarded(lambda: _Parquet(entry.path) if entry.kind == "parquet" else _Arrow(entry.path))
-        self._file: _Parquet | _Arrow = opened
+        opened = _guarded(lambda: _ParquetParts(entry.path) if entry.kind == "parquet" else _ArrowParts(entry.path))
+        self._file: _ParquetParts | _ArrowParts = opened
         self.num_parts: int = self._file.num_parts
 
     def __enter__(self) -> Self:
@@ -36,12 +36,12 @@ class ArrowFile:
         self._file.close()
 
     def first_row(self, part: int) -> int:
-        """Return how many rows there are before a part."""
+        """Return the number of rows before a part."""
         return self._file.first_row(part)
 
     def path_of(self, text_column: str) -> list[str]:
-        """Return the names that lead to the column: one, or several for a field of a nested column."""
-        path: list[str] = _guarded(lambda: _located(self._file.schema, text_column))
+        """Return the path of names to the column: one, or several for a field of a nested column."""
+        path: list[str] = _guarded(lambda: _find_column(self._file.schema, text_column))
         return path
 
     def texts(self, part: int, path: list[str]) -> Iterator[Any]:
@@ -49,17 +49,12 @@ class ArrowFile:
         yield from _steps(self._file.arrays(part, path))
 
     def num_bytes(self, part: int, path: list[str]) -> int:
-        """Return about how many bytes of text a part has."""
+        """Return the approximate size of the text of a part."""
         num_bytes: int = _guarded(lambda: self._file.num_bytes(part, path))
         return num_bytes
 
 
-def column_bytes(file: ArrowFile, part: int, text_column: str) -> int:
-    """Return about how much text a part has, at least 1."""
-    return max(1, file.num_bytes(part, file.path_of(text_column)))
-
-
-class _Parquet:
+class _ParquetParts:
     def __init__(self, path: str) -> None:
         import pyarrow.parquet as pq
 
@@ -88,8 +83,8 @@ class _Parquet:
         self._file.close()
 
 
-class _Arrow:
-    """Record batches, of the stream format (which Hugging Face writes) or the file format."""
+class _ArrowParts:
+    """Record batches of the stream format (which Hugging Face writes) or the file format."""
 
     def __init__(self, path: str) -> None:
         import pyarrow as pa
@@ -103,7 +98,7 @@ class _Arrow:
             else:
                 self._map.seek(0)
                 reader = pa.ipc.open_stream(self._map)
-                self._batches = _streamed(reader, self._map)
+                self._batches = _read_stream(reader, self._map)
             self.schema = reader.schema
         except BaseException:
             self._map.close()
@@ -115,7 +110,7 @@ class _Arrow:
 
     def num_bytes(self, part: int, path: list[str]) -> int:
         column = _field(self._batches[part], path)
-        column.validate()  # what counts the bytes believes the offsets
+        column.validate()  # `nbytes` trusts the offsets
         return int(column.nbytes)
 
     def arrays(self, part: int, path: list[str]) -> Iterator[Any]:
@@ -132,10 +127,10 @@ class _Arrow:
         self._map.close()
 
 
-def _streamed(reader: Any, file: Any) -> list[Any]:
-    """Return the record batches of a stream, as views of the map: nothing of them is read yet.
+def _read_stream(reader: Any, file: Any) -> list[Any]:
+    """Return the record batches of a stream, as views of the memory map: no content is read yet.
 
-    Arrow takes a stream that was cut off between two batches for a whole one; its end mark tells.
+    Arrow accepts a stream that was truncated between two batches, so the end mark is checked here.
     """
     import pyarrow as pa
 
@@ -148,14 +143,14 @@ def _streamed(reader: Any, file: Any) -> list[Any]:
             break
     file.seek(end)
     if not file.read(8).startswith((b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")):  # since Arrow 0.15, and before
-        raise pa.ArrowInvalid("the data ends without an end mark, as if the file had been cut off")
+        raise pa.ArrowInvalid("the data ends without an end mark: the file is truncated")
     return batches
 
 
 def _check_offsets(column: Any) -> None:
-    """Raise an error of Arrow's where offsets lead out of the data, which it would follow otherwise.
+    """Raise Arrow's error if offsets point outside the data, which it would follow without a check.
 
-    As bytes: whether each text is UTF-8 is seen later, text by text.
+    Checked as bytes: whether each text is UTF-8 is checked later, text by text.
     """
     import pyarrow as pa
 
@@ -185,7 +180,7 @@ def _strings(batch: Any, path: list[str]) -> Any:
     return column
 
 
-def _located(schema: Any, text_column: str) -> list[str]:
+def _find_column(schema: Any, text_column: str) -> list[str]:
     import pyarrow as pa
 
     path = [text_column] if text_column in schema.names else text_column.split(".")
@@ -196,21 +191,21 @@ def _located(schema: Any, text_column: str) -> list[str]:
             inside = f" in {'.'.join(path[:number])!r}" if number else ""
             raise Unreadable(f"it has no column {text_column!r}: there are {', '.join(map(repr, names))}{inside}")
         if names.count(name) > 1:
-            raise Unreadable(f"it has {names.count(name)} columns {name!r}, and which of them is meant is not known")
+            raise Unreadable(f"it has {names.count(name)} columns {name!r}, so the name is ambiguous")
         kind = fields[names.index(name)].type
         fields = [kind.field(at) for at in range(kind.num_fields)] if pa.types.is_struct(kind) else []
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     is_text = pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_null(value)
     if not is_text and not (hasattr(pa.types, "is_string_view") and pa.types.is_string_view(value)):
-        raise Unreadable(f"its column {text_column!r} holds {kind}, not text")
+        raise Unreadable(f"its column {text_column!r} contains {kind}, not text")
     return path
 
 
-def _guarded(look: Callable[[], Any]) -> Any:
+def _guarded(work: Callable[[], Any]) -> Any:
     import pyarrow as pa
 
     try:
-        return look()
+        return work()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(error) from error
 
@@ -229,16 +224,9 @@ def _steps(arrays: Iterator[Any]) -> Iterator[Any]:
 
 
 def _unreadable(error: Exception) -> Exception:
-    """Return what an error of the library means: damaged data, or a disk that fails, which is nobody's bad input."""
+    """Convert an error of the library to `Unreadable`, unless it is an error of the operating system."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
     if isinstance(error, UnicodeDecodeError):
         return Unreadable("the name of a column is not UTF-8")
     return Unreadable(" ".join(str(error).split()))
-
-
-def _require_pyarrow(entry: Input) -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra("pyarrow", extra="arrow", need=f"reading {entry.path}") from error

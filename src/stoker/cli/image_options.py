@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-Labels = Annotated[
+LabelsOption = Annotated[
     str | None, typer.Option(help="A .csv, .tsv or .parquet file of labels, or 'none' (default: those found).")
 ]
-Column = Annotated[str | None, typer.Option(help="Column or extension of the images.")]
-Label = Annotated[str | None, typer.Option(help="Column, extension or JSON field of the labels.")]
-Split = Annotated[str | None, typer.Option(help="Split of a Hugging Face dataset.")]
+ImageColumnOption = Annotated[str | None, typer.Option(help="Column or extension of the images.")]
+LabelOption = Annotated[str | None, typer.Option(help="Column, extension or JSON field of the labels.")]
+SplitOption = Annotated[str | None, typer.Option(help="Split of a Hugging Face dataset.")]
 
 
 def image_options(*, labels: str | None = None, **options: Any) -> dict[str, Any]:

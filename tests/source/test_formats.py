@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from stoker import errors
+from stoker.cli.app import app
+from stoker.source import formats
 from stoker.source.array_file import ArrayFile
 from stoker.source.arrow_folder import ArrowFolder
+from stoker.source.formats import FileFormat
+from stoker.source.formats import open as open_any
+from stoker.source.known_file import files_at
 from stoker.source.lines import Lines
 from stoker.source.megatron import Megatron
-from stoker.source.opening import open as open_any
 from stoker.source.parquet import Parquet
 from stoker.source.raw_tokens import RawTokens
 from stoker.store import Column, Store, Writer, open_array, save_array
@@ -114,7 +121,7 @@ def test_options_are_passed_on_and_others_refused(place: Path) -> None:
         open_any(place / "x.parquet", dtype="uint8")
     with pytest.raises(errors.ArgumentError, match="no option 'columns'\nhint: it has no options"):
         open_any(place / "mega", columns="x")
-    with pytest.raises(errors.ArgumentError, match="expect= is for stores"):
+    with pytest.raises(errors.ArgumentError, match="expect= is only for stores"):
         open_any(place / "x.parquet", expect={})
 
 
@@ -122,19 +129,19 @@ def test_what_cannot_be_opened_is_refused_with_what_can(place: Path) -> None:
     (place / "odd.xyz").write_bytes(b"something")
     (place / "nothing").mkdir()
     can = r"(.|\n)*hint: what can be opened:(.|\n)*\.parquet"
-    with pytest.raises(errors.ArgumentError, match=r"odd\.xyz is none of the kinds" + can):
+    with pytest.raises(errors.ArgumentError, match=r"odd\.xyz is not in a known format" + can):
         open_any(place / "odd.xyz")
-    with pytest.raises(errors.ArgumentError, match="nothing holds nothing that can be opened" + can):
+    with pytest.raises(errors.ArgumentError, match="nothing contains nothing that can be opened" + can):
         open_any(place / "nothing")
-    with pytest.raises(FileNotFoundError, match=r"there is nothing at .*absent" + can):
+    with pytest.raises(FileNotFoundError, match=r"absent does not exist" + can):
         open_any(place / "absent")
-    with pytest.raises(FileNotFoundError, match="there is nothing at"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         open_any(place / "*.absent")
-    with pytest.raises(FileNotFoundError, match="there is nothing at"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         open_any([place / "rows.npy", place / "absent"])
     with pytest.raises(errors.ArgumentError, match="list of paths is empty"):
         open_any([])
-    with pytest.raises(errors.ArgumentError, match="not one source: 2 files for Lines, Parquet"):
+    with pytest.raises(errors.ArgumentError, match="is not one source: it has 2 files for Lines, Parquet"):
         open_any([place / "a.jsonl", place / "x.parquet"])
     with pytest.raises(errors.ArgumentError, match="neither a file nor a folder"):
         open_any(os.devnull)
@@ -165,3 +172,106 @@ def test_files_of_save_array_open_by_their_content(tmp_path: Path) -> None:
     assert len(source) == 4
     assert np.array_equal(source[-1], rows[-1])
     assert np.array_equal(open_array(tmp_path / "rows"), rows)
+
+
+# ---------------------------------------------------------------- paths
+
+
+def read_all(source: Any) -> list[Any]:
+    return [str(sample) for sample in source.__getitems__(range(len(source)))]
+
+
+@pytest.mark.parametrize("reader", [Parquet, RawTokens, ArrowFolder, Lines])
+def test_every_source_of_several_files_expands_paths_in_the_same_way(reader: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    (folder / "deep").mkdir(parents=True)
+    (folder / ".hidden").mkdir()
+    suffix = {Parquet: ".parquet", RawTokens: ".bin", ArrowFolder: ".arrow", Lines: ".txt"}[reader]
+    for number, name in enumerate(["b", "a", "deep/c", ".hidden/d"]):
+        path = folder / f"{name}{suffix}"
+        table = pa.table({"number": [number]})
+        if reader is Parquet:
+            pq.write_table(table, path)
+        elif reader is ArrowFolder:
+            with pa.ipc.new_stream(path, table.schema) as stream:
+                stream.write_table(table)
+        elif reader is RawTokens:
+            np.array([number], np.uint16).tofile(path)
+        else:
+            path.write_text(f"{number}\n")
+    (folder / "other.xyz").write_text("not data")
+    options = {"index_dir": tmp_path / "index"} if reader is Lines else {}
+
+    def numbers(paths: Any) -> list[int]:
+        return [int(re.sub(r"\D", "", sample)) for sample in read_all(reader(paths, **options))]
+
+    assert numbers(folder) == numbers(str(folder)) == [1, 0, 2]  # sorted by path, without hidden folders
+    assert numbers(folder / f"*{suffix}") == [1, 0]
+    assert numbers(str(folder / "**" / f"*{suffix}")) == [1, 0, 2]
+    assert numbers([folder / f"b{suffix}", str(folder / f"a{suffix}")]) == [0, 1]  # a list keeps its order
+    assert numbers([folder / "deep", folder / f"[ab]{suffix}"]) == [2, 1, 0]
+    for paths, error in (([], errors.ArgumentError), ([3], errors.ArgumentError), ("*.none", FileNotFoundError)):
+        with pytest.raises(error):
+            reader(paths)
+    with pytest.raises(errors.ArgumentError, match=f"contains no .*{suffix}"):
+        (folder / "empty").mkdir()
+        reader(folder / "empty")
+
+
+@pytest.mark.parametrize("reader", [ArrayFile, Megatron])
+def test_sources_of_a_single_file_say_so(reader: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        errors.ArgumentError, match=f"{reader.__name__} reads a single file, got 2 paths\nhint: pass one"
+    ):
+        reader([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(errors.ArgumentError, match=f"{reader.__name__} reads a single file, got 3"):
+        reader(3)
+
+
+# ---------------------------------------------------------------- a format of one's own
+
+
+class Toy:
+    """Bytes as samples: a reader as a newcomer would write it."""
+
+    def __init__(self, paths: Any, *, shift: int = 0) -> None:
+        files = files_at(paths, suffixes=(".toy",))
+        self._data = [byte + shift for file in files for byte in file.head(1000)[3:]]
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, position: int) -> int:
+        return self._data[position]
+
+
+def test_a_new_format_is_a_reader_and_a_line_in_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = FileFormat(
+        reader=Toy, summary=".toy of bytes", suffixes=(".toy",), recognizes=lambda _, head: head[:3] == b"TOY"
+    )
+    monkeypatch.setattr(formats, "FORMATS", [*formats.FORMATS, toy])
+    (tmp_path / "toys").mkdir()
+    for name, content in (("toys/b.toy", b"TOY\3"), ("toys/a.toy", b"TOY\1\2"), ("named_otherwise", b"TOY\4")):
+        (tmp_path / name).write_bytes(content)
+    assert list(open_any(tmp_path / "toys")) == [1, 2, 3]
+    assert list(open_any(str(tmp_path / "toys" / "*.toy"), shift=1)) == [2, 3, 4]
+    assert list(open_any(tmp_path / "named_otherwise")) == [4]
+    with pytest.raises(errors.ArgumentError, match="no option 'columns'\nhint: its options are shift"):
+        open_any(tmp_path / "toys", columns="x")
+    with pytest.raises(FileNotFoundError, match=r"(?s)what can be opened:.*\.toy of bytes"):
+        open_any(tmp_path / "absent")
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "toys")])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"opened as +Toy", result.output)
+
+
+def test_the_guide_lists_every_format_with_its_options() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "stores.md").read_text()
+    rows = [line for line in guide.splitlines() if line.startswith("|")]
+    for known in formats.FORMATS[1:]:
+        row = " ".join(row for row in rows if any(f"`{suffix}`" in row for suffix in known.suffixes))
+        assert row, known.summary
+        options = [name for name, one in signature(known.reader).parameters.items() if one.kind is one.KEYWORD_ONLY]
+        if known.reader is not Lines:  # which has a guide of its own
+            everywhere = " ".join(rows)
+            assert all(f"`{name}=`" in everywhere for name in options), (known.summary, options)

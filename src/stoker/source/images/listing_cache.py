@@ -38,7 +38,7 @@ class Found(NamedTuple):
     """Read-only."""
 
 
-class Keeper:
+class ArrayCache:
     """A folder of such files, for any number of processes. One that cannot be written to keeps nothing, silently."""
 
     def __init__(self, cache: Cache) -> None:
