@@ -255,7 +255,7 @@ def colours_of_sixteen_bits(kind: str) -> bytes:
     [
         (of(DEPTH), r"images with 16 bits, of which mode='\w+' keeps 8\nhint: mode='I;16' keeps all"),
         (of(DEPTH, "TIFF"), "hint: mode='I;16' keeps all"),
-        (colours_of_sixteen_bits("PNG"), r"with 16 bits per channel, .*\nhint: Pillow reads no more"),
+        (colours_of_sixteen_bits("PNG"), r"with 16 bits per channel, .*\nhint: Pillow reads only 8 bits"),
         (colours_of_sixteen_bits("TIFF"), "with 16 bits per channel"),
     ],
     ids=["png", "tiff", "colours", "colours in tiff"],
@@ -290,7 +290,7 @@ def test_a_preparation_says_that_bits_are_lost(tmp_path: Path) -> None:
     (tmp_path / "scans" / "a.png").write_bytes(of(DEPTH))
     prepare.images(tmp_path / "scans", out=tmp_path / "kept", workers=0, cache=False)
     assert (stoker.images(tmp_path / "kept", mode="I;16")[0][0] == DEPTH).all()
-    with pytest.warns(UserWarning, match=r"become JPEG files, which have 8\nhint: prepare them without max_side"):
+    with pytest.warns(UserWarning, match=r"become JPEG files, which have 8\nhint: omit max_side"):
         prepare.images(tmp_path / "scans", out=tmp_path / "small", max_side=20, workers=0, cache=False)
 
 
