@@ -127,8 +127,8 @@ def test_a_pair_brings_its_loader_and_another_may_be_named(folder: Path) -> None
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("stalling:make_alone", "returned a list of 3, and not (loader, step)"),
-        ("stalling:make_nothing", "returned None, which is no step"),
+        ("stalling:make_alone", "returned a list of 3, expected (loader, step)"),
+        ("stalling:make_nothing", "returned None, expected a step"),
         ("stalling:make_stap", "did you mean `make_step`"),
         ("lonely.py:make_step", "there is no lonely.py:make_loader"),
         ("lonely.py:make_sized_step", "make_sized_step() needs an argument, such as a batch size, and here a loader"),

@@ -74,7 +74,7 @@ def test_records_of_ranks_are_parts_of_one_run(tmp_path: Path) -> None:
 def test_two_runs_without_a_word_are_not_guessed_about(record: Path, tmp_path: Path) -> None:
     runs.starved().save(tmp_path / "other.json")
     shown = run(record, tmp_path / "other.json", "-o", tmp_path / "report.html", code=1)
-    assert f"{record} and {tmp_path / 'other.json'} both tell of rank 0" in shown
+    assert f"{record} and {tmp_path / 'other.json'} both contain rank 0" in shown
     assert f"hint: `stoker report {record} --against {tmp_path / 'other.json'}`" in shown
     assert not (tmp_path / "report.html").exists()
 

@@ -53,7 +53,7 @@ def test_with_a_step_its_time_is_told_as_json_too_and_the_word_loader_may_be_wri
 
 
 def test_what_cannot_be_tuned_is_told() -> None:
-    assert "num_workers=1 could not be set: no DataLoader was made" in run(f"{PLAIN}:once", *QUICK, code=1)
+    assert "num_workers=1 could not be set: the function makes no DataLoader" in run(f"{PLAIN}:once", *QUICK, code=1)
     assert "does not work as it is: RuntimeError: no luck with one" in run(f"{PLAIN}:unlucky", *QUICK, code=1)
     assert "hint: did you mean `long`" in run(f"{PLAIN}:lnog", *QUICK, code=1)
     told = run(f"{TORCH}:make_dataset", *QUICK, code=1)

@@ -25,7 +25,7 @@ from stoker.errors import OutOfDescriptors
 from stoker.tuning.engine_switcher import EngineSegment, EngineSwitcher, Runner
 from stoker.tuning.parallelism import Parallelism
 from tests.faults.test_process_faults import begun, kill, workers
-from tests.laws.test_auto_laws import auto, relay_of
+from tests.laws.test_auto_laws import auto, switcher_of
 from tests.loader.datasets import KeyedOnly, Numbers, listed, plain
 
 
@@ -126,12 +126,12 @@ def test_resizing_before_the_first_call_and_after_the_last_starts_nothing() -> N
 INLINE, THREADS = Parallelism(0, 0, 1), Parallelism(0, 2, 2)
 
 
-def relayed(num_jobs: int, started: list[Parallelism], setting: Parallelism = INLINE) -> EngineSwitcher[Any]:
-    def start(setting: Parallelism, leg: EngineSegment) -> Runner[Any]:
+def switched(num_jobs: int, started: list[Parallelism], setting: Parallelism = INLINE) -> EngineSwitcher[Any]:
+    def start(setting: Parallelism, segment: EngineSegment) -> Runner[Any]:
         started.append(setting)
         if setting.is_inline:
-            return Inline(leg, lambda number: (number, "inline"))
-        tasks = (Job(number, 2) for number in leg)
+            return Inline(segment, lambda number: (number, "inline"))
+        tasks = (Job(number, 2) for number in segment)
         return Threads(tasks, num_threads=setting.num_threads, depth=setting.prefetch_factor)
 
     return EngineSwitcher(iter(range(num_jobs)), start, setting)
@@ -139,86 +139,86 @@ def relayed(num_jobs: int, started: list[Parallelism], setting: Parallelism = IN
 
 def test_an_engine_goes_on_where_another_has_run_dry() -> None:
     started: list[Parallelism] = []
-    relay = relayed(12, started)
+    switcher = switched(12, started)
     seen = []
     for number in range(12):
-        seen.append(next(relay))
+        seen.append(next(switcher))
         if number == 2:
-            relay.change(THREADS)
+            switcher.change(THREADS)
         if number == 6:
-            relay.change(INLINE)
+            switcher.change(INLINE)
     assert [number for number, _ in seen] == list(range(12))
     assert started == [INLINE, THREADS, INLINE]
     assert [how for _, how in seen[:3]] == ["inline"] * 3
     assert [how for _, how in seen[3:9]] == [2] * 6  # those that were begun, too
     assert [how for _, how in seen[9:]] == ["inline"] * 3
     with pytest.raises(StopIteration):
-        next(relay)
-    relay.close()
+        next(switcher)
+    switcher.close()
 
 
 def test_a_change_at_the_very_end_starts_nothing() -> None:
     started: list[Parallelism] = []
-    relay = relayed(3, started)
-    assert [next(relay)[0] for _ in range(3)] == [0, 1, 2]
-    relay.change(THREADS)
+    switcher = switched(3, started)
+    assert [next(switcher)[0] for _ in range(3)] == [0, 1, 2]
+    switcher.change(THREADS)
     with pytest.raises(StopIteration):
-        next(relay)
+        next(switcher)
     assert started == [INLINE]
 
 
 def test_a_change_that_is_taken_back_before_it_is_done_is_none() -> None:
     started: list[Parallelism] = []
-    relay = relayed(20, started, THREADS)
-    assert next(relay)[0] == 0
-    relay.change(INLINE)
-    relay.change(Parallelism(0, 3, 2))
-    assert [next(relay)[0] for _ in range(19)] == list(range(1, 20))
+    switcher = switched(20, started, THREADS)
+    assert next(switcher)[0] == 0
+    switcher.change(INLINE)
+    switcher.change(Parallelism(0, 3, 2))
+    assert [next(switcher)[0] for _ in range(19)] == list(range(1, 20))
     assert started == [THREADS, Parallelism(0, 3, 2)]
-    relay.close()
+    switcher.close()
     assert num_threads() == 0
 
 
 def test_an_engine_that_does_not_start_leaves_the_one_before_at_work() -> None:
-    def start(setting: Parallelism, leg: EngineSegment) -> Runner[Any]:
+    def start(setting: Parallelism, segment: EngineSegment) -> Runner[Any]:
         if not setting.is_inline:
             raise OutOfDescriptors("a channel")
-        return Inline(leg, lambda number: number)
+        return Inline(segment, lambda number: number)
 
-    relay: EngineSwitcher[int] = EngineSwitcher(iter(range(6)), start, INLINE)
-    assert [next(relay), next(relay)] == [0, 1]
-    relay.change(Parallelism(2, 0, 2))
-    assert [next(relay) for _ in range(4)] == [2, 3, 4, 5]
-    assert relay.setting == INLINE
-    assert isinstance(relay.refusal, OutOfDescriptors)
+    switcher: EngineSwitcher[int] = EngineSwitcher(iter(range(6)), start, INLINE)
+    assert [next(switcher), next(switcher)] == [0, 1]
+    switcher.change(Parallelism(2, 0, 2))
+    assert [next(switcher) for _ in range(4)] == [2, 3, 4, 5]
+    assert switcher.setting == INLINE
+    assert isinstance(switcher.refusal, OutOfDescriptors)
 
 
 def test_a_relay_that_is_dropped_ends_its_threads() -> None:
     gc.disable()
     try:
-        relay = relayed(1000, [], THREADS)
-        next(relay)
+        switcher = switched(1000, [], THREADS)
+        next(switcher)
         assert num_threads() == 2
-        del relay
+        del switcher
         assert num_threads() == 0
     finally:
         gc.enable()
 
 
 def test_a_relay_between_two_engines_is_not_ready_and_closed_it_is() -> None:
-    relay = relayed(100, [], THREADS)
-    next(relay)
-    until(lambda: relay.is_ready)
-    relay.change(INLINE)
+    switcher = switched(100, [], THREADS)
+    next(switcher)
+    until(lambda: switcher.is_ready)
+    switcher.change(INLINE)
     taken = 1
-    while relay.is_ready:  # what the threads have begun
-        next(relay)
+    while switcher.is_ready:  # what the threads have begun
+        next(switcher)
         taken += 1
         time.sleep(0.01)
     assert taken <= 1 + THREADS.prefetch_factor + 1
-    relay.close()
+    switcher.close()
     with pytest.raises(StopIteration):
-        next(relay)
+        next(switcher)
 
 
 # ---------------------------------------------------------------- workers
@@ -238,10 +238,10 @@ def team() -> Team:
 
 
 def steered_by_hand(loader: Any) -> tuple[Any, EngineSwitcher[Any]]:
-    """Return an iterator and its relay, which no pilot changes."""
+    """Return an iterator and its switcher, which no tuner changes."""
     iterator = iter(loader)
-    iterator._helm = None
-    return iterator, relay_of(iterator)
+    iterator._tuner = None
+    return iterator, switcher_of(iterator)
 
 
 def num_alive() -> int:
@@ -251,18 +251,18 @@ def num_alive() -> int:
 @pytest.mark.timed
 def test_workers_become_more_and_fewer_and_nobody_is_left_over() -> None:
     loader = auto(Slow(4000), batch_size=2, seed=0, num_threads=0, persistent_workers=True)
-    iterator, relay = steered_by_hand(loader)
+    iterator, switcher = steered_by_hand(loader)
     seen = [plain(next(iterator))]
     for count in (3, 1, 4, 2, 1):
-        relay.change(Parallelism(count, 0, 2))
-        while not (relay.is_settled and num_alive() == count):
+        switcher.change(Parallelism(count, 0, 2))
+        while not (switcher.is_settled and num_alive() == count):
             seen.append(plain(next(iterator)))
         assert len(seen) < 1900
     assert team().num_workers == 1
     expected = listed(stoker.DataLoader(KeyedOnly(4000), batch_size=2, seed=0))
     assert seen == expected[: len(seen)]
     iterator.close()
-    del iterator, loader, relay
+    del iterator, loader, switcher
     gc.collect()
     assert num_alive() == 0
 
@@ -274,11 +274,11 @@ def test_threads_inside_workers_become_more_and_fewer() -> None:
             return position, threading.active_count(), os.getpid()
 
     loader = auto(Telling(4000), batch_size=8)
-    iterator, relay = steered_by_hand(loader)
+    iterator, switcher = steered_by_hand(loader)
     next(iterator)
     most, positions = {}, list(range(8))
     for count in (4, 0, 2, 3, 1):
-        relay.change(Parallelism(1, count, 2))
+        switcher.change(Parallelism(1, count, 2))
         found = []
         for _ in range(12):
             batch = next(iterator)
@@ -292,16 +292,16 @@ def test_threads_inside_workers_become_more_and_fewer() -> None:
 
 def test_a_worker_that_dies_while_there_are_too_many_is_not_replaced() -> None:
     loader = auto(Slow(2000), batch_size=2, seed=0, num_threads=0, persistent_workers=True)
-    iterator, relay = steered_by_hand(loader)
+    iterator, switcher = steered_by_hand(loader)
     seen = [plain(next(iterator))]
-    relay.change(Parallelism(3, 0, 2))
-    while not relay.is_settled:
+    switcher.change(Parallelism(3, 0, 2))
+    while not switcher.is_settled:
         seen.append(plain(next(iterator)))
     for process in begun():
         os.kill(process.pid, 19)  # SIGSTOP: nobody can take what comes now
-    relay.change(Parallelism(1, 0, 2))
+    switcher.change(Parallelism(1, 0, 2))
     kill(*begun())
-    while not (relay.is_settled and num_alive() == 1):
+    while not (switcher.is_settled and num_alive() == 1):
         seen.append(plain(next(iterator)))
     assert seen == listed(stoker.DataLoader(KeyedOnly(2000), batch_size=2, seed=0))[: len(seen)]
     iterator.close()
@@ -311,10 +311,10 @@ def test_one_more_worker_that_cannot_be_forked_is_done_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loader = auto(Slow(600), batch_size=2, seed=0, num_threads=0)
-    iterator, relay = steered_by_hand(loader)
+    iterator, switcher = steered_by_hand(loader)
     seen = [plain(next(iterator))]
-    relay.change(Parallelism(2, 0, 2))
-    while not relay.is_settled:
+    switcher.change(Parallelism(2, 0, 2))
+    while not switcher.is_settled:
         seen.append(plain(next(iterator)))
 
     def refuse() -> int:
@@ -322,10 +322,10 @@ def test_one_more_worker_that_cannot_be_forked_is_done_without(
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "stoker"):
         patch.setattr(os, "fork", refuse)
-        relay.change(Parallelism(4, 0, 2))
+        switcher.change(Parallelism(4, 0, 2))
     assert "there will be no more than 2" in caplog.text
-    assert relay.most_workers == 2
-    assert relay.is_settled
+    assert switcher.most_workers == 2
+    assert switcher.is_settled
     seen += [plain(batch) for batch in iterator]
     assert seen == listed(stoker.DataLoader(KeyedOnly(600), batch_size=2, seed=0))
 
@@ -339,14 +339,14 @@ def test_one_more_worker_that_fails_at_its_start_is_done_without(how: str, caplo
             os.kill(os.getpid(), 9)
 
     loader = auto(Slow(600), batch_size=2, seed=0, num_threads=0, worker_init_fn=begin)
-    iterator, relay = steered_by_hand(loader)
+    iterator, switcher = steered_by_hand(loader)
     seen = [plain(next(iterator))]
     with caplog.at_level(logging.WARNING, "stoker"):
-        relay.change(Parallelism(4, 0, 2))
-        while not relay.is_settled:
+        switcher.change(Parallelism(4, 0, 2))
+        while not switcher.is_settled:
             seen.append(plain(next(iterator)))
     assert "could not be started" in caplog.text
-    assert relay.most_workers == 2
+    assert switcher.most_workers == 2
     seen += [plain(batch) for batch in iterator]
     assert seen == listed(stoker.DataLoader(KeyedOnly(600), batch_size=2, seed=0))
 
@@ -355,11 +355,11 @@ def test_one_more_worker_that_fails_at_its_start_is_done_without(how: str, caplo
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_workers_that_are_started_anew_become_more_and_fewer_too(start_method: str) -> None:
     loader = auto(KeyedOnly(3000), batch_size=2, seed=0, num_threads=0, multiprocessing_context=start_method)
-    iterator, relay = steered_by_hand(loader)
+    iterator, switcher = steered_by_hand(loader)
     seen = [plain(next(iterator))]
     for count in (2, 1):
-        relay.change(Parallelism(count, 0, 2))
-        while not relay.is_settled:
+        switcher.change(Parallelism(count, 0, 2))
+        while not switcher.is_settled:
             seen.append(plain(next(iterator)))
             time.sleep(0.01)
     seen += [plain(batch) for batch in iterator]
@@ -369,12 +369,12 @@ def test_workers_that_are_started_anew_become_more_and_fewer_too(start_method: s
 
 
 def test_a_channel_that_is_full_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is to go is asked when there is room again."""
+    """Whoever is to go is asked when there is space again."""
     loader = auto(Slow(1200), batch_size=2, seed=0, num_threads=0, persistent_workers=True)
-    iterator, relay = steered_by_hand(loader)
+    iterator, switcher = steered_by_hand(loader)
     seen = [plain(next(iterator))]
-    relay.change(Parallelism(3, 0, 2))
-    while not relay.is_settled:
+    switcher.change(Parallelism(3, 0, 2))
+    while not switcher.is_settled:
         seen.append(plain(next(iterator)))
     one = team()
     sending = one._requests[0]
@@ -387,10 +387,10 @@ def test_a_channel_that_is_full_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) 
             raise BlockingIOError
 
     one._requests[0] = (Full(), sending[1])  # type: ignore[assignment]
-    relay.change(Parallelism(1, 0, 2))
+    switcher.change(Parallelism(1, 0, 2))
     assert not one.is_settled
     one._requests[0] = sending
-    while not (relay.is_settled and num_alive() == 1):
+    while not (switcher.is_settled and num_alive() == 1):
         seen.append(plain(next(iterator)))
     assert seen == listed(stoker.DataLoader(KeyedOnly(1200), batch_size=2, seed=0))[: len(seen)]
     iterator.close()

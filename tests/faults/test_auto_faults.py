@@ -54,7 +54,7 @@ def test_a_worker_killed_while_it_scouts_is_replaced_and_scouts_again(times: int
     loader = stoker.DataLoader(Deadly(60, times), batch_size=4, seed=0, **AUTO)
     assert listed(loader) == listed(stoker.DataLoader(KeyedOnly(60), batch_size=4, seed=0))
     assert loader.auto is not None
-    assert loader.auto.scouted is not None
+    assert loader.auto.sample_cost is not None
 
 
 def test_a_sample_that_kills_all_scouts_is_to_blame_in_its_turn() -> None:
@@ -136,7 +136,7 @@ def test_an_iterator_that_is_closed_while_it_scouts_ends_there_and_chooses_nothi
     assert loader.auto.decisions == []
     dataset.may_go_on.value = 1
     assert [position for batch in loader for position in batch.tolist()] == list(range(60))
-    assert loader.auto.scouted is not None
+    assert loader.auto.sample_cost is not None
 
 
 def test_of_two_iterators_over_persistent_workers_the_older_one_is_told() -> None:
@@ -173,9 +173,9 @@ def test_threads_that_cannot_be_had_are_done_without(num_workers: int, monkeypat
 
     monkeypatch.setattr(threading.Thread, "start", start)
     loader = stoker.DataLoader(Numbers(400), batch_size=4, num_workers=num_workers, num_threads="auto")
-    iterator, relay = steered_by_hand(loader)
+    iterator, switcher = steered_by_hand(loader)
     seen = next(iterator).tolist()
-    relay.change(Parallelism(num_workers, 4, 2))
+    switcher.change(Parallelism(num_workers, 4, 2))
     seen += [position for batch in iterator for position in batch.tolist()]
     assert seen == list(range(400))
 
@@ -183,21 +183,21 @@ def test_threads_that_cannot_be_had_are_done_without(num_workers: int, monkeypat
 @pytest.mark.parametrize("at", range(0, 40, 3))
 def test_ctrl_c_while_it_is_looked_whether_all_are_there_costs_nothing(at: int) -> None:
     loader = stoker.DataLoader(Slow(60), batch_size=2, seed=0, **AUTO)
-    iterator, relay = steered_by_hand(loader)
+    iterator, switcher = steered_by_hand(loader)
     seen = [plain(next(iterator))]
-    relay.change(Parallelism(2, 0, 2))
+    switcher.change(Parallelism(2, 0, 2))
     time.sleep(0.02)  # answers lie in the channel
-    interrupted(lambda: relay.is_settled, at)
+    interrupted(lambda: switcher.is_settled, at)
     seen += [plain(batch) for batch in iterator]
     assert seen == listed(stoker.DataLoader(KeyedOnly(60), batch_size=2, seed=0))
 
 
 def test_if_all_have_gone_and_no_other_can_be_had_that_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = stoker.DataLoader(Slow(4000), batch_size=4, **AUTO)
-    iterator, relay = steered_by_hand(loader)
+    iterator, switcher = steered_by_hand(loader)
     next(iterator)
-    relay.change(Parallelism(1, 0, 2))
-    until(lambda: next(iterator) is not None and relay.is_settled)
+    switcher.change(Parallelism(1, 0, 2))
+    until(lambda: next(iterator) is not None and switcher.is_settled)
 
     def fork() -> int:
         raise OSError(12, "Cannot allocate memory")
@@ -224,7 +224,7 @@ def test_wherever_ctrl_c_strikes_while_engines_change_no_batch_is_lost(monkeypat
     files = {*process_faults.TRAINERS_SIDE, "engine_switcher.py", "engine_factory.py"}
     monkeypatch.setattr(process_faults, "TRAINERS_SIDE", files)
     loader = stoker.DataLoader(KeyedOnly(100_000), batch_size=2, seed=0, **AUTO)
-    iterator, relay = steered_by_hand(loader)
+    iterator, switcher = steered_by_hand(loader)
     settings = [
         Parallelism(2, 0, 1),
         Parallelism(1, 2, 2),
@@ -239,7 +239,7 @@ def test_wherever_ctrl_c_strikes_while_engines_change_no_batch_is_lost(monkeypat
         setting = settings[at % len(settings)]
 
         def change_and_go_on() -> Any:
-            relay.change(setting)  # noqa: B023  # called before the next one is chosen
+            switcher.change(setting)  # noqa: B023  # called before the next one is chosen
             return next(iterator)
 
         struck, batch = interrupted(change_and_go_on, at)
@@ -326,7 +326,7 @@ def test_whatever_ends_the_trainer_ends_its_workers(how: str, num_batches: int) 
 
 def test_threads_that_share_an_iterator_get_each_batch_once_while_engines_change() -> None:
     loader = stoker.DataLoader(Slow(600), batch_size=2, seed=0, **AUTO)
-    iterator, relay = steered_by_hand(loader)
+    iterator, switcher = steered_by_hand(loader)
     settings = [Parallelism(2, 0, 2), Parallelism(0, 0, 1), Parallelism(1, 2, 2), Parallelism(0, 2, 2)]
     taken: list[int] = []
 
@@ -337,7 +337,7 @@ def test_threads_that_share_an_iterator_get_each_batch_once_while_engines_change
             except StopIteration:
                 return
             taken.extend(batch[0].tolist())
-            relay.change(settings[(number + len(taken)) % len(settings)])
+            switcher.change(settings[(number + len(taken)) % len(settings)])
 
     threads = [threading.Thread(target=take, args=(number,)) for number in range(3)]
     for thread in threads:

@@ -62,10 +62,10 @@ def test_what_is_taken_out_of_a_batch_is_there_the_next_time() -> None:
 @pytest.mark.parametrize(
     ("batch", "told"),
     [
-        ({"tokens": np.zeros((4, 8)), "starts": np.zeros(5)}, r"it has something of shape \(5,\) in it"),
-        ({"tokens": np.zeros((4, 8)), "names": ["a", "b"]}, "it has a list of 2 in it"),
-        ({"tokens": np.zeros((4, 8)), "graph": object()}, "what is in a object is not known"),
-        ({"scale": 3}, "it has no tensor, array or list"),
+        ({"tokens": np.zeros((4, 8)), "starts": np.zeros(5)}, r"it contains an array of shape \(5,\)"),
+        ({"tokens": np.zeros((4, 8)), "names": ["a", "b"]}, "it contains a list of 2"),
+        ({"tokens": np.zeros((4, 8)), "graph": object()}, "the contents of object are unknown"),
+        ({"scale": 3}, "it contains no tensor, array or list"),
     ],
 )
 def test_what_a_larger_batch_would_be_like_is_not_guessed(batch: Any, told: str) -> None:

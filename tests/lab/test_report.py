@@ -310,9 +310,9 @@ def test_ranks_that_were_recorded_one_by_one_are_one_run() -> None:
 
 
 def test_two_runs_are_not_taken_for_ranks_of_one() -> None:
-    with pytest.raises(ArgumentError, match="a.json and b.json both tell of rank 0.*\n.*a.json --against b.json"):
+    with pytest.raises(ArgumentError, match="a.json and b.json both contain rank 0.*\n.*a.json --against b.json"):
         join_runs([runs.one_batch(), runs.one_batch()], names=["a.json", "b.json"])
-    with pytest.raises(ArgumentError, match="no run is given"):
+    with pytest.raises(ArgumentError, match="there are no runs to join"):
         join_runs([])
 
 

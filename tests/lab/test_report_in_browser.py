@@ -146,7 +146,7 @@ CONTRASTS = """(() => {
     .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
     return 0.2126 * x + 0.7152 * y + 0.0722 * z; };
   const behind = (one) => { for (; one; one = one.parentElement) {
-    const rgba = parse(getComputedStyle(one).backgroundColor); if (rgba.length === 3 || rgba[3] === 1) return answer; }
+    const rgba = parse(getComputedStyle(one).backgroundColor); if (rgba.length === 3 || rgba[3] === 1) return rgba; }
     return [255, 255, 255]; };
   const found = {};
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);

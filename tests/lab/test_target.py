@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,19 @@ from torch.utils.data import DataLoader
 
 import stoker
 from stoker.errors import ArgumentError
-from stoker.lab.trial.override import make_loader, override_arguments
+from stoker.lab.trial.override import override_arguments
 from stoker.lab.trial.target import accepted_options, call_with, check_spec, resolve_function, spec_of_function
 from tests.lab import plain_loaders, torch_loaders
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more than there are cores
+
+
+def make_loader(function: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Any:
+    """Return the loader that a function makes with these arguments."""
+    with override_arguments(options or {}, function) as override:
+        loader = override.call(function)
+    override.check(function)
+    return loader
 
 
 @pytest.fixture
@@ -94,7 +102,7 @@ def test_a_file_is_imported_once(folder: Path) -> None:
     [
         ("train", "'train' does not name a function\nhint: name a function as `package.module:function`"),
         ("train.make_loader", "did you mean `train:make_loader`?"),
-        ("train.py", "say which one of the file: `train.py:make_loader`"),
+        ("train.py", "add the name of the function: `train.py:make_loader`"),
         (":make", "':make' does not name a function"),
         ("train:", "'train:' does not name a function"),
         ("train:make loader", "does not name a function"),
@@ -119,7 +127,7 @@ def test_a_name_that_is_nearly_right_is_suggested(folder: Path) -> None:
         resolve_function("my_train:make_laoder")
     with pytest.raises(ArgumentError, match="my_train has no 'nothing_like_it'\nhint: name a function"):
         resolve_function("my_train:nothing_like_it")
-    with pytest.raises(ArgumentError, match="my_train:number is an int, and not a function\nhint: wrap it"):
+    with pytest.raises(ArgumentError, match="my_train:number must be a function, got an int\nhint: wrap it"):
         resolve_function("my_train:number")
 
 
@@ -217,7 +225,7 @@ def test_what_nobody_takes_is_an_error() -> None:
     assert make_loader(torch_loaders.unmodified, {"num_threads": 0}).num_workers == 3
     with pytest.raises(ArgumentError, match="the loader has a batch_sampler, which decides"):
         make_loader(torch_loaders.own_sampler, {"batch_size": 2})
-    with pytest.raises(ArgumentError, match="no DataLoader was made whose arguments could be changed\nhint: let the"):
+    with pytest.raises(ArgumentError, match="the function makes no DataLoader to set it on\nhint: add a"):
         make_loader(plain_loaders.short, {"num_workers": 2})
     with pytest.raises(ArgumentError, match="pin_memory cannot be changed from outside"):
         make_loader(torch_loaders.unmodified, {"pin_memory": True})
@@ -228,7 +236,7 @@ def test_what_is_no_loader_is_an_error() -> None:
         make_loader(plain_loaders.nothing)
     with pytest.raises(ArgumentError, match=r"number\(\) returned int, which yields no batches"):
         make_loader(plain_loaders.number)
-    with pytest.raises(ArgumentError, match=r"pair\(\) returned a tuple of 2, and not one loader"):
+    with pytest.raises(ArgumentError, match=r"pair\(\) returned a tuple of 2, not one loader"):
         make_loader(torch_loaders.pair)
     assert isinstance(make_loader(lambda: [torch.zeros(2)]), list)
 

@@ -174,7 +174,7 @@ def test_arguments_that_cannot_be_set_are_a_failure_of_this_trial_alone() -> Non
     trial = tried(f"{PLAIN}:short", num_workers=2)
     assert trial.outcome == FAILED
     assert trial.error is not None
-    assert trial.error.startswith("num_workers=2 could not be set: no DataLoader was made")
+    assert trial.error.startswith("num_workers=2 could not be set: the function makes no DataLoader")
     assert trial.trace is None, "the message says it all"
 
 
@@ -198,7 +198,7 @@ def test_a_trial_that_is_killed_says_so() -> None:
 def test_what_cannot_be_imported_is_an_error_at_once() -> None:
     for spec, message in (
         (f"{PLAIN}:lnog", f"{PLAIN} has no 'lnog'\nhint: did you mean `long`"),
-        (f"{PLAIN}:not_a_function", "is an int, and not a function"),
+        (f"{PLAIN}:not_a_function", "must be a function, got an int"),
         ("no_module_of_this_name:make", "there is no module no_module_of_this_name"),
     ):
         with pytest.raises(ArgumentError) as caught:

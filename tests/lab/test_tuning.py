@@ -227,7 +227,7 @@ def test_any_loader_whose_function_takes_workers_is_tuned() -> None:
 
 
 def test_what_cannot_be_varied_is_told() -> None:
-    with pytest.raises(ArgumentError, match="num_workers=1 could not be set: no DataLoader was made"):
+    with pytest.raises(ArgumentError, match="num_workers=1 could not be set: the function makes no DataLoader"):
         tune(plain_loaders.once, max_workers=2, seconds=0.05, num_rounds=1)
 
 

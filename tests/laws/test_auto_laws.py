@@ -65,7 +65,7 @@ def auto(dataset: Any, **arguments: Any) -> Any:
         return stoker.DataLoader(dataset, **{**chosen, **arguments})
 
 
-def relay_of(iterator: Any) -> EngineSwitcher[Any]:
+def switcher_of(iterator: Any) -> EngineSwitcher[Any]:
     engine = iterator._engine
     return engine if isinstance(engine, EngineSwitcher) else engine._engine
 
@@ -73,12 +73,12 @@ def relay_of(iterator: Any) -> EngineSwitcher[Any]:
 def driven(loader: Any, choices: list[Parallelism], chance: random.Random, *, kills: bool = False) -> Iterator[Any]:
     """Yield all batches, while the setting is changed again and again, also before the last change is done."""
     iterator = iter(loader)
-    relay = relay_of(iterator)
+    switcher = switcher_of(iterator)
     try:
         for batch in iterator:
             yield plain(batch)
             for _ in range(chance.choice([0, 0, 1, 1, 2])):
-                relay.change(chance.choice(choices))
+                switcher.change(chance.choice(choices))
             if kills and chance.random() < 0.2 and (alive := begun()):
                 kill(chance.choice(alive))
     finally:

@@ -87,7 +87,7 @@ class Drawing(Sleeping):
 def first_of(loader: Any) -> Parallelism:
     """Return what was chosen at first."""
     iterator = iter(loader)
-    iterator._helm = None  # and nothing else afterwards
+    iterator._tuner = None  # and nothing else afterwards
     next(iterator)
     iterator.close()
     assert loader.auto is not None
@@ -141,14 +141,14 @@ def test_work_that_holds_it_gets_processes() -> None:
 def test_what_draws_from_generators_that_threads_share_gets_processes() -> None:
     loader = stoker.DataLoader(Drawing(), batch_size=16, **AUTO)
     assert first_of(loader).num_threads == 0
-    assert loader.auto.scouted.draws  # type: ignore[union-attr]
+    assert loader.auto.sample_cost.draws  # type: ignore[union-attr]
     assert not scouted(stoker.DataLoader(Sleeping(), batch_size=16, **AUTO)).draws
 
 
 def scouted(loader: Any) -> Any:
     first_of(loader)
-    assert loader.auto.scouted is not None
-    return loader.auto.scouted
+    assert loader.auto.sample_cost is not None
+    return loader.auto.sample_cost
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_generators_are_after_scouting_as_they_would_have_been() -> None:
     assert ours == listed(stoker.DataLoader(FromAll(60, 0), **arguments))
 
 
-# ---------------------------------------------------------------- errors are the run's, not the scout's
+# ---------------------------------------------------------------- errors are the run's, not the probe_run's
 
 
 def test_a_bad_sample_among_the_first_is_raised_in_its_turn() -> None:
@@ -454,8 +454,8 @@ def test_what_is_opened_by_reading_is_never_opened_in_the_trainer(tmp_path: Path
     for part in (range(1000), range(1000, 3000)):
         loader = stoker.DataLoader(torch_data.Subset(dataset, part), batch_size=8, seed=0, **AUTO)
         assert [number for batch in loader for number in batch.tolist()] == list(part)
-        assert loader.auto is not None and loader.auto.scouted is not None
-        assert loader.auto.scouted.leaves_traces
+        assert loader.auto is not None and loader.auto.sample_cost is not None
+        assert loader.auto.sample_cost.leaves_traces
         assert loader.num_workers >= 1
     assert dataset.file is None
 
@@ -487,11 +487,11 @@ def test_what_was_found_is_kept_for_the_next_epochs() -> None:
     listed(loader)
     auto = loader.auto
     assert auto is not None
-    found, num_decisions = auto.scouted, len(auto.decisions)
+    found, num_decisions = auto.sample_cost, len(auto.decisions)
     assert auto.setting.num_workers == 1
     listed(loader)
-    assert auto.scouted is found
-    assert all("units" not in decision for decision in auto.decisions[num_decisions:])  # no scout's report
+    assert auto.sample_cost is found
+    assert all("units" not in decision for decision in auto.decisions[num_decisions:])  # no probe_run's report
 
 
 def test_an_iteration_that_another_one_has_overtaken_goes_on_as_it_is() -> None:
@@ -561,11 +561,11 @@ def test_a_state_knows_nothing_of_it() -> None:
 def test_a_copy_has_what_was_found_and_goes_its_own_way(by: Callable[[Any], Any]) -> None:
     loader = stoker.DataLoader(Sleeping(160, 0.001), batch_size=8, seed=0, **AUTO)
     fresh = by(loader)
-    assert fresh.auto.pilot is None
+    assert fresh.auto.tuner is None
     listed(loader)
     twin = by(loader)
     assert twin.auto is not loader.auto
-    assert (twin.auto.setting, twin.auto.scouted) == (loader.auto.setting, loader.auto.scouted)  # type: ignore[union-attr]
+    assert (twin.auto.setting, twin.auto.sample_cost) == (loader.auto.setting, loader.auto.sample_cost)  # type: ignore[union-attr]
     before = list(loader.auto.decisions)  # type: ignore[union-attr]
     twin.auto.setting = Parallelism(3, 0, 2)
     twin.auto.decide("to see who is told")
@@ -594,7 +594,7 @@ def test_what_is_not_auto_stays() -> None:
     iterator.close()
     assert (loader.num_workers, loader.num_threads) == (2, 0)
     assert loader.auto is not None
-    assert loader.auto.scouted is None  # there was nothing to find out
+    assert loader.auto.sample_cost is None  # there was nothing to find out
 
 
 @pytest.mark.parametrize(
@@ -619,8 +619,8 @@ def test_what_needs_a_worker_is_not_made_inline(arguments: dict[str, Any], capfd
     loader = stoker.DataLoader(Numbers(4000), batch_size=4, **arguments, **AUTO)
     assert len(listed(loader)) == 1000
     assert loader.num_workers > 0
-    assert "inline" not in loader.auto.room.ladder("processes")  # type: ignore[union-attr]
-    assert not loader.auto.room.can_be_inline  # type: ignore[union-attr]
+    assert "inline" not in loader.auto.space.candidates("processes")  # type: ignore[union-attr]
+    assert not loader.auto.space.can_be_inline  # type: ignore[union-attr]
 
 
 @pytest.mark.timed

@@ -34,23 +34,23 @@ def measured_in(world: World) -> SampleCost:
     )
 
 
-def room_in(world: World, **arguments: Any) -> SearchSpace:
+def space_in(world: World, **arguments: Any) -> SearchSpace:
     chosen: dict[str, Any] = {"num_workers": "auto", "num_threads": "auto", "prefetch_factor": "auto"}
     return search_space_for(**{**chosen, **arguments}, num_cores=world.cores, most_threads=LANES * world.units)
 
 
 def autotuner_for(world: World, **arguments: Any) -> Autotuner:
-    room, found = room_in(world, **arguments), measured_in(world)
-    start, kind = first_choice(room, found)
-    return Autotuner(room, start, kind=kind, work=found.batch_seconds)
+    space, found = space_in(world, **arguments), measured_in(world)
+    start, kind = first_choice(space, found)
+    return Autotuner(space, start, kind=kind, work=found.batch_seconds)
 
 
-def settings_in(room: SearchSpace) -> list[Parallelism]:
+def settings_in(space: SearchSpace) -> list[Parallelism]:
     """Return what a sweep goes over: every number of workers and threads, little and much in flight."""
-    inline = [Parallelism(0, 0, 2)] if room.can_be_inline else []
-    aheads = sorted({room.ahead[0], min(8, room.ahead[1])})
+    inline = [Parallelism(0, 0, 2)] if space.can_be_inline else []
+    aheads = sorted({space.ahead[0], min(8, space.ahead[1])})
     return inline + [
-        Parallelism(*candidate, ahead) for candidate in {*room.processes, *room.threads} for ahead in aheads
+        Parallelism(*candidate, ahead) for candidate in {*space.processes, *space.threads} for ahead in aheads
     ]
 
 
@@ -60,8 +60,8 @@ def settled(flight: Flight) -> Parallelism:
     return flight.autotuner.setting if trial is None else trial.before
 
 
-def check_near_the_best(world: World, flight: Flight, room: SearchSpace) -> None:
-    best, by = min(((period_of(world, setting), setting) for setting in settings_in(room)), key=lambda pair: pair[0])
+def check_near_the_best(world: World, flight: Flight, space: SearchSpace) -> None:
+    best, by = min(((period_of(world, setting), setting) for setting in settings_in(space)), key=lambda pair: pair[0])
     found = period_of(world, settled(flight))
     assert found <= WITHIN * best, f"{found:.6f} with {settled(flight)}, {best:.6f} with {by}: {flight.decisions}"
 
@@ -96,7 +96,7 @@ def test_it_ends_near_the_best_of_a_full_sweep(name: str) -> None:
     world = CASES[name]
     autotuner = autotuner_for(world)
     flight = fly(world, autotuner, num_windows=NUM_WINDOWS)
-    check_near_the_best(world, flight, room_in(world))
+    check_near_the_best(world, flight, space_in(world))
 
 
 seconds = st.floats(-4.5, -1.5).map(lambda exponent: 10**exponent)
@@ -114,16 +114,16 @@ worlds = st.builds(
 )
 
 
-# Always the same ones: of hundreds, one ends just beyond, because in virtual time hands that wait for each other keep
+# Always the same ones: of hundreds, one ends just beyond, because in virtual time workers that wait for each other keep
 # step forever. Uneven work, which says less, is among the cases above.
 @given(world=worlds)
 @settings(max_examples=30, derandomize=True)
 @example(World(cores=8, units=1, wait=0.086, locked=0.0045, collate=0.0018, launch=0.0093, others=1))
 @pytest.mark.slow
 def test_whatever_work_costs_it_ends_near_the_best_and_stays_there(world: World) -> None:
-    room = room_in(world)
+    space = space_in(world)
     flight = fly(world, autotuner_for(world), num_windows=NUM_WINDOWS)
-    check_near_the_best(world, flight, room)
+    check_near_the_best(world, flight, space)
     assert flight.changes_since(NUM_WINDOWS // 2) <= 10
     assert all(setting.concurrency <= world.cores for _, setting in flight.settings)
 
@@ -146,7 +146,7 @@ def test_what_was_chosen_by_the_user_stays(name: str, arguments: dict[str, Any])
     flight = fly(world, autotuner_for(world, **arguments), num_windows=NUM_WINDOWS)
     for _, setting in flight.settings:
         assert all(getattr(setting, argument) == value for argument, value in arguments.items())
-    check_near_the_best(world, flight, room_in(world, **arguments))
+    check_near_the_best(world, flight, space_in(world, **arguments))
 
 
 # ---------------------------------------------------------------- when things change
@@ -169,7 +169,7 @@ def test_what_was_chosen_by_the_user_stays(name: str, arguments: dict[str, Any])
 def test_a_change_of_work_or_of_the_step_is_answered(before: str, change: dict[str, Any]) -> None:
     world = CASES[before]
     flight = fly(world, autotuner_for(world), num_windows=2 * NUM_WINDOWS, changes={NUM_WINDOWS: change})
-    check_near_the_best(replace(world, **change), flight, room_in(world))
+    check_near_the_best(replace(world, **change), flight, space_in(world))
 
 
 def test_a_neighbor_that_comes_and_goes_is_lived_with() -> None:
@@ -180,7 +180,7 @@ def test_a_neighbor_that_comes_and_goes_is_lived_with() -> None:
         num_windows=3 * NUM_WINDOWS,
         changes={NUM_WINDOWS: {"others": 6.0}, 2 * NUM_WINDOWS: {"others": 0.0}},
     )
-    check_near_the_best(world, flight, room_in(world))
+    check_near_the_best(world, flight, space_in(world))
 
 
 # ---------------------------------------------------------------- what it never does
@@ -220,8 +220,8 @@ def test_batches_in_flight_stay_within_the_memory_there_is() -> None:
 
 
 def test_less_memory_than_before_brings_batches_in_flight_down() -> None:
-    room = SearchSpace(processes=((2, 0),), ahead=(2, 16))
-    autotuner = Autotuner(room, Parallelism(2, 0, 8), kind="processes")
+    space = SearchSpace(processes=((2, 0),), ahead=(2, 16))
+    autotuner = Autotuner(space, Parallelism(2, 0, 8), kind="processes")
     why = autotuner.observe(calm(most_ahead=6))
     assert (autotuner.setting, why) == (Parallelism(2, 0, 3), "not enough memory for more batches in flight")
 
@@ -233,13 +233,13 @@ def calm(**changed: Any) -> Observation:
 
 
 def starved(**changed: Any) -> Observation:
-    """Return a window in which the trainer waits for busy hands."""
+    """Return a window in which the trainer waits for busy workers."""
     return calm(**{"wait": 0.01, "stall": 0.0098, "making": 0.04, **changed})
 
 
 def test_hands_that_take_from_the_trainer_what_they_save_it_are_not_kept() -> None:
-    room = SearchSpace(processes=tuple((count, 0) for count in range(1, 9)))
-    autotuner = Autotuner(room, Parallelism(2, 0, 2), kind="processes")
+    space = SearchSpace(processes=tuple((count, 0) for count in range(1, 9)))
+    autotuner = Autotuner(space, Parallelism(2, 0, 2), kind="processes")
     assert autotuner.observe(starved()) is not None
     more = autotuner.setting
     assert more.num_workers == 4
@@ -250,8 +250,8 @@ def test_hands_that_take_from_the_trainer_what_they_save_it_are_not_kept() -> No
 
 
 def test_a_trainer_that_suffers_on_a_crowded_machine_gets_room() -> None:
-    room = SearchSpace(processes=tuple((count, 0) for count in range(1, 9)))
-    autotuner = Autotuner(room, Parallelism(8, 0, 2), kind="processes")
+    space = SearchSpace(processes=tuple((count, 0) for count in range(1, 9)))
+    autotuner = Autotuner(space, Parallelism(8, 0, 2), kind="processes")
     crowded = calm(step=0.012, making=0.06, cpu_share=0.95, delay_share=0.12)
     why = autotuner.observe(crowded)
     assert autotuner.setting == Parallelism(6, 0, 2)
@@ -263,15 +263,15 @@ def test_a_trainer_that_suffers_on_a_crowded_machine_gets_room() -> None:
 
 
 def test_a_crowded_machine_is_not_a_reason_while_the_trainer_does_not_suffer() -> None:
-    room = SearchSpace(processes=tuple((count, 0) for count in range(1, 9)))
-    autotuner = Autotuner(room, Parallelism(2, 0, 2), kind="processes")
+    space = SearchSpace(processes=tuple((count, 0) for count in range(1, 9)))
+    autotuner = Autotuner(space, Parallelism(2, 0, 2), kind="processes")
     for _ in range(20):
         assert autotuner.observe(calm(cpu_share=0.99)) is None
 
 
 def test_what_has_failed_is_tried_again_later_and_later() -> None:
-    room = SearchSpace(processes=((1, 0), (2, 0)))
-    autotuner = Autotuner(room, Parallelism(1, 0, 2), kind="processes")
+    space = SearchSpace(processes=((1, 0), (2, 0)))
+    autotuner = Autotuner(space, Parallelism(1, 0, 2), kind="processes")
     tries = []
     for window in range(600):
         before = autotuner.setting
@@ -285,8 +285,8 @@ def test_what_has_failed_is_tried_again_later_and_later() -> None:
 
 
 def test_a_noisy_window_is_looked_at_longer() -> None:
-    room = SearchSpace(processes=((1, 0), (2, 0)))
-    autotuner = Autotuner(room, Parallelism(1, 0, 2), kind="processes")
+    space = SearchSpace(processes=((1, 0), (2, 0)))
+    autotuner = Autotuner(space, Parallelism(1, 0, 2), kind="processes")
     autotuner.observe(starved())
     assert autotuner.setting.num_workers == 2
     noisy = starved(wait=0.0098, stall=0.009, noise=0.1)
@@ -297,19 +297,19 @@ def test_a_noisy_window_is_looked_at_longer() -> None:
 
 
 def test_threads_in_each_others_way_become_processes() -> None:
-    room = search_space_for(num_workers="auto", num_threads="auto", prefetch_factor=2, num_cores=2)
-    autotuner = Autotuner(room, Parallelism(1, 2, 2), kind="threads", work=0.02)
+    space = search_space_for(num_workers="auto", num_threads="auto", prefetch_factor=2, num_cores=2)
+    autotuner = Autotuner(space, Parallelism(1, 2, 2), kind="threads", work=0.02)
     why = autotuner.observe(starved(making=0.039))
     assert autotuner.setting == Parallelism(2, 0, 2)
     assert why is not None
     assert "more threads do not help" in why
-    unhindered = Autotuner(room, Parallelism(1, 2, 2), kind="threads", work=0.038)
+    unhindered = Autotuner(space, Parallelism(1, 2, 2), kind="threads", work=0.038)
     assert unhindered.observe(starved(making=0.039)) is None
 
 
 def test_workers_that_is_not_available_are_not_asked_for_again() -> None:
-    room = SearchSpace(processes=tuple((count, 0) for count in range(1, 9)))
-    autotuner = Autotuner(room, Parallelism(2, 0, 2), kind="processes")
+    space = SearchSpace(processes=tuple((count, 0) for count in range(1, 9)))
+    autotuner = Autotuner(space, Parallelism(2, 0, 2), kind="processes")
     autotuner.observe(starved())
     assert autotuner.setting.num_workers > 2
     autotuner.limit(2, Parallelism(2, 0, 2))
@@ -319,9 +319,9 @@ def test_workers_that_is_not_available_are_not_asked_for_again() -> None:
 
 
 def test_a_process_that_holds_what_a_fork_would_share_stays_inline() -> None:
-    room = search_space_for(num_workers="auto", num_threads=0, prefetch_factor=2, num_cores=4)
+    space = search_space_for(num_workers="auto", num_threads=0, prefetch_factor=2, num_cores=4)
     slow = Observation(num_batches=20, wait=0.02, stall=0.02, step=0.02, making=0.02)
-    autotuner = Autotuner(room, Parallelism(0, 0, 2), kind="processes")
+    autotuner = Autotuner(space, Parallelism(0, 0, 2), kind="processes")
     assert autotuner.observe(replace(slow, can_leave=False)) is None
     assert autotuner.observe(slow) is not None
     assert autotuner.setting == Parallelism(2, 0, 2)
@@ -329,8 +329,8 @@ def test_a_process_that_holds_what_a_fork_would_share_stays_inline() -> None:
 
 def test_decisions_read_as_in_the_guide() -> None:
     cost = SampleCost(unit_seconds=1.068e-3, unit_cpu_seconds=2e-5, units_of_batch=20, speedup=1.98)
-    room = search_space_for(num_workers="auto", num_threads="auto", prefetch_factor="auto", num_cores=8)
-    setting, kind = first_choice(room, cost)
-    autotuner = Autotuner(room, Parallelism(1, 2, 2), kind=kind, work=cost.batch_seconds)
+    space = search_space_for(num_workers="auto", num_threads="auto", prefetch_factor="auto", num_cores=8)
+    setting, kind = first_choice(space, cost)
+    autotuner = Autotuner(space, Parallelism(1, 2, 2), kind=kind, work=cost.batch_seconds)
     why = autotuner.observe(starved(wait=0.0055, stall=0.0055, step=0.0053, making=0.0214))
     assert_sample("docs/guides/auto.md", "num_workers=1", f"{setting}: {cost}\n{autotuner.setting}: {why}\n")

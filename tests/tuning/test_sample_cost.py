@@ -171,38 +171,38 @@ def test_with_one_core_a_batch_that_needs_it_is_made_by_whatever_has_it() -> Non
 # ---------------------------------------------------------------- what there is to choose from
 
 
-def candidates(room: SearchSpace) -> set[tuple[int, int]]:
-    return {*room.processes, *room.threads}
+def candidates(space: SearchSpace) -> set[tuple[int, int]]:
+    return {*space.processes, *space.threads}
 
 
-def room(num_workers: object, num_threads: object, **others: object) -> SearchSpace:
+def space(num_workers: object, num_threads: object, **others: object) -> SearchSpace:
     arguments: dict[str, object] = {"prefetch_factor": None, "num_cores": 4, **others}
     return search_space_for(num_workers=num_workers, num_threads=num_threads, **arguments)  # type: ignore[arg-type]
 
 
 def test_only_what_is_left_to_us_is_chosen() -> None:
-    assert room(AUTO, AUTO) == SearchSpace(
+    assert space(AUTO, AUTO) == SearchSpace(
         processes=((1, 0), (2, 0), (3, 0), (4, 0)), threads=((1, 0), (1, 2), (1, 3), (1, 4)), can_be_inline=True
     )
-    assert room(AUTO, 0) == SearchSpace(processes=((1, 0), (2, 0), (3, 0), (4, 0)), can_be_inline=True)
-    assert room(AUTO, 2) == SearchSpace(processes=((1, 2), (2, 2)))
-    assert room(2, AUTO) == SearchSpace(threads=((2, 0), (2, 2)))
-    assert room(0, AUTO) == SearchSpace(threads=((0, 1), (0, 2), (0, 3), (0, 4)), can_be_inline=True)
-    assert room(3, 1, prefetch_factor=AUTO) == SearchSpace(processes=((3, 1),), ahead=(2, 16))
-    assert room(AUTO, AUTO, prefetch_factor=5).ahead == (5, 5)
+    assert space(AUTO, 0) == SearchSpace(processes=((1, 0), (2, 0), (3, 0), (4, 0)), can_be_inline=True)
+    assert space(AUTO, 2) == SearchSpace(processes=((1, 2), (2, 2)))
+    assert space(2, AUTO) == SearchSpace(threads=((2, 0), (2, 2)))
+    assert space(0, AUTO) == SearchSpace(threads=((0, 1), (0, 2), (0, 3), (0, 4)), can_be_inline=True)
+    assert space(3, 1, prefetch_factor=AUTO) == SearchSpace(processes=((3, 1),), ahead=(2, 16))
+    assert space(AUTO, AUTO, prefetch_factor=5).ahead == (5, 5)
 
 
 def test_where_there_are_no_processes_threads_are_the_trainers_own() -> None:
-    assert room(AUTO, AUTO, has_processes=False) == room(0, AUTO)
-    assert room(AUTO, 0, has_processes=False) == SearchSpace(can_be_inline=True)
-    assert room(AUTO, 3, has_processes=False) == SearchSpace(threads=((0, 3),))
+    assert space(AUTO, AUTO, has_processes=False) == space(0, AUTO)
+    assert space(AUTO, 0, has_processes=False) == SearchSpace(can_be_inline=True)
+    assert space(AUTO, 3, has_processes=False) == SearchSpace(threads=((0, 3),))
 
 
 def test_never_more_than_the_cores_unless_the_user_says_so() -> None:
     for num_cores in (1, 2, 3, 7):
         for workers in (AUTO, 0, 1, 2):
             for threads in (AUTO, 0, 1, 2):
-                found = room(workers, threads, num_cores=num_cores)
+                found = space(workers, threads, num_cores=num_cores)
                 fixed = max(1, workers if workers != AUTO else 1) * max(1, threads if threads != AUTO else 1)
                 assert all(
                     Parallelism(*candidate, 2).concurrency <= max(num_cores, fixed) for candidate in candidates(found)
@@ -210,15 +210,15 @@ def test_never_more_than_the_cores_unless_the_user_says_so() -> None:
 
 
 def test_a_batch_of_few_units_has_no_work_for_many_threads() -> None:
-    assert room(AUTO, AUTO, most_threads=2).threads == ((1, 0), (1, 2))
+    assert space(AUTO, AUTO, most_threads=2).threads == ((1, 0), (1, 2))
 
 
 def test_it_is_known_when_there_is_nothing_to_choose() -> None:
-    assert room(0, 0).is_fixed
-    assert room(0, 0, prefetch_factor=AUTO).is_fixed  # nothing is in flight there
-    assert room(2, 3).is_fixed
-    assert not room(2, 3, prefetch_factor=AUTO).is_fixed
-    assert not room(AUTO, 0, num_cores=1).is_fixed  # inline, or one worker
+    assert space(0, 0).is_fixed
+    assert space(0, 0, prefetch_factor=AUTO).is_fixed  # nothing is in flight there
+    assert space(2, 3).is_fixed
+    assert not space(2, 3, prefetch_factor=AUTO).is_fixed
+    assert not space(AUTO, 0, num_cores=1).is_fixed  # inline, or one worker
 
 
 def test_a_setting_reads_as_arguments_to_paste() -> None:

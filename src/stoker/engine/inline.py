@@ -1,4 +1,4 @@
-"""The engine that is nobody else: batches are made when they are asked for, in the caller's thread."""
+"""The engine without threads or processes: batches are built when they are asked for, in the caller's thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Inline(Generic[R, T]):
-    """Makes each recipe's batch on demand."""
+    """Builds each recipe's batch on demand."""
 
     __slots__ = ("_make", "_recipes")
 

@@ -34,7 +34,7 @@ class Plain:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return what `as_dict` told; fields that a newer version has added are passed over.
+        """Return the record of an `as_dict`; fields that a newer version has added are ignored.
 
         A value of another type than its field's is a `TypeError` that names the field.
         """
@@ -52,7 +52,7 @@ class Plain:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number of NumPy's, which somebody gave as an argument, as Python has it; anything else as text."""
+    """Return a NumPy number as Python's; anything else as text."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 

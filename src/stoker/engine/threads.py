@@ -1,4 +1,4 @@
-"""A crew of threads that makes batches ahead of the trainer.
+"""Threads that build batches ahead of the training loop.
 
 The samples of one batch are spread over all threads, so that the first batch does not wait for one core to do it all.
 Batches are delivered in order; at most `depth` are begun or ready at any time.
@@ -45,7 +45,7 @@ class _Entry(Generic[T]):
         self.is_ready = error is not None
 
 
-class _Crew(Generic[T]):
+class _ThreadsState(Generic[T]):
     """What the threads share. They hold on to this and never to the `Threads`, whose end is their end."""
 
     def __init__(self, tasks: Iterator[BatchBuilder[T]], *, num_threads: int, depth: int, draws: bool) -> None:
@@ -61,8 +61,8 @@ class _Crew(Generic[T]):
         self.ready = threading.Condition(lock)  # the first entry may be ready
         self.threads: dict[int, threading.Thread] = {}
         """By number. One whose number is not wanted any more leaves when it has done what it is at."""
-        self.shift = 0
-        """Which start the threads belong to. One that comes back late, after a stop, finds its shift over."""
+        self.generation = 0
+        """Which start the threads belong to. One that comes back late, after a stop, finds its generation over."""
         self.is_running = False
 
     def start(self) -> None:
@@ -72,7 +72,9 @@ class _Crew(Generic[T]):
         for number in range(self.num_threads):
             if number in self.threads:
                 continue
-            thread = threading.Thread(target=self.run, args=(self.shift, number), name=f"stoker-{number}", daemon=True)
+            thread = threading.Thread(
+                target=self.run, args=(self.generation, number), name=f"stoker-{number}", daemon=True
+            )
             self.threads[number] = thread
             try:
                 thread.start()
@@ -85,16 +87,16 @@ class _Crew(Generic[T]):
                 return
 
     def resize(self, num_threads: int, depth: int) -> None:
-        """Have so many threads, and so many tasks, from now on. What is begun is gone on with."""
+        """Have so many threads, and so many tasks, from now on. Batches that are begun are completed."""
         with self.work:
             self.num_threads, self.depth = num_threads, depth
             if self.is_running:
                 self.start()
             self.work.notify_all()
 
-    def run(self, shift: int, number: int) -> None:
+    def run(self, generation: int, number: int) -> None:
         with self.work:
-            while self.shift == shift and number < self.num_threads:
+            while self.generation == generation and number < self.num_threads:
                 if claim := self.claimed():
                     self.do(*claim)
                 elif self.draws and not self.is_drawing and self.has_room:
@@ -102,7 +104,7 @@ class _Crew(Generic[T]):
                     self.draw()
                 else:
                     self.work.wait()
-            if self.shift == shift:
+            if self.generation == generation:
                 del self.threads[number]
                 self.work.notify()  # it may have been woken up for work that is now another one's
 
@@ -167,7 +169,7 @@ class _Crew(Generic[T]):
         entry.done += stop - start
         if error is not None and entry.error is None:
             entry.error = error
-            entry.done += entry.size - entry.claimed  # nobody needs the rest of it
+            entry.done += entry.size - entry.claimed  # the rest of it is not needed
             entry.claimed = entry.size
         error = None  # its traceback holds this frame; holding it in turn would leave both to the garbage collector
         if entry.done == entry.size:
@@ -192,7 +194,7 @@ class _Crew(Generic[T]):
         if os.getpid() != self.process:
             return  # the threads are the parent's, and so is the lock
         with self.work:
-            self.shift += 1
+            self.generation += 1
             self.is_running = False
             threads, self.threads = list(self.threads.values()), {}
             self.work.notify_all()
@@ -224,31 +226,31 @@ class Threads(Generic[T]):
     def __init__(
         self, tasks: Iterator[BatchBuilder[T]], *, num_threads: int, depth: int, timeout: float = 0, draws: bool = False
     ) -> None:
-        self._crew = _Crew(tasks, num_threads=num_threads, depth=depth, draws=draws)
+        self._state = _ThreadsState(tasks, num_threads=num_threads, depth=depth, draws=draws)
         self._timeout = timeout
         run_interrupted()
-        Finalizer(self, self._crew.stop)
+        Finalizer(self, self._state.stop)
 
     def __next__(self) -> T:
-        crew = self._crew
-        if os.getpid() != crew.process:
+        state = self._state
+        if os.getpid() != state.process:
             raise ForeignProcess
         try:
-            if not crew.is_running:
-                crew.start()
-            with crew.ready:
+            if not state.is_running:
+                state.start()
+            with state.ready:
                 self._fill()
-                while not (crew.entries and crew.entries[0].is_ready):
-                    if crew.is_exhausted and not crew.entries:
+                while not (state.entries and state.entries[0].is_ready):
+                    if state.is_exhausted and not state.entries:
                         raise StopIteration
-                    if not crew.ready.wait(self._timeout or None):
-                        raise WorkerStuck(seconds=self._timeout, stacks=crew.stacks())
-                entry = crew.entries.popleft()
+                    if not state.ready.wait(self._timeout or None):
+                        raise WorkerStuck(seconds=self._timeout, stacks=state.stacks())
+                entry = state.entries.popleft()
                 if entry.error is None:
                     try:
                         self._fill()
                     except BaseException:
-                        crew.entries.appendleft(entry)  # an interrupt: the batch is for the next call
+                        state.entries.appendleft(entry)  # an interrupt: the batch is for the next call
                         raise
             error, entry.error = entry.error, None
             if error is not None:
@@ -259,36 +261,36 @@ class Threads(Generic[T]):
         except WorkerStuck:
             raise  # perhaps only slow: the next call waits on
         except BaseException:
-            crew.stop()  # the end, an error or Ctrl-C: nothing of ours goes on running
+            state.stop()  # the end, an error or Ctrl-C: leave no thread running
             raise
         return entry.result  # type: ignore[return-value]
 
     @property
     def is_ready(self) -> bool:
         """Whether the next result, an error or the end can be had without waiting."""
-        crew = self._crew
-        with crew.ready:
-            return crew.entries[0].is_ready if crew.entries else crew.is_exhausted
+        state = self._state
+        with state.ready:
+            return state.entries[0].is_ready if state.entries else state.is_exhausted
 
     @property
     def is_dry(self) -> bool:
         """Whether nothing more will come: there are no more tasks, and all results were handed over."""
-        crew = self._crew
-        return crew.is_exhausted and not crew.entries
+        state = self._state
+        return state.is_exhausted and not state.entries
 
     def resize(self, num_threads: int, depth: int) -> None:
         """Have so many threads, and so many tasks ahead, from now on. Order and results are as they would have been."""
-        self._crew.resize(num_threads, depth)
+        self._state.resize(num_threads, depth)
 
     def _fill(self) -> None:
         """See to it that as much is begun as may be."""
-        crew = self._crew
-        if crew.draws:
-            crew.work.notify()
+        state = self._state
+        if state.draws:
+            state.work.notify()
         else:
-            while crew.has_room:
-                crew.draw()
+            while state.has_room:
+                state.draw()
 
     def close(self) -> None:
         """End the threads before control returns."""
-        self._crew.stop()
+        self._state.stop()

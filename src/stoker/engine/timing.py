@@ -1,7 +1,7 @@
-"""The way of each batch, in times: what is counted while a loader runs, and summed up when somebody asks.
+"""Times of each batch: recorded while a loader runs, summed up when stats are asked for.
 
-A *lap* is what one batch took, from being begun by a worker to being handed to the trainer. Keeping one costs less than
-a microsecond: its numbers are put at the end of a list. Sums and quantiles are worked out over many at once.
+Keeping the times of a batch costs less than a microsecond: its numbers are put at the end of a list. Sums and
+quantiles are worked out over many at once.
 All times are those of `time.perf_counter`, which is one clock for all processes of a machine.
 """
 
@@ -30,7 +30,7 @@ class BatchTimes(NamedTuple):
     read: float
     """How long samples were read, by all threads together, without what is `transform`."""
     transform: float
-    """How long samples were transformed, as far as that is told apart."""
+    """How long samples were transformed, as far as that is marked."""
     collate: float
     """How long samples were put together."""
     worker: float
@@ -42,7 +42,7 @@ class BatchTimes(NamedTuple):
 
 
 Times = tuple[float, float, float, float, float]
-"""What the maker of a batch tells: `began`, `made`, `read`, `transform`, `collate`."""
+"""What the builder of a batch reports: `began`, `made`, `read`, `transform`, `collate`."""
 
 HandoverTimes = tuple[float, float, float]
 """How a batch came to the trainer: `worker`, `sent`, `unpack`."""
@@ -141,7 +141,7 @@ class BatchTimeline:
         return self._num_before + len(self.unsummed) // WIDTH
 
     def reset(self) -> None:
-        """Forget all laps; an iteration that is on goes on being counted."""
+        """Forget all batches; the running iteration is still counted."""
         self.fold()
         is_first, last_handed, unsummed = self._is_first, self._last_handed, self.unsummed
         self.__init__()  # type: ignore[misc]
@@ -155,7 +155,7 @@ class BatchTimeline:
         self._num_in_iteration = 0
 
     def fold(self) -> None:
-        """Sum up what is new. Any thread may ask for it, while another one goes on adding."""
+        """Sum up what is new. Any thread may ask for it, while another one adds."""
         with self._lock:
             # each a single call, so that no lap is lost that is added meanwhile
             new = self.unsummed[:]

@@ -5,7 +5,7 @@ To add a figure, add a `KeyFigure` to `KEY_FIGURES` and choose in `shown` where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from stoker.foundation.text import (
@@ -74,6 +74,17 @@ def name_trainers(run: Run) -> str:
 def name_loader(stats: Stats) -> str:
     """Return the display name of a loader."""
     return stats.name or {"stoker": "loader", "torch": "torch DataLoader"}.get(stats.kind, stats.kind or "loader")
+
+
+def find_slow_rank(ranks: Sequence[Stats]) -> tuple[Stats | None, float]:
+    """Return the rank that waits clearly longer for data than the others, or None; and the median wait of the others.
+
+    Clearly means by 10%, and by 1% of its time per batch.
+    """
+    *others, slowest = sorted(ranks, key=lambda stats: stats.wait_seconds.mean)
+    wait, usual = slowest.wait_seconds.mean, others[len(others) // 2].wait_seconds.mean if others else 0.0
+    is_clear = wait > 1.1 * usual and wait - usual > 0.01 * (wait + slowest.step_seconds.mean)
+    return slowest if others and is_clear else None, usual
 
 
 def process_memory(stats: Stats) -> tuple[int | None, int | None]:

@@ -22,7 +22,7 @@ from stoker.tuning.sample_cost import SampleCost, first_choice
 log = logging.getLogger("stoker")
 
 STARVED = 0.2
-"""A trainer that waits for more of the time than this, and cannot be helped, is told why."""
+"""Share of the time: if the training loop waits longer and nothing more can be done, a decision says why."""
 
 MEMORY_SHARE = 0.1
 """How much of the memory that could be had may be taken by batches in flight."""
@@ -35,18 +35,18 @@ MEMORY = ("/dev/shm/", "/dev/hugepages/", "/dev/mqueue/")
 class Auto:
     """What is chosen for a loader now, and why. As text, the arguments to paste.
 
-    The choice outlives an iteration: the next one begins with it, and goes on refining.
+    The choice outlives an iteration: the next one begins with it and refines it.
     """
 
-    def __init__(self, room: SearchSpace) -> None:
-        self.room = room
-        self.setting, self._kind = first_choice(room, None)
+    def __init__(self, space: SearchSpace) -> None:
+        self.space = space
+        self.setting, self._kind = first_choice(space, None)
         """What there is now."""
-        self.scouted: SampleCost | None = None
+        self.sample_cost: SampleCost | None = None
         """What was found out before anything was chosen."""
         self.decisions: list[str] = []
         """What was decided, in order, each with the numbers that it was decided by."""
-        self.pilot: Autotuner | None = None
+        self.tuner: Autotuner | None = None
         """Who decides; None before anything was found out."""
         self.meter = BatchWindow()
         self.measured: Parallelism | None = None
@@ -55,8 +55,8 @@ class Auto:
         """The latest iteration is the one that is steered."""
         self.footprint = Footprint()
         """What reading leaves in this process. Loaders over one dataset have it in common."""
-        self._loader: Callable[[], Any] = _nobody
-        self._is_limit_told = False
+        self._loader: Callable[[], Any] = _no_loader
+        self._is_limit_noted = False
 
     def __str__(self) -> str:
         return str(self.setting)
@@ -66,12 +66,12 @@ class Auto:
 
     def __getstate__(self) -> dict[str, Any]:
         # in another process, nothing was read yet
-        return self.__dict__ | {"_loader": _nobody, "footprint": Footprint()}
+        return self.__dict__ | {"_loader": _no_loader, "footprint": Footprint()}
 
     def follow(self, loader: Any) -> None:
         """Let the attributes of a loader tell what is chosen."""
         self._loader, self.footprint = ref(loader), footprint_of(loader.dataset)
-        self._tell()
+        self._show()
 
     @property
     def arguments(self) -> tuple[int, int, int | None]:
@@ -82,60 +82,62 @@ class Auto:
     @property
     def most_workers(self) -> int:
         """How many worker processes there may come to be; 0 if neither their number nor their threads will change."""
-        rungs = {rung for rung in (*self.room.processes, *self.room.threads) if rung[0]}
-        return max(rung[0] for rung in rungs) if len(rungs) > 1 else 0
+        candidates = {candidate for candidate in (*self.space.processes, *self.space.threads) if candidate[0]}
+        return max(candidate[0] for candidate in candidates) if len(candidates) > 1 else 0
 
     @property
     def may_have_workers(self) -> bool:
         """Whether there may come to be worker processes."""
-        return any(rung[0] for rung in (*self.room.processes, *self.room.threads))
+        return any(candidate[0] for candidate in (*self.space.processes, *self.space.threads))
 
     @property
-    def is_to_scout(self) -> bool:
+    def is_to_measure(self) -> bool:
         """Whether a worker is to find out what samples cost, before anything is chosen."""
-        room = self.room
-        return self.pilot is None and self.setting.num_workers > 0 and len({*room.processes, *room.threads}) > 1
+        space = self.space
+        return self.tuner is None and self.setting.num_workers > 0 and len({*space.processes, *space.threads}) > 1
 
     def choose(self, found: SampleCost | None) -> Parallelism:
         """Choose what to begin with, by what was found out."""
-        self.scouted = found
+        self.sample_cost = found
         if found is not None:  # two batches are worked on at once, and no more threads are of use than they have units
             most = LANES * found.units_of_batch
-            self.room = replace(
-                self.room,
-                threads=tuple(rung for rung in self.room.threads if rung[1] <= most),
+            self.space = replace(
+                self.space,
+                threads=tuple(candidate for candidate in self.space.threads if candidate[1] <= most),
                 # what is open in the trainer, all forks of it share: those of this loader, and of others
-                can_be_inline=self.room.can_be_inline and not found.leaves_traces,
+                can_be_inline=self.space.can_be_inline and not found.leaves_traces,
             )
-        self.setting, self._kind = first_choice(self.room, found)
+        self.setting, self._kind = first_choice(self.space, found)
         work = None if found is None else found.batch_seconds
-        self.pilot = Autotuner(self.room, self.setting, kind=self._kind, work=work)
+        self.tuner = Autotuner(self.space, self.setting, kind=self._kind, work=work)
         self.decide(str(found) if found is not None else "what samples cost could not be found out")
         return self.setting
 
     def stay(self) -> None:
         """Go on without workers: they could not be forked any more."""
-        self.room = replace(self.room, processes=(), threads=tuple(rung for rung in self.room.threads if not rung[0]))
-        self.setting, self._kind = first_choice(self.room, None)
-        self.pilot = Autotuner(self.room, self.setting, kind=self._kind)
+        self.space = replace(
+            self.space, processes=(), threads=tuple(candidate for candidate in self.space.threads if not candidate[0])
+        )
+        self.setting, self._kind = first_choice(self.space, None)
+        self.tuner = Autotuner(self.space, self.setting, kind=self._kind)
         self.decide("reading has opened files or started threads in this process, which a fork would share")
 
     def begin(self) -> None:
-        """An iteration begins without anything to be found out."""
-        if self.pilot is None:
-            self.pilot = Autotuner(self.room, self.setting, kind=self._kind)
+        """Start without a measurement phase."""
+        if self.tuner is None:
+            self.tuner = Autotuner(self.space, self.setting, kind=self._kind)
 
     def decide(self, why: str) -> None:
         """Note that the setting is this from now on, and why."""
-        told = f"{self.setting}: {why}"
-        self.decisions.append(told)
-        log.info("auto: %s", told)
-        self._tell()
+        decision = f"{self.setting}: {why}"
+        self.decisions.append(decision)
+        log.info("auto: %s", decision)
+        self._show()
 
-    def tell_limit(self, seen: Observation) -> None:
-        """Note, once, that the trainer waits and there are as many hands as there may be."""
-        if not self._is_limit_told:
-            self._is_limit_told = True
+    def note_limit(self, seen: Observation) -> None:
+        """Note, once, that the trainer waits and there are as many workers as there may be."""
+        if not self._is_limit_noted:
+            self._is_limit_noted = True
             waits = f"the trainer waits {seen.stall_share:.0%} of {seen.period * 1000:.3g} ms"
             loader = self._loader()
             if loader is not None and loader._is_stream:
@@ -146,7 +148,7 @@ class Auto:
                 )
             self.decide(f"{waits}, and {limit} yourself")
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
         loader = self._loader()
         if loader is None:
             return
@@ -154,21 +156,26 @@ class Auto:
         loader.counters.decisions[:] = self.decisions
 
 
-def _nobody() -> None:
+def _no_loader() -> None:
     return None
 
 
 class TuningDriver:
-    """Sees to it that an iteration runs as the pilot says. Called by the trainer's thread, after each batch."""
+    """Applies the tuner's decisions to the running engine. Called by the trainer's thread, after each batch."""
 
     def __init__(
-        self, auto: Auto, relay: EngineSwitcher[Any], *, batch_bytes: Callable[[], int], can_leave: Callable[[], bool]
+        self,
+        auto: Auto,
+        switcher: EngineSwitcher[Any],
+        *,
+        batch_bytes: Callable[[], int],
+        can_leave: Callable[[], bool],
     ) -> None:
-        self._auto, self._relay = auto, relay
+        self._auto, self._switcher = auto, switcher
         self._batch_bytes, self._can_leave = batch_bytes, can_leave
         self._quota = machine.quota_cores()
-        self._began: _Reading | None = None
-        """What the machine told at the beginning of the window."""
+        self._began: _CpuCounters | None = None
+        """CPU counters at the beginning of the window."""
         self._is_settled = self._is_due = False
         """Whether everything has become as the setting says, before which batches tell nothing; and whether there is a
         window to decide by.
@@ -197,45 +204,45 @@ class TuningDriver:
     def steer(self) -> None:
         """Decide, if enough was seen, and see to it that it is done. Called before a batch is asked for."""
         auto = self._auto
-        if auto.num_iterations != self._number or auto.pilot is None:
+        if auto.num_iterations != self._number or auto.tuner is None:
             return  # another iteration has begun meanwhile, or this one has not
         if self._thread is not None and self._thread != threading.get_ident():
-            return  # where several threads take batches in turn, nobody can tell a step from waiting
+            return  # where several threads take batches in turn, a step cannot be distinguished from waiting
         if not self._is_settled:
-            self._settle(auto, auto.pilot)
+            self._settle(auto, auto.tuner)
         elif self._began is None and auto.meter.num_seen:
-            self._began = _Reading(self._quota)
+            self._began = _CpuCounters(self._quota)
         elif self._is_due and self._began is not None and auto.meter.num_seen:
             self._is_due = False
-            self._decide(auto, auto.pilot)
+            self._decide(auto, auto.tuner)
 
-    def _settle(self, auto: Auto, pilot: Autotuner) -> None:
-        """Look whether everything is as the setting says; the window then begins, or goes on."""
-        relay = self._relay
-        if relay.setting != pilot.setting and relay.refusal is None:
-            relay.change(pilot.setting)  # an interrupt has cut it short
-        if not relay.is_settled:
+    def _settle(self, auto: Auto, tuner: Autotuner) -> None:
+        """Begin or continue the window if everything is as the setting says."""
+        switcher = self._switcher
+        if switcher.setting != tuner.setting and switcher.refusal is None:
+            switcher.change(tuner.setting)  # an interrupt has cut it short
+        if not switcher.is_settled:
             return
         self._is_settled, self._began = True, None
-        most, setting = relay.most_workers, relay.setting
-        if relay.refusal is not None:
-            relay.refusal, most = None, 0
-        if most is not None and (setting != pilot.setting or setting.num_workers > most):
+        most, setting = switcher.most_workers, switcher.setting
+        if switcher.refusal is not None:
+            switcher.refusal, most = None, 0
+        if most is not None and (setting != tuner.setting or setting.num_workers > most):
             auto.setting = replace(setting, num_workers=min(most, setting.num_workers))
-            pilot.limit(most, auto.setting)
-            relay.change(auto.setting)
+            tuner.limit(most, auto.setting)
+            switcher.change(auto.setting)
             auto.decide(f"there can be no more than {most} workers")
         num_in_flight = auto.setting.num_in_flight
         if auto.setting != auto.measured:
             auto.measured = auto.setting
             auto.meter.begin(self._num_before + num_in_flight + 2, num_in_flight=num_in_flight)
 
-    def _decide(self, auto: Auto, pilot: Autotuner) -> None:
-        relay, now, began = self._relay, _Reading(self._quota), self._began
+    def _decide(self, auto: Auto, tuner: Autotuner) -> None:
+        switcher, now, began = self._switcher, _CpuCounters(self._quota), self._began
         assert began is not None
-        self._num_before = relay.setting.num_in_flight
+        self._num_before = switcher.setting.num_in_flight
         most_ahead = self._most_ahead(self._num_before)
-        can_leave = not relay.setting.is_inline or self._can_leave()
+        can_leave = not switcher.setting.is_inline or self._can_leave()
         if auto.num_iterations != self._number:
             return  # begun by another thread, meanwhile
         seen = auto.meter.observation(
@@ -244,16 +251,16 @@ class TuningDriver:
             most_ahead=most_ahead,
             can_leave=can_leave,
         )
-        why = pilot.observe(seen)
-        if pilot.setting == auto.setting:
-            if pilot.is_at_the_top and seen.stall_share > STARVED:
-                auto.tell_limit(seen)
+        why = tuner.observe(seen)
+        if tuner.setting == auto.setting:
+            if tuner.is_at_the_top and seen.stall_share > STARVED:
+                auto.note_limit(seen)
             auto.meter.begin(0, num_in_flight=self._num_before)
             self._began = now
             return
         self._is_settled = False
-        auto.setting = pilot.setting
-        relay.change(pilot.setting)
+        auto.setting = tuner.setting
+        switcher.change(tuner.setting)
         auto.decide(why or "")
 
     def _most_ahead(self, num_in_flight: int) -> int:
@@ -263,8 +270,8 @@ class TuningDriver:
         return max(1, int(MEMORY_SHARE * (available + num_in_flight * num_bytes) / num_bytes))
 
 
-class _Reading:
-    """What the machine tells at one time."""
+class _CpuCounters:
+    """CPU counters at one instant."""
 
     def __init__(self, quota: float | None) -> None:
         self.at = time.perf_counter()
@@ -273,8 +280,8 @@ class _Reading:
         self._quota = quota
         self._used = None if quota is None else machine.quota_used_seconds()
 
-    def cpu_share_since(self, before: _Reading) -> float:
-        """Return how much of the cores that we may use was in use; 0 if that is not told."""
+    def cpu_share_since(self, before: _CpuCounters) -> float:
+        """Return how much of the cores that we may use was in use; 0 if that is unknown."""
         shares = [0.0]
         if self._cores is not None and before._cores is not None and self._cores[1] > before._cores[1]:
             shares.append((self._cores[0] - before._cores[0]) / (self._cores[1] - before._cores[1]))
@@ -282,8 +289,8 @@ class _Reading:
             shares.append((self._used - before._used) / (self._quota * max(self.at - before.at, 1e-9)))
         return min(1.0, max(shares))
 
-    def delay_share_since(self, before: _Reading) -> float:
-        """Return the part of the time for which this thread, ready to run, had no core; 0 if that is not told."""
+    def delay_share_since(self, before: _CpuCounters) -> float:
+        """Return the part of the time for which this thread, ready to run, had no core; 0 if that is unknown."""
         if self._delay is None or before._delay is None:
             return 0.0
         return max(0.0, self._delay - before._delay) / max(self.at - before.at, 1e-9)

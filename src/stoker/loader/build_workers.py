@@ -50,7 +50,7 @@ def build_workers(
     builders = WorkerBuilders(batch_builders(loader), loader._chosen_epoch)
     job = WorkerJob(builders, loader._schedule.dataset, WorkerInit(loader.worker_init_fn))
     workers: Processes[BatchResult | EndOfStream] = Processes(
-        job, options, loader._ring, is_persistent=loader.persistent_workers, tally=loader.counters.worker_totals
+        job, options, loader._ring, is_persistent=loader.persistent_workers, totals=loader.counters.worker_totals
     )
     if loader.persistent_workers:
         loader._processes = workers

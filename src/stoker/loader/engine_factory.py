@@ -21,20 +21,20 @@ log = logging.getLogger("stoker")
 
 
 class EngineFactory:
-    """Starts engines for a loader. Held by the relay that it starts them for, and holds nothing of it."""
+    """Starts engines for a loader. Held by the switcher that it starts them for, and holds nothing of it."""
 
     def __init__(self, builder: EngineBuilder, auto: Auto, recipes: Iterator[Any]) -> None:
         self._builder, self._auto = builder, auto
-        self._scout: Run[Any] | None = None
+        self._probe_run: Run[Any] | None = None
         self._is_closed = False
         self.recipes: Iterator[Any] = recipes
-        if auto.setting.num_workers and auto.room.can_be_inline and not self.can_leave():
+        if auto.setting.num_workers and auto.space.can_be_inline and not self.can_leave():
             auto.stay()
-        if auto.is_to_scout:
+        if auto.is_to_measure:
             # the worker starts now, and looks around when the first batch is asked for
             self.recipes = ahead = PeekedRecipes(recipes)
-            errand: Any = CostRequests(ahead, chosen_epoch=builder.loader._chosen_epoch, hint=builder.peeked_hint)
-            self._scout = builder.workers(auto.setting).run(errand)
+            source: Any = CostRequests(ahead, chosen_epoch=builder.loader._chosen_epoch, hint=builder.peeked_hint)
+            self._probe_run = builder.workers(auto.setting).run(source)
         else:
             auto.begin()
 
@@ -44,37 +44,37 @@ class EngineFactory:
         An error is not ours to raise: if it was the data, the batch will raise it in its turn. But if it is all over,
         there is nothing to choose: `StopIteration`, or the error that says who has taken over.
         """
-        found, scout = None, self._scout
-        if scout is not None:
+        found, probe_run = None, self._probe_run
+        if probe_run is not None:
             try:
-                found = next(scout)
+                found = next(probe_run)
             except WorkerStuck as error:
                 # slow, or stuck in earnest, and then the first batch will tell: by a worker that has nothing else to do
-                scout.abandon()
-                self._scout = None
+                probe_run.abandon()
+                self._probe_run = None
                 log.info("auto: the first samples took longer than the timeout (%s)", str(error).splitlines()[0])
             except Exception as error:
                 if self._is_closed:
                     raise StopIteration from None
-                if scout.is_over:
+                if probe_run.is_over:
                     raise
                 if not isinstance(error, StopIteration):
-                    told = f"{type(error).__name__}: {error}"  # a log that kept the error would keep all of this
-                    log.info("auto: the first samples could not be looked at (%s)", told)
+                    reason = f"{type(error).__name__}: {error}"  # a log that kept the error would keep all of this
+                    log.info("auto: the first samples could not be looked at (%s)", reason)
         return self._auto.choose(found)
 
-    def start(self, setting: Parallelism, leg: EngineSegment) -> Runner[BatchResult | EndOfStream]:
+    def start(self, setting: Parallelism, segment: EngineSegment) -> Runner[BatchResult | EndOfStream]:
         """Return the engine for a setting; the workers that have scouted go on to work, if any are needed."""
-        builder, scout = self._builder, self._scout
-        self._scout = None
+        builder, probe_run = self._builder, self._probe_run
+        self._probe_run = None
         if not setting.num_workers:
-            if scout is not None:
-                scout.close()
-            return builder.in_process(setting, leg)
-        errand = builder.requests(leg)
-        if scout is None:
-            return builder.workers(setting).run(errand)
-        run = scout.followed_by(errand)
+            if probe_run is not None:
+                probe_run.close()
+            return builder.in_process(setting, segment)
+        source = builder.requests(segment)
+        if probe_run is None:
+            return builder.workers(setting).run(source)
+        run = probe_run.followed_by(source)
         run.resize(setting.num_workers, setting.num_threads, setting.prefetch_factor)
         return run
 
@@ -91,16 +91,16 @@ class EngineFactory:
     def close(self) -> None:
         """End the worker that scouts, if it still does."""
         self._is_closed = True
-        if self._scout is not None:
-            self._scout.close()
+        if self._probe_run is not None:
+            self._probe_run.close()
 
 
 def start_tuned_engine(
     works: EngineFactory, auto: Auto
 ) -> tuple[EngineSwitcher[BatchResult | EndOfStream], TuningDriver]:
     """Return the engine of an iteration, and who steers it."""
-    choose = works.choose if auto.is_to_scout else None
-    relay: EngineSwitcher[BatchResult | EndOfStream] = EngineSwitcher(
+    choose = works.choose if auto.is_to_measure else None
+    switcher: EngineSwitcher[BatchResult | EndOfStream] = EngineSwitcher(
         works.recipes, works.start, auto.setting, choose=choose, on_close=works.close
     )
-    return relay, TuningDriver(auto, relay, batch_bytes=works.batch_bytes, can_leave=works.can_leave)
+    return switcher, TuningDriver(auto, switcher, batch_bytes=works.batch_bytes, can_leave=works.can_leave)

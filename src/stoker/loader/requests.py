@@ -1,4 +1,4 @@
-"""Recipes on their way to whoever makes them."""
+"""Requests: recipes on their way to the builders, in this process or in workers."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ class ErrorCapturingIterator:
             self._poison = DeferredError(
                 WorkerError(
                     "the iteration was interrupted while positions were drawn\n"
-                    "hint: loader.load_state_dict(loader.state_dict()) and iterate anew: nothing is lost"
+                    "hint: loader.load_state_dict(loader.state_dict()) and iterate again: nothing is lost"
                 )
             )
             raise
 
 
 class DeferredError:
-    """Stands for a recipe that could not be drawn: whoever looks at its positions gets the error."""
+    """Stands for a recipe that could not be drawn: reading its positions raises the error."""
 
     step = epoch = rank = -1
 
     def __init__(self, error: Exception) -> None:
-        # As text, because the frames of a traceback would keep alive whoever asked, and with it threads.
+        # As text, because the frames of a traceback would keep the iterator alive, and its threads with it.
         shown = "".join(traceback.format_exception(error))
         error.add_note(f"raised while positions were drawn:\n{shown}")
         self.error = error.with_traceback(None)
@@ -155,7 +155,7 @@ class StreamRequests:
         return self._chosen_epoch, turn
 
     def result(self, _: Turn, answer: EncodedBatch, handover: HandoverTimes) -> BatchResult | EndOfStream:
-        """Return the batch, or the end, as the worker tells it."""
+        """Return the batch, or the end, as the worker has sent it."""
         batch, note, _times = answer
         made: BatchResult | EndOfStream = pickle.loads(note)
         if isinstance(made, BatchResult) and made.stream is not None:

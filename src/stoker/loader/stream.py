@@ -6,7 +6,7 @@ depends on the `Sharing`:
 - `whole`: everyone who reads goes through the whole stream and keeps what is theirs: worker w of W the turns w, w +
   W, ..., of each turn every R-th sample for one of R ranks. Each sample is delivered once, in the same order for any
   number of workers.
-- `split`: the stream has a `split(index, count)` of its own and nobody reads what is not theirs. An epoch keeps the
+- `split`: the stream has a `split(index, count)` of its own and each reads only its own part. An epoch keeps the
   parts it began with; a worker reads as many of them as there are to each worker.
 - `own`: as in torch, each worker reads a copy of the dataset, which is trusted to look at its worker's number.
 """
@@ -52,7 +52,7 @@ class Turn(NamedTuple):
     """The making of the next batch of a stream."""
 
     iteration: int
-    """Which iteration of the loader: with another one the stream starts anew."""
+    """Which iteration of the loader: with another one the stream starts again."""
     epoch: int
     step: int
     turn: int
@@ -75,7 +75,7 @@ class StreamSetting(NamedTuple):
     """How a stream is shared and cut."""
 
     sharing: Sharing
-    """How an epoch is shared; one that is resumed goes on as it began."""
+    """How an epoch is shared; a resumed one continues as it began."""
     batch_size: int
     rank: int
     num_ranks: int
@@ -149,7 +149,7 @@ class StreamBuilders(Builders[Turn]):
         except StopIteration as error:  # not from the iterator, whose end is no error
             raise EarlyStop("the iterable dataset") from error
         if drawn is None:
-            # parts are split off anew in every epoch
+            # every epoch splits again
             lives_on = self.setting.stays and turn.sharing != "split"
             return StreamBatchBuilder(EndOfStream(turn.part, state_between_epochs(self.dataset) if lives_on else None))
         recipe, samples, skipped, where = drawn
@@ -334,7 +334,7 @@ class _Reader:
         try:
             while len(samples) < count:
                 wanted = count - len(samples)
-                # `repeat` tells how much of it is left, which tells `rng()` at which sample we are
+                # `repeat` knows how much of it is left, so that `rng()` knows which sample is being read
                 walk = repeat(self.iterator, wanted)
                 entered(SampleContext(self.seed, turn.epoch, range(self.index, self.index + wanted), walk))
                 before = len(samples)
@@ -385,7 +385,7 @@ def _cuts(begin: dict[str, Any]) -> list[list[int]]:
 
 
 def _close(generator: Any) -> None:
-    """Close a generator, unless a thread is still in it. Nobody is left whom an error could reach: it is printed."""
+    """Close a generator, unless a thread is still in it. An error has no receiver any more: it is printed."""
     if generator.gi_running:
         return
     try:

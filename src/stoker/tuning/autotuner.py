@@ -100,10 +100,10 @@ class _Trial:
 
 
 class Autotuner:
-    """Chooses settings within `room`, beginning with `start`. `work` is the cost of a batch for one worker."""
+    """Chooses settings within `space`, beginning with `start`. `work` is the cost of a batch for one worker."""
 
-    def __init__(self, room: SearchSpace, start: Parallelism, *, kind: Kind, work: float | None = None) -> None:
-        self.room, self.setting, self._work = room, start, work
+    def __init__(self, space: SearchSpace, start: Parallelism, *, kind: Kind, work: float | None = None) -> None:
+        self.space, self.setting, self._work = space, start, work
         self.kind: Kind = kind
         """The ladder of the setting; for inline loading, the ladder it would move to."""
         self._trial: _Trial | None = None
@@ -122,11 +122,11 @@ class Autotuner:
 
     def limit(self, num_workers: int, setting: Parallelism) -> None:
         """Choose at most `num_workers` from now on: more could not be started. The current setting is `setting`."""
-        room = self.room
-        self.room = replace(
-            room,
-            processes=tuple(level for level in room.processes if level[0] <= num_workers),
-            threads=tuple(level for level in room.threads if level[0] <= num_workers),
+        space = self.space
+        self.space = replace(
+            space,
+            processes=tuple(level for level in space.processes if level[0] <= num_workers),
+            threads=tuple(level for level in space.threads if level[0] <= num_workers),
         )
         self.setting, self._trial = setting, None
 
@@ -237,7 +237,7 @@ class Autotuner:
     def _considered(self, seen: Observation) -> str | None:
         if self.setting.is_inline:
             return self._away(seen)
-        least, _ = self.room.ahead
+        least, _ = self.space.ahead
         most = max(least, seen.most_ahead // max(1, self.setting.num_workers))
         if self.setting.prefetch_factor > most:
             self.setting = replace(self.setting, prefetch_factor=most)
@@ -279,7 +279,7 @@ class Autotuner:
         return why if is_idle and self._ahead(seen) else None
 
     def _more(self, seen: Observation) -> bool:
-        ladder, at = self.room.ladder(self.kind), self._level()
+        ladder, at = self.space.candidates(self.kind), self._level()
         top = len(ladder) - 1
         if at >= top or not self._may_try("more", seen):
             return False
@@ -302,7 +302,7 @@ class Autotuner:
 
     def _processes(self, seen: Observation) -> bool:
         """Try processes instead of threads, which may be waiting for the GIL."""
-        ladder = self.room.processes
+        ladder = self.space.processes
         if self.kind != "threads" or len(ladder) < 2:
             return False
         concurrency = self.setting.concurrency
@@ -316,7 +316,7 @@ class Autotuner:
         return self._try("processes", setting, seen, kind="processes")
 
     def _ahead(self, seen: Observation) -> bool:
-        most = min(self.room.ahead[1], seen.most_ahead // max(1, self.setting.num_workers))
+        most = min(self.space.ahead[1], seen.most_ahead // max(1, self.setting.num_workers))
         wanted = min(most, 2 * self.setting.prefetch_factor)
         if wanted <= self.setting.prefetch_factor or not self._may_try("ahead", seen):
             return False
@@ -324,7 +324,7 @@ class Autotuner:
 
     def _less(self, seen: Observation, concurrency: int) -> bool:
         """Try this many workers, if that is fewer than now."""
-        ladder, at = self.room.ladder(self.kind), self._level()
+        ladder, at = self.space.candidates(self.kind), self._level()
         level = next((level for level in range(at) if _concurrency(ladder[level]) >= concurrency), at)
         if level == at or not self._may_try("less", seen):
             return False
@@ -336,7 +336,7 @@ class Autotuner:
 
     def _inline(self, seen: Observation) -> str | None:
         """Try loading inline, if a batch costs almost nothing compared with the step or with sending it."""
-        if not self.room.can_be_inline or seen.making > INLINE_SECONDS:
+        if not self.space.can_be_inline or seen.making > INLINE_SECONDS:
             return None
         if seen.step + seen.making > seen.period * (1 + LOSS) or not self._may_try("inline", seen):
             return None
@@ -346,7 +346,7 @@ class Autotuner:
 
     def _away(self, seen: Observation) -> str | None:
         """Try workers instead of loading inline, if that would pay off."""
-        ladder = self.room.ladder(self.kind)
+        ladder = self.space.candidates(self.kind)
         if not ladder or not seen.can_leave:
             return None
         enough = ceil(RESERVE * seen.making / seen.step) if seen.step > 0 else MOST_AT_ONCE
@@ -360,23 +360,23 @@ class Autotuner:
             return None
         return f"loading a batch takes {_ms(seen.making)}, the training step {_ms(seen.step)}"
 
-    # ---------------------------------------------------------------- ladders
+    # ---------------------------------------------------------------- candidate lists
 
     @property
     def is_at_the_top(self) -> bool:
         """Whether no more workers are allowed."""
-        return not self.setting.is_inline and self._level() == len(self.room.ladder(self.kind)) - 1
+        return not self.setting.is_inline and self._level() == len(self.space.candidates(self.kind)) - 1
 
     def _level_of(self, setting: Parallelism) -> int:
         """Return the level of a setting on its ladder; between two levels, the lower one."""
-        ladder = self.room.ladder(self.kind)
+        ladder = self.space.candidates(self.kind)
         return max((at for at, level in enumerate(ladder) if _concurrency(level) <= setting.concurrency), default=0)
 
     def _level(self) -> int:
         return self._level_of(self.setting)
 
     def _on(self, level: int) -> Parallelism:
-        num_workers, num_threads = self.room.ladder(self.kind)[level]
+        num_workers, num_threads = self.space.candidates(self.kind)[level]
         return replace(self.setting, num_workers=num_workers, num_threads=num_threads)
 
 

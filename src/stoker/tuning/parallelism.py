@@ -53,7 +53,7 @@ Candidate = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace:
-    """The allowed values: ladders of (workers, threads in each), in order of concurrency."""
+    """The allowed values: candidate lists of (workers, threads in each), in order of concurrency."""
 
     processes: tuple[Candidate, ...] = ()
     threads: tuple[Candidate, ...] = ()
@@ -67,7 +67,7 @@ class SearchSpace:
         candidates = {*self.processes, *self.threads} | ({(0, 0)} if self.can_be_inline else set())
         return len(candidates) < 2 and (self.ahead[0] == self.ahead[1] or candidates == {(0, 0)})
 
-    def ladder(self, kind: Kind) -> tuple[Candidate, ...]:
+    def candidates(self, kind: Kind) -> tuple[Candidate, ...]:
         """Return the candidates of a kind."""
         return self.processes if kind == "processes" else self.threads if kind == "threads" else ((0, 0),)
 

@@ -182,18 +182,18 @@ class _TimedUnits:
             return self.units[(self._num_claimed - 1) % len(self.units)]
 
 
-def first_choice(room: SearchSpace, found: SampleCost | None) -> tuple[Parallelism, Kind]:
+def first_choice(space: SearchSpace, found: SampleCost | None) -> tuple[Parallelism, Kind]:
     """Return the first setting, and the kind of workers to add to it.
 
     Batches that cost almost nothing are loaded inline; work that releases the GIL gets threads in one process; all
     other work, and work that could not be measured, gets processes.
     """
-    ahead = room.ahead[0]
+    ahead = space.ahead[0]
     does_scale = found is not None and found.speedup >= SCALES and not found.draws
-    kind: Kind = "threads" if room.threads and (does_scale or not room.processes) else "processes"
-    ladder = room.ladder(kind)
+    kind: Kind = "threads" if space.threads and (does_scale or not space.processes) else "processes"
+    ladder = space.candidates(kind)
     is_cheap = found is not None and _is_cheap(found, has_one_core=len(ladder) == 1)
-    if not ladder or (room.can_be_inline and is_cheap):
+    if not ladder or (space.can_be_inline and is_cheap):
         return Parallelism(0, 0, ahead), kind
     if found is None:
         return Parallelism(*ladder[0], ahead), kind

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stoker.batch.encoded import Encoded
 from stoker.errors import ArgumentError
 from stoker.foundation import trees
-from stoker.foundation.text import format_percent
+from stoker.foundation.text import format_number, format_percent, trim_zeros
 
 Pixels = NDArray[np.uint8]
 
@@ -250,11 +250,8 @@ def _range(arrays: list[NDArray[Any]]) -> tuple[float, float, str | None]:
         return 0.0, 65535.0, None
     if kind == "f" and low >= -1 - SLACK and high <= 1 + SLACK:
         return -1.0, 1.0, "values from -1 to 1, shown from black to white"
-    return (
-        low,
-        high,
-        f"values from {low:.3g} to {high:.3g}, shown from black to white: pass normalize= for true colors",
-    )
+    ends = f"{trim_zeros(format_number(low))} to {trim_zeros(format_number(high))}"
+    return low, high, f"values from {ends}, shown from black to white: pass normalize= for true colors"
 
 
 def _channels_last(array: NDArray[Any]) -> NDArray[Any]:
@@ -310,4 +307,4 @@ def _name(value: Any, classes: Sequence[str] | None) -> str:
         return str(bool(value))
     if isinstance(value, int):
         return str(classes[value]) if classes is not None and 0 <= value < len(classes) else str(value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return trim_zeros(format_number(value, 4)) if isinstance(value, float) else str(value)

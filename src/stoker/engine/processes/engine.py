@@ -23,23 +23,23 @@ class Processes(Generic[T]):
     def __init__(
         self,
         job: WorkerJob,
-        staff: WorkerOptions,
+        options: WorkerOptions,
         ring: Ring,
         *,
         is_persistent: bool,
-        tally: WorkerTotals | None = None,
+        totals: WorkerTotals | None = None,
     ) -> None:
-        self._job, self._staff, self._ring = job, staff, ring
-        self._tally = WorkerTotals() if tally is None else tally
+        self._job, self._options, self._ring = job, options, ring
+        self._totals = WorkerTotals() if totals is None else totals
         self._team: Team | None = None
         self._is_persistent = is_persistent
 
-    def run(self, errand: RequestSource[T]) -> Run[T]:
-        """Make what `errand` says, from the first recipe to the last."""
+    def run(self, source: RequestSource[T]) -> Run[T]:
+        """Make what `source` says, from the first recipe to the last."""
         run_interrupted()
-        queue: Queue[T] = Queue(errand, in_order=self._staff.in_order)
+        queue: Queue[T] = Queue(source, in_order=self._options.in_order)
         if not self._is_persistent:
-            team = Team(self._job, self._staff, self._ring, self._tally)
+            team = Team(self._job, self._options, self._ring, self._totals)
             try:
                 team.start()
                 return Run(team, queue, is_owner=True)
@@ -47,14 +47,14 @@ class Processes(Generic[T]):
                 team.close()
                 raise
         if self._team is None:
-            self._team = Team(self._job, self._staff, self._ring, self._tally)
+            self._team = Team(self._job, self._options, self._ring, self._totals)
             Finalizer(self, self._team.close)
         team = self._team
         if team.queue is not None:
             with team.lock:  # another thread may be waiting for a result of the last one
                 team.end(team.queue)
             if not team.is_running:
-                errand.restarted([], [])  # the workers it knew are gone
+                source.restarted([], [])  # the workers it knew are gone
         if not team.is_running:
             team.start()
         return Run(team, queue, is_owner=False)
@@ -103,10 +103,10 @@ class Run(Generic[T]):
                 "hint: use one iterator at a time, or persistent_workers=False"
             )
         try:
-            is_going_on = not team.is_running
-            if is_going_on:
-                team.go_on()
-            if is_going_on or not queue.entries:
+            is_restarting = not team.is_running
+            if is_restarting:
+                team.restart()
+            if is_restarting or not queue.entries:
                 self._fill(self._depth)
             pending = self._awaited()
             self._fill(self._depth + 1)
@@ -114,7 +114,7 @@ class Run(Generic[T]):
         except Exception:
             raise
         except BaseException:
-            team.stop()  # Ctrl-C: nothing of ours goes on running; the next call starts anew
+            team.stop()  # Ctrl-C: leave no worker running; the next call starts them again
             raise
         if pending.error is not None:
             try:
@@ -131,7 +131,7 @@ class Run(Generic[T]):
         team, entries = self._team, self._queue.entries
         if not entries:
             raise StopIteration
-        timeout = team.staff.timeout
+        timeout = team.options.timeout
         deadline = time.monotonic() + timeout if timeout else None
         while not entries[0].is_done:
             if team.failure is not None:
@@ -143,14 +143,14 @@ class Run(Generic[T]):
                     del failure
             left = None if deadline is None else max(0.001, deadline - time.monotonic())
             if not team.receive(left) and deadline is not None and time.monotonic() >= deadline:
-                what = self._queue.errand.described(entries[0].recipe)
+                what = self._queue.source.described(entries[0].recipe)
                 raise WorkerStuck(seconds=timeout, stacks=team.stacks(entries[0]), what=what)
             if not entries:
                 raise Closed
         return entries[0]
 
     def _fill(self, depth: int) -> None:
-        """See to it that as much is requested as may be. What an interrupt has cut short is gone on with."""
+        """Send requests until `depth` are in flight. A request that Ctrl-C has cut short is completed first."""
         team, queue = self._team, self._queue
         entries = queue.entries
         while True:
@@ -162,25 +162,25 @@ class Run(Generic[T]):
                 entries.append(pending)
             if pending.recipe is None:
                 try:
-                    pending.recipe = next(queue.errand)
+                    pending.recipe = next(queue.source)
                 except StopIteration:
                     queue.is_exhausted = True
                     entries.pop()
                     return
             team.give(pending)
 
-    def followed_by(self, errand: RequestSource[T]) -> Run[T]:
-        """Return the results of another errand, made by the same workers from now on. This one is over."""
+    def followed_by(self, source: RequestSource[T]) -> Run[T]:
+        """Return the results of another source, made by the same workers from now on. This one is over."""
         team = self._team
         self._end.detach()
         with team.lock:
             team.end(self._queue)
-        return Run(team, Queue(errand, in_order=team.staff.in_order), is_owner=self._is_owner)
+        return Run(team, Queue(source, in_order=team.options.in_order), is_owner=self._is_owner)
 
     def resize(self, num_workers: int, num_threads: int, prefetch_factor: int) -> None:
-        """Have so many workers, with so many threads in each, and so many batches in flight for each, from now on.
+        """Change the number of workers, of threads in each, and of batches in flight for each.
 
-        New workers begin when they are there; whoever is too many goes when it has done what it is at. The order of
+        New workers begin when they have started; surplus ones retire after their present batch. The order of
         the results, and what is in them, is as it would have been.
         """
         team = self._team
@@ -193,7 +193,7 @@ class Run(Generic[T]):
             except Exception:
                 raise
             except BaseException:
-                team.stop()  # Ctrl-C: the next call starts anew, with as many as there should be
+                team.stop()  # Ctrl-C: the next call starts as many as there should be
                 raise
 
     @property
@@ -209,11 +209,11 @@ class Run(Generic[T]):
             if not team.is_running or self._queue.is_over:
                 return True
             try:
-                team.look()
+                team.take_in_arrived()
             except Closed:
                 return True
             except BaseException:
-                team.stop()  # Ctrl-C: what was just being taken in is asked for anew
+                team.stop()  # Ctrl-C: the reply being taken in is requested again
                 raise
             return team.is_settled
 
@@ -249,7 +249,7 @@ class Run(Generic[T]):
         except Exception:
             raise
         except BaseException:
-            team.stop()  # Ctrl-C: what was just being taken in is asked for anew
+            team.stop()  # Ctrl-C: the reply being taken in is requested again
             raise
         return True
 
@@ -257,7 +257,7 @@ class Run(Generic[T]):
         """End the workers, unless they are persistent; what they are at then ends by itself.
 
         Another thread that waits for a batch meanwhile is sent away first: at once, or, where workers stay and none
-        says anything, within `LOOK_SECONDS`.
+        says anything, within `POLL_SECONDS`.
         """
         team = self._team
         if os.getpid() != team.process:

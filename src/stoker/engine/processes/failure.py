@@ -43,8 +43,8 @@ class Failure:
     """
 
     def __init__(self, error: BaseException) -> None:
-        self._traceback = _cut("".join(_told(error, seen=set())))
-        self._carried = _Carried(error, MAX_BYTES)
+        self._traceback = _cut("".join(_traceback_lines(error, seen=set())))
+        self._pickled_error = _PickledError(error, MAX_BYTES)
 
     def error(self) -> BaseException:
         """Return the exception, caused by a `WorkerTraceback`.
@@ -52,7 +52,7 @@ class Failure:
         It has the type that it had, wherever that can be imported here, its message, notes and attributes; a short
         text stands where a piece of its state could not travel. Otherwise it is a `WorkerError` that names the type.
         """
-        error = self._carried.error()
+        error = self._pickled_error.error()
         # not `raise ... from`, nor plain assignment: a frozen dataclass may be an exception, too
         object.__setattr__(error, "__cause__", WorkerTraceback(self._traceback))
         return error
@@ -69,7 +69,7 @@ class WorkerTraceback(Exception):
         return f"in a worker process\n\n{self.text}"
 
 
-class _LeftOut(str):
+class _Placeholder(str):
     """A short text in the place of something that could not travel; shown bare, as that would have been."""
 
     __slots__ = ()
@@ -78,21 +78,21 @@ class _LeftOut(str):
         return str(self)
 
 
-class _Carried:
+class _PickledError:
     """An exception without the place where it was raised, in its three forms."""
 
     def __init__(self, error: BaseException, max_bytes: int) -> None:
         kind, args, state = _reduced(error)
         self.name = _name(kind)
         self.kind = _pickled(kind, max_bytes)
-        self.group: list[_Carried] | None = None
+        self.group: list[_PickledError] | None = None
         self.num_left_out = 0
         if isinstance(error, BaseExceptionGroup):
             args = (error.message,)
             self._carry_group(error, max_bytes)
-        purse = _Purse(max_bytes // 2)
-        self.args = [purse.piece(arg) for arg in args]
-        self.state = {name: purse.piece(value) for name, value in state.items() if name != "__notes__"}
+        budget = _Budget(max_bytes // 2)
+        self.args = [budget.piece(arg) for arg in args]
+        self.state = {name: budget.piece(value) for name, value in state.items() if name != "__notes__"}
         self.notes = _notes(error)
         self.message = _message(error, [piece.brief for piece in self.args])
         # a group is never taken whole: its message may be right and those inside it wrong
@@ -103,7 +103,7 @@ class _Carried:
         share = max_bytes // (1 + len(inner))  # halves at least, so nesting has an end
         if share < 1024:
             inner = ()
-        self.group = [_Carried(error, share) for error in inner]
+        self.group = [_PickledError(error, share) for error in inner]
         self.num_left_out = len(group.exceptions) - len(inner)
 
     def error(self) -> BaseException:
@@ -165,10 +165,10 @@ class _Piece:
         try:
             return pickle.loads(self.pickled)
         except Exception:
-            return _LeftOut(f"<{self.name}>")
+            return _Placeholder(f"<{self.name}>")
 
 
-class _Purse:
+class _Budget:
     """Room for the pieces of one exception: first come, first served."""
 
     def __init__(self, num_bytes: int) -> None:
@@ -181,7 +181,7 @@ class _Purse:
 
 
 def _reduced(error: BaseException) -> Reduced:
-    """Return type, arguments and attributes as the built-in type beneath the exception tells them.
+    """Return type, arguments and attributes as the built-in type of the exception reduces it.
 
     The exception's own `__reduce__` may be at fault; that of `OSError` knows the file name, and so on.
     """
@@ -250,7 +250,7 @@ def _is_same(one: str, other: str) -> bool:
     return address.sub("0x", one) == address.sub("0x", other)
 
 
-def _told(error: BaseException, *, seen: set[int]) -> Iterator[str]:
+def _traceback_lines(error: BaseException, *, seen: set[int]) -> Iterator[str]:
     """Yield the lines of the traceback, with causes and groups.
 
     Python's own formatter would print every message in full, however long.
@@ -277,7 +277,7 @@ def _told(error: BaseException, *, seen: set[int]) -> Iterator[str]:
                     yield f"  ({len(link.exceptions) - number + 1} more exceptions left out)\n"
                     break
                 yield f"  ---------------- {number} ----------------\n"
-                yield textwrap.indent("".join(_told(inner, seen=seen)), "  | ")
+                yield textwrap.indent("".join(_traceback_lines(inner, seen=seen)), "  | ")
         yield joint
 
 
@@ -307,9 +307,9 @@ def _brief(value: Any) -> str:
     if isinstance(value, str):
         return _cut(value)
     try:
-        return _LeftOut(_Short().repr(value))
+        return _Placeholder(_Short().repr(value))
     except Exception:
-        return _LeftOut(f"<{_name(type(value))}>")
+        return _Placeholder(f"<{_name(type(value))}>")
 
 
 class _Short(Repr):

@@ -34,7 +34,7 @@ class Guard:
 
 
 class Sharer(Protocol):
-    """Whoever has memory that a fork may share."""
+    """An owner of memory that a fork may share."""
 
     def is_concerned(self) -> bool:
         """Whether anyone uses that memory now."""

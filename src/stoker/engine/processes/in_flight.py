@@ -1,4 +1,4 @@
-"""Who is at what: shared memory that workers write to and the trainer reads, so that a death needs no last words."""
+"""Shared table of the request that each worker is building; the trainer reads it after a crash."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ class InFlightTable:
         self.extent = ring.reserve(8 * (LANES * num_workers + 1))
         """Where it is, for workers."""
         self.threads_cell = LANES * num_workers
-        """The number of the cell that tells about threads."""
+        """The number of the cell with the number of threads."""
         self._ring, self._is_closed = ring, False
         self._cells = ring.arena.numbers(self.extent)
 
     def clear(self, worker: int) -> None:
-        """Nobody has this worker's seat yet, who could be at something."""
+        """Reset a worker's cells, before a process gets its number."""
         self._cells[worker * LANES : (worker + 1) * LANES] = memoryview(bytes(8 * LANES)).cast("Q")
 
     def tickets(self, worker: int) -> list[int]:
-        """Return what a worker is at, or was last; 0 where that is nothing."""
+        """Return the tickets that a worker is building, or was last; 0 where there is none."""
         return self._cells[worker * LANES : (worker + 1) * LANES].tolist()
 
-    def tell(self, num_threads: int) -> None:
-        """Say how many threads a worker should have from now on."""
+    def set_num_threads(self, num_threads: int) -> None:
+        """Set how many threads each worker should have from now on."""
         self._cells[self.threads_cell] = num_threads
 
     def close(self) -> None:
-        """Give its memory back, once: it is somebody else's then."""
+        """Give its memory back. A second call does nothing: the memory has another owner by then."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -1,4 +1,4 @@
-"""What the trainer and its workers say to each other: small packets, whole or not at all.
+"""Messages between the trainer and its workers: small packets, whole or not at all.
 
 They go through sockets that keep packets apart (SOCK_SEQPACKET), so that any number of workers can wait at one socket
 and each packet goes to exactly one of them, without a lock that a killed worker could keep.
@@ -36,7 +36,7 @@ _TICKET = struct.Struct("<Q")
 
 
 class Request(NamedTuple):
-    """Make this."""
+    """A request for a batch."""
 
     ticket: int
     """Its number, from 1 on. What has none is `RETIRE` or `END_OF_ITERATION`."""
@@ -44,7 +44,7 @@ class Request(NamedTuple):
     in_slot: int
     """Bytes of the content at the beginning of the slot; 0 if the content is here."""
     is_alone: bool
-    """Make nothing else meanwhile: a worker has died over this, or over what it made beside it."""
+    """Build nothing else meanwhile: a worker died over this, or over what it built beside it."""
     extent: Extent
     end: int
     """Up to which address the slot may grow."""
@@ -62,10 +62,10 @@ class Request(NamedTuple):
 _NOTHING = Request(0, 0, 0, False, Extent(0, 0), 0, 0, b"")
 
 RETIRE = _NOTHING.packet()
-"""Whoever takes this goes."""
+"""The worker that takes this retires."""
 
 END_OF_ITERATION = _NOTHING._replace(slot=1).packet()
-"""The iteration is over: whoever takes this lets go of what it was reading from."""
+"""The iteration is over: the worker that takes this closes what it was reading from."""
 
 
 def request_in(packet: memoryview) -> Request:
@@ -93,7 +93,7 @@ _cpu = _CpuTime()
 
 
 class Reply(NamedTuple):
-    """This came of it."""
+    """The answer to a request, or news of a worker."""
 
     worker: int
     kind: int

@@ -1,5 +1,5 @@
-"""Slots that a worker may still write to, though what it writes is no longer wanted: they stay untouched until nobody
-can.
+"""Quarantined slots: a worker whose request was given to another one may still write to them, so they are not reused
+until it cannot.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from stoker.engine.processes.messages import Reply
 from stoker.engine.slots.ring import Ring, Slot
 
 
-class _Doubt(NamedTuple):
+class _Quarantined(NamedTuple):
     slot: Slot
     suspects: set[int]
     """The workers it could be."""
@@ -24,34 +24,34 @@ class SlotQuarantine:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._doubts: dict[int, _Doubt] = {}
+        self._quarantine: dict[int, _Quarantined] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._doubts)
+        return bool(self._quarantine)
 
     def add(self, ticket: int, slot: Slot, suspects: Iterable[int], *, last_ticket: int) -> None:
         """One of `suspects` may have taken this request, and may be writing."""
-        self._doubts[ticket] = _Doubt(slot, set(suspects), last_ticket)
+        self._quarantine[ticket] = _Quarantined(slot, set(suspects), last_ticket)
 
     def clear(self, worker: int, reply: Reply | None = None) -> None:
         """A worker that is dead, or answers what was requested after the doubt, does not write to the slot any more.
 
         An answer to an earlier request says nothing: it may have been on its way when the one in doubt was taken.
         """
-        for ticket, (slot, suspects, last_ticket) in list(self._doubts.items()):
+        for ticket, (slot, suspects, last_ticket) in list(self._quarantine.items()):
             if reply is None or reply.ticket > last_ticket:
                 suspects.discard(worker)
             is_over = reply is not None and reply.ticket == ticket
             if reply is not None and is_over and not reply.is_apart and reply.extent != slot.extent:
                 self._ring.adopt(slot, reply.extent)
             if is_over or not suspects:
-                del self._doubts[ticket]
+                del self._quarantine[ticket]
                 self._ring.empty_behind(slot)
                 self._ring.give_back(slot)
 
     def end(self) -> None:
-        """There are no workers any more: nobody writes."""
-        for slot, _, _ in self._doubts.values():
+        """Release all slots: there are no workers any more."""
+        for slot, _, _ in self._quarantine.values():
             self._ring.empty_behind(slot)
             self._ring.give_back(slot)
-        self._doubts.clear()
+        self._quarantine.clear()

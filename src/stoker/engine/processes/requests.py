@@ -1,4 +1,4 @@
-"""What an iteration asks of its worker processes, and how far that is."""
+"""Requests of an iteration to its worker processes: where they come from, and how far each is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class RequestSource(Protocol[T]):
-    """What is to be made, and what the engine has to know about it."""
+    """Supplies the recipes of an iteration, encodes them for workers, and decodes their answers."""
 
     def __next__(self) -> Any:
         """Return the next recipe."""
@@ -26,19 +26,19 @@ class RequestSource(Protocol[T]):
         """Return what a worker needs to know of a recipe. An error is raised in the place of its result."""
         ...
 
-    def result(self, recipe: Any, answer: Any, trip: HandoverTimes, /) -> T:
+    def result(self, recipe: Any, answer: Any, handover: HandoverTimes, /) -> T:
         """Return the result that a worker's answer stands for, with how it came here."""
         ...
 
     def worker_of(self, recipe: Any, /) -> int:
-        """Return the worker that has to make it, if not just anyone may."""
+        """Return the worker that has to build it, where requests are assigned."""
         ...
 
     def restarted(self, lost: list[Any], received: list[T], /) -> list[Any]:
         """Return the recipes to be sent to a new worker for those that were lost with the old one, in their order.
 
-        `received` are the results of the old one that were not yet handed over. Only asked where not just anyone may
-        make a recipe.
+        `received` are the results of the old one that were not yet handed over. Only called where requests are assigned
+        to workers.
         """
         ...
 
@@ -49,7 +49,7 @@ class RequestSource(Protocol[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """How many work, and how."""
+    """How many workers there are, and how they run."""
 
     num_workers: int
     num_threads: int
@@ -59,11 +59,11 @@ class WorkerOptions:
     timeout: float = 0
     in_order: bool = True
     is_assigned: bool = False
-    """Each recipe belongs to one worker, and not to whoever is free."""
+    """Each recipe belongs to one worker, instead of any free one."""
     small_bytes: int
     pins_small: bool = False
     most_workers: int = 0
-    """How many there may come to be, where their number and that of their threads may change; 0 if neither does."""
+    """The largest number there may be, if it or the number of threads may change; 0 if neither does."""
 
     @property
     def patience_seconds(self) -> float:
@@ -79,7 +79,7 @@ class WorkerOptions:
 
 
 class Pending:
-    """A request that was given."""
+    """A request in flight."""
 
     __slots__ = ("ends", "error", "is_suspected", "queue", "recipe", "reply", "result", "slot", "ticket", "worker")
 
@@ -93,7 +93,7 @@ class Pending:
         self.result: Any = None
         self.error: BaseException | None = None
         self.ends: list[str] = []
-        """How the workers ended that were at it, and at nothing else."""
+        """How workers died that were building this and nothing else."""
         self.is_suspected = False
 
     @property
@@ -105,12 +105,12 @@ class Pending:
 class Queue(Generic[T]):
     """What one iteration has requested and not yet handed over, in order."""
 
-    def __init__(self, errand: RequestSource[T], *, in_order: bool) -> None:
-        self.errand, self.in_order = errand, in_order
+    def __init__(self, source: RequestSource[T], *, in_order: bool) -> None:
+        self.source, self.in_order = source, in_order
         self.entries: deque[Pending] = deque()
         self.is_exhausted = self.is_over = False
         self.is_closing = False
-        """Somebody waits for whoever is at it to leave."""
+        """Another thread wants to close the iteration: a waiting thread must leave."""
 
     def note(self, pending: Pending) -> bool:
         """Note that a request is done; return whether anyone waits for it."""

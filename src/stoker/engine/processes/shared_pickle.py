@@ -1,7 +1,7 @@
 """What every worker process gets, serialised once: the dataset and the functions that go with it.
 
-`multiprocessing` pickles the arguments of a process again for every process, and each holds its own copy. A cargo is
-pickled once, into an anonymous memory file, and every worker maps that file: the memory of arrays and tensors is
+`multiprocessing` pickles the arguments of a process again for every process, and each holds its own copy. A shared
+pickle is made once, into an anonymous memory file, and every worker maps that file: the memory of arrays and tensors is
 shared by all of them until one writes to it, and then only the page that was written is its own.
 
 ::
@@ -64,7 +64,7 @@ class SharedPickle:
 
         Raises `NotPicklable` with the first of the parts that is to blame, and `OSError` if there is no memory.
         """
-        self._fd = memory_file("stoker-cargo")
+        self._fd = memory_file("stoker-dataset")
         self._closing = finalize(self, os.close, self._fd)
         try:
             self._write(load)
@@ -75,8 +75,8 @@ class SharedPickle:
             self.close()
             for what, part in parts.items():
                 if (reason := _why_not(part)) is not None:
-                    told = f"{type(reason).__name__}: {reason}"
-                    raise NotPicklable(what, reason=told, start_method=start_method) from error
+                    described = f"{type(reason).__name__}: {reason}"
+                    raise NotPicklable(what, reason=described, start_method=start_method) from error
             raise
 
     def _write(self, load: Any) -> None:
@@ -90,17 +90,17 @@ class SharedPickle:
         spans = np.empty((len(views), 2), np.int64)
         pieces = []
         # In the order of addresses, so that memory that overlaps is written once, and overlaps in the workers, too.
-        reach, shift = -1, 0
+        reach, generation = -1, 0
         for number in sorted(range(len(views)), key=addresses.__getitem__):
             view, address = views[number], addresses[number]
             if address > reach:
                 end += (address - end) % ALIGN_BYTES
-                reach, shift = address, end - address
-            spans[number] = address + shift, view.nbytes
+                reach, generation = address, end - address
+            spans[number] = address + generation, view.nbytes
             if fresh := view[reach - address :]:
-                pieces.append((fresh, reach + shift))
+                pieces.append((fresh, reach + generation))
                 reach = address + view.nbytes
-                end = reach + shift
+                end = reach + generation
         self._index_at, self.num_bytes = end, end + spans.nbytes
         if hasattr(os, "posix_fallocate") and self.num_bytes > num_streamed:  # too little memory is an error right away
             os.posix_fallocate(self._fd, num_streamed, self.num_bytes - num_streamed)
@@ -110,11 +110,11 @@ class SharedPickle:
     def __reduce__(self) -> tuple[Any, ...]:
         assert_spawning(self)
         if not self._closing.alive:
-            raise ValueError("this cargo is closed: nobody can unpack it any more")
+            raise ValueError("this shared pickle is closed and cannot be unpacked any more")
         return _arrived, (DupFd(self._fd), self.num_bytes, self._index_at, self._travellers)
 
     def unpacked(self) -> Any:
-        """Return the load, in the worker, and close the cargo. Its arrays are writable, and what is written private."""
+        """Return the object, in the worker, and close this. Its arrays are writable; what is written is private."""
         mapped = mmap.mmap(self._fd, self.num_bytes, access=mmap.ACCESS_COPY)
         self.close()  # the map stays
         memory = memoryview(mapped)
@@ -129,12 +129,12 @@ class SharedPickle:
 
 
 def _arrived(descriptor: Any, num_bytes: int, index_at: int, travellers: list[Any]) -> SharedPickle:
-    """Return a cargo in the process that it was sent to."""
-    cargo = SharedPickle.__new__(SharedPickle)
-    cargo._fd = descriptor.detach()
-    cargo._closing = finalize(cargo, os.close, cargo._fd)
-    cargo.num_bytes, cargo._index_at, cargo._travellers = num_bytes, index_at, travellers
-    return cargo
+    """Return the shared pickle in the process that it was sent to."""
+    shared = SharedPickle.__new__(SharedPickle)
+    shared._fd = descriptor.detach()
+    shared._closing = finalize(shared, os.close, shared._fd)
+    shared.num_bytes, shared._index_at, shared._travellers = num_bytes, index_at, travellers
+    return shared
 
 
 class _Packer(dict[type, Reducer]):

@@ -54,7 +54,7 @@ class Stacks:
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         os.kill(process, STACKS_SIGNAL)
         size, deadline = -1, time.monotonic() + 2
-        # whoever writes does not say when it is done: wait until nothing more comes
+        # the writer does not say when it is done: wait until nothing more comes
         while time.monotonic() < deadline and (size <= 0 or size != os.fstat(self._descriptor).st_size):
             size = os.fstat(self._descriptor).st_size
             time.sleep(0.05)

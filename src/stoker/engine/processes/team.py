@@ -1,7 +1,17 @@
 """The worker processes of a loader, seen from the trainer: start, requests, replies, deaths, end.
 
-Requests lie in a channel at which all workers wait, so that work goes to whoever is free. Each request names the slot
-to be filled. A worker that dies loses nothing but time: it is replaced, and what it was at is requested again.
+The life of a request: `give` takes a free slot, numbers the request with a *ticket*, and sends it through a socket at
+which all workers wait, so that any free worker takes it (where each request belongs to one worker, every worker has a
+socket of its own). The worker writes the ticket into the table of requests in flight, builds the batch into the slot
+and replies. `receive` takes the reply in; `result_of` turns it into the batch.
+
+A worker that dies costs time and nothing else. Its tickets in the table say what it was building: that is requested
+again, and the worker is replaced. Between taking a request from the socket and writing its ticket lies a moment in
+which nothing shows who has it: such requests are built again in another slot, and the old slot is quarantined until no
+worker can still write to it (`_lost_with_one_of_many`). New tickets make late replies to old requests recognizable.
+
+Ctrl-C may come between any two lines. Each step is therefore ordered so that what was cut short is done again by the
+next call: a request is noted before it is sent, and forgotten only when its reply is taken in.
 """
 
 from __future__ import annotations
@@ -61,17 +71,17 @@ T = TypeVar("T")
 log = logging.getLogger("stoker")
 
 MAX_ENDS = 3
-"""Workers that a batch, or the start, may end before it is to blame."""
+"""Workers that may die over one batch, or during start-up, before it is blamed."""
 
-LOOK_SECONDS = 2.0
-"""How often it is looked whether a worker has died that kept it a secret."""
+POLL_SECONDS = 2.0
+"""Poll interval for dead workers whose sentinel pipe is held open by a child process of theirs."""
 
-REST_SECONDS = 5.0
-"""How long a daemon thread that asks for more at the interpreter's exit is kept waiting: longer than that takes."""
+PARK_SECONDS = 5.0
+"""How long a daemon thread that asks for a batch during interpreter shutdown is blocked; shutdown takes less."""
 
 
 class Closed(Exception):
-    """Another thread has ended the workers."""
+    """Raised in a waiting thread when another thread has ended the workers."""
 
 
 _teams: WeakSet[Team] = WeakSet()
@@ -79,59 +89,60 @@ _teams: WeakSet[Team] = WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """End all workers, before `multiprocessing` ends them and a thread that waits for one takes that for a death."""
+    """End all workers before `multiprocessing` does, which a waiting thread would take for a crash."""
     Team.is_at_exit = True
     for team in list(_teams):
         team.close()
 
 
 def park_at_exit() -> None:
-    """Keep a daemon thread here while the interpreter ends.
+    """Block a daemon thread while the interpreter shuts down.
 
-    Up to Python 3.13, a thread that comes back for the interpreter's lock then is ended where it stands. If it stands
-    in C++, that aborts the process, and letting go of a batch is enough: torch lets go of the lock, and takes it again
-    to free what NumPy made. Here, it stands in C. Not for ever: someone's exit handler may be waiting for this thread.
+    Up to Python 3.13, a thread that asks for the GIL during shutdown is ended on the spot. If it is in C++ code then,
+    the process aborts, and freeing a batch is enough for that: torch releases the GIL, and takes it again to free what
+    NumPy allocated. `time.sleep` is in C, where ending is safe. It returns, because an exit handler may wait for this
+    thread.
     """
     if threading.get_ident() != threading.main_thread().ident:
-        time.sleep(REST_SECONDS)
+        time.sleep(PARK_SECONDS)
 
 
 class Team:
-    """The workers, the channels and the requests given. Knows nothing of who owns it, whose end is its end."""
+    """The workers, the channels and the requests. Holds no reference to its owner, so that the owner can be freed."""
 
     is_at_exit = False
-    """The interpreter is ending. Daemon threads may still be at it, and find nothing more."""
+    """The interpreter is shutting down. Daemon threads that still iterate get no more batches."""
 
-    def __init__(self, job: WorkerJob, staff: WorkerOptions, ring: Ring, tally: WorkerTotals) -> None:
-        self.job, self.staff, self.ring, self.tally = job, staff, ring, tally
-        self.num_workers, self.num_threads = staff.num_workers, staff.num_threads
+    def __init__(self, job: WorkerJob, options: WorkerOptions, ring: Ring, totals: WorkerTotals) -> None:
+        self.job, self.options, self.ring, self.totals = job, options, ring, totals
+        self.num_workers, self.num_threads = options.num_workers, options.num_threads
         """How many there should be now."""
-        self.prefetch_factor = staff.prefetch_factor
-        self.most_workers = max(staff.num_workers, staff.most_workers)
-        """How many there can be, as far as is known."""
+        self.prefetch_factor = options.prefetch_factor
+        self.most_workers = max(options.num_workers, options.most_workers)
+        """How many can be started, as far as is known."""
         self.process = os.getpid()
         _teams.add(self)
         self.lock = threading.RLock()
-        """Held by whoever waits for a result, so that several threads may share an iterator."""
+        """Held while waiting for a result, so that several threads may share an iterator."""
         self.is_running = self.is_closed = False
         self.failure: BaseException | None = None
-        """Why no worker can be had."""
+        """Why workers cannot be started."""
         self.queue: Queue[Any] | None = None
-        """That of the iteration that is on."""
-        self.cargo: SharedPickle | None = None
+        """The queue of the running iteration."""
+        self.shared_job: SharedPickle | None = None
         self.pending: dict[int, Pending] = {}
         self._last_ticket = 0
         self._backlog: deque[Pending] = deque()
         """Requests for which the channel had no room."""
-        self._doubts = SlotQuarantine(ring)
+        self._quarantine = SlotQuarantine(ring)
         self._ready: set[int] = set()
         self._leaving: set[int] = set()
-        """Workers that have said that they go."""
+        """Workers that have announced their exit."""
         self._extra: set[int] = set()
-        """Workers that came to others, and have not said hello: if one fails, there are the others."""
+        """Workers added to running ones, not ready yet. If one fails to start, the others go on without it."""
         self._num_asked_to_go = 0
-        """Requests to retire that nobody has answered."""
-        self._has_to_ask = False
+        """Requests to retire that are not answered yet."""
+        self._retire_is_due = False
         """The channel had no room for such a request."""
         self._processes: dict[int, Any] = {}
         self._sentinels: dict[int, int] = {}
@@ -139,8 +150,8 @@ class Team:
         self._failed_starts: list[str] = []
         self._requests: list[tuple[socket.socket, socket.socket]] = []
         """For each channel the trainer's end and the workers'. The trainer keeps both: new workers need theirs."""
-        self._board = InFlightTable(ring, num_workers=self.most_workers)
-        self._board.tell(staff.num_threads)
+        self._in_flight = InFlightTable(ring, num_workers=self.most_workers)
+        self._in_flight.set_num_threads(options.num_threads)
         self._files_received: dict[int, Arena] = {}
         """Files of batches, by the tickets of the requests, whose replies were not read yet."""
         self._buffer = memoryview(bytearray(PACKET_BYTES))
@@ -148,12 +159,12 @@ class Team:
     # ------------------------------------------------------------ start and end
 
     def start(self) -> None:
-        """Start the workers; those beyond the number of cores start when others have."""
+        """Start the workers; those beyond the number of cores start when others are ready."""
         if Team.is_at_exit:
             return
         self.stop()  # as far as that was cut short
-        staff = self.staff
-        if staff.start_method != "fork" and self.cargo is None:
+        options = self.options
+        if options.start_method != "fork" and self.shared_job is None:
             job = self.job
             parts = {
                 "the dataset": job.dataset,
@@ -161,7 +172,7 @@ class Team:
                 "the collate function": job.builders,
             }
             try:
-                self.cargo = SharedPickle(job, parts=parts, start_method=staff.start_method)
+                self.shared_job = SharedPickle(job, parts=parts, start_method=options.start_method)
             except OSError as error:
                 raise OutOfSharedMemory(0, what="the dataset", reason=str(error)) from error
         self.failure = None
@@ -170,7 +181,7 @@ class Team:
             with hold_interrupts():
                 self._open_channels()
             at_once = self.num_workers
-            if staff.start_method != "fork":  # they import and unpack, and would only keep each other from it
+            if options.start_method != "fork":  # they import and unpack, and would only keep each other from it
                 at_once = max(2, machine.num_cores())
             self._to_start = deque(range(self.num_workers))
             for _ in range(min(at_once, self.num_workers)):
@@ -188,7 +199,7 @@ class Team:
         self.is_running = True
         self._poll.register(self._replies, select.POLLIN)
         self._files, self._workers_files = self._channel()
-        for _ in range(self.staff.num_workers if self.staff.is_assigned else 1):
+        for _ in range(self.options.num_workers if self.options.is_assigned else 1):
             self._requests.append(self._channel())
 
     def _channel(self) -> tuple[socket.socket, socket.socket]:
@@ -202,19 +213,19 @@ class Team:
             self._start_one(self._to_start.popleft())
 
     def _start_one(self, worker: int) -> None:
-        staff, ring = self.staff, self.ring
-        self._board.clear(worker)
-        is_fork = staff.start_method == "fork"
+        options, ring = self.options, self.ring
+        self._in_flight.clear(worker)
+        is_fork = options.start_method == "fork"
         settings = WorkerSettings(
             worker=worker,
             num_workers=self.num_workers,
             num_threads=self.num_threads,
-            seed=staff.seed,
-            small_bytes=staff.small_bytes,
+            seed=options.seed,
+            small_bytes=options.small_bytes,
             arena=ring.arena,
-            in_flight=self._board.extent,
-            threads_cell=self._board.threads_cell if staff.most_workers else None,
-            requests=self._requests[worker if staff.is_assigned else 0][1],
+            in_flight=self._in_flight.extent,
+            threads_cell=self._in_flight.threads_cell if options.most_workers else None,
+            requests=self._requests[worker if options.is_assigned else 0][1],
             replies=self._workers_replies,
             files=self._workers_files,
             stacks=self._stacks,
@@ -222,15 +233,15 @@ class Team:
             is_from_main_thread=threading.current_thread() is threading.main_thread(),
             trainers_ends=tuple(self._trainers_ends) if is_fork else (),
         )
-        process = staff.context.Process(
-            target=work, args=(settings, self.job if is_fork else self.cargo), daemon=True, name=f"stoker-{worker}"
+        process = options.context.Process(
+            target=work, args=(settings, self.job if is_fork else self.shared_job), daemon=True, name=f"stoker-{worker}"
         )
         try:
             with hold_interrupts(), forking_a_worker() if is_fork else nullcontext():
                 make_sure_of_descriptors(self._replies.fileno())
                 process.start()
                 self._processes[worker] = process
-                self.tally.started(worker, process.pid)
+                self.totals.started(worker, process.pid)
                 self._sentinels[process.sentinel] = worker
                 self._poll.register(process.sentinel, select.POLLIN)
         except BaseException as error:
@@ -244,16 +255,16 @@ class Team:
                     process.kill()
                     process.join()
             else:
-                self.stop()  # with fewer workers, what is lost would be waited for in vain
-            told = launch_error(error, worker=worker, start_method=staff.start_method)
-            if told is error:
+                self.stop()  # with fewer workers, lost requests would be waited for in vain
+            launch = launch_error(error, worker=worker, start_method=options.start_method)
+            if launch is error:
                 raise
-            raise told from error
+            raise launch from error
 
     def stop(self) -> None:
-        """End the workers before control returns. Requests that were not answered stay, for `start` to go on with.
+        """End the workers before control returns. Unanswered requests are kept; `restart` sends them again.
 
-        Also if Ctrl-C comes meanwhile; what it then cuts short is gone on with by the next call.
+        If Ctrl-C interrupts this, the next call completes it.
         """
         if os.getpid() != self.process or not (self.is_running or self._requests):
             return
@@ -262,14 +273,14 @@ class Team:
             for number in range(len(self._requests)):
                 self._drained(number)
             for worker in self._processes:  # while they are there to be looked at
-                self.tally.ending(worker)
+                self.totals.ending(worker)
         finally:
             try:
                 for ours in self._trainers_ends:
                     with suppress(OSError):
                         ours.shutdown(socket.SHUT_RDWR)  # also for copies of this end that a fork has
             finally:
-                end_processes(self._processes, patience_seconds=self.staff.patience_seconds)
+                end_processes(self._processes, patience_seconds=self.options.patience_seconds)
         self._sentinels.clear()
         self._ready.clear()
         for pending in self.pending.values():  # replies that nobody has read, batches cut short
@@ -279,7 +290,7 @@ class Team:
         for end in self._ends:
             end()
         self._requests.clear()
-        self._doubts.end()
+        self._quarantine.end()
         self._backlog.clear()
         self._to_start.clear()
         self._leaving.clear()
@@ -297,10 +308,10 @@ class Team:
                 self.ring.give_back(pending.slot)
                 pending.slot = None
         self.pending.clear()
-        self._board.close()
-        if self.cargo is not None:
-            self.cargo.close()
-            self.cargo = None
+        self._in_flight.close()
+        if self.shared_job is not None:
+            self.shared_job.close()
+            self.shared_job = None
 
     # ------------------------------------------------------------ more and fewer
 
@@ -312,36 +323,36 @@ class Team:
     @property
     def is_settled(self) -> bool:
         """Whether there are as many workers as there should be, and all of them have begun."""
-        is_changing = bool(self._num_asked_to_go or self._extra or self._has_to_ask)
+        is_changing = bool(self._num_asked_to_go or self._extra or self._retire_is_due)
         return not is_changing and len(self._ready - self._leaving) == self.num_workers
 
     def resize(self, num_workers: int, num_threads: int, prefetch_factor: int) -> None:
-        """Have so many workers from now on, with so many threads in each, and so many requests given for each.
+        """Change the number of workers, of threads in each, and of requests in flight for each.
 
-        New ones begin when they are there; whoever is too many goes when it has done what it is at. Nothing is lost.
+        New workers begin when they have started; surplus ones retire after their present batch. Nothing is lost.
         """
         if os.getpid() != self.process:
             return
         self.num_workers, self.num_threads = min(num_workers, self.most_workers), num_threads
         self.prefetch_factor = prefetch_factor
-        self._board.tell(num_threads)
+        self._in_flight.set_num_threads(num_threads)
         self._adjust()
 
     @property
     def _num_lacking(self) -> int:
-        """How many workers are missing; below 0, how many are too many. Who was asked to go is counted as gone."""
+        """How many workers are missing; negative: surplus. Those asked to retire count as gone."""
         there = len(self._processes) - len(self._leaving & set(self._processes)) + len(self._to_start)
         return self.num_workers - there + self._num_asked_to_go
 
     def _adjust(self) -> None:
-        """Start workers that are missing, and ask those that are too many to go."""
-        if not self.staff.most_workers or not self.is_running or Team.is_at_exit:
+        """Start missing workers, and ask surplus ones to retire."""
+        if not self.options.most_workers or not self.is_running or Team.is_at_exit:
             return
         for _ in range(self._num_lacking):
             free = (number for number in range(self.most_workers) if number not in self._processes)
             worker = next((number for number in free if number not in self._to_start), None)
             if worker is None:
-                return  # those that go still have their seats; when they are gone, this is looked at again
+                return  # retiring workers still have their numbers; this is called again when they are gone
             if set(self._processes) - self._leaving:
                 self._extra.add(worker)
             try:
@@ -349,7 +360,7 @@ class Team:
             except (WorkerError, OutOfDescriptors) as error:
                 if not self.is_running:
                     raise
-                self._do_without(worker, error.__cause__ or error)
+                self._continue_without(worker, error.__cause__ or error)
                 return
         for _ in range(-self._num_lacking):
             if self._to_start:
@@ -358,34 +369,34 @@ class Team:
             try:
                 self._requests[0][0].send(RETIRE, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                self._has_to_ask = True  # when somebody answers, there is room
+                self._retire_is_due = True  # after the next answer, there is room
                 return
             except (OSError, IndexError) as error:
                 raise Closed from error
             self._num_asked_to_go += 1
 
-    def _do_without(self, worker: int, error: BaseException) -> None:
-        """One more worker cannot be had: go on with those that there are."""
+    def _continue_without(self, worker: int, error: BaseException) -> None:
+        """Continue with the running workers: another one cannot be started."""
         self._extra.discard(worker)
         there = len(set(self._processes) - self._leaving - {worker})
-        if not there:  # they have gone meanwhile
+        if not there:  # they have exited meanwhile
             self.failure = error
         self.num_workers = self.most_workers = max(1, min(self.num_workers, there))
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         log.warning("worker %d could not be started (%s); there will be no more than %d", worker, first, there)
 
-    def look(self) -> None:
-        """Take in what there is, without waiting."""
+    def take_in_arrived(self) -> None:
+        """Take in all replies that have arrived, without waiting."""
         while self.is_running and self.receive(0):
             pass
 
     # ------------------------------------------------------------ requests
 
     def give(self, pending: Pending) -> None:
-        """Request something to be made."""
+        """Send a request for a batch."""
         if pending.slot is None:
             pending.slot = self.ring.take()
-        pending.worker = pending.queue.errand.worker_of(pending.recipe) if self.staff.is_assigned else 0
+        pending.worker = pending.queue.source.worker_of(pending.recipe) if self.options.is_assigned else 0
         self._number(pending)
         self._send(pending)
 
@@ -398,7 +409,7 @@ class Team:
         slot, in_slot = pending.slot, 0
         assert slot is not None
         try:
-            content = pickle.dumps(pending.queue.errand.content(pending.recipe), 5)
+            content = pickle.dumps(pending.queue.source.content(pending.recipe), 5)
             if len(content) > INLINE_BYTES:
                 self.ring.make_room(slot, len(content))
                 assert slot.memory is not None
@@ -409,7 +420,7 @@ class Team:
             self._fail(pending, error)
             return
         if self._backlog and any(other.worker == pending.worker for other in self._backlog):
-            self._backlog.append(pending)  # none may overtake another
+            self._backlog.append(pending)  # no request may overtake another
             return
         where = slot.extent, slot.window.stop, self.ring.sizes.usual_bytes
         request = Request(pending.ticket, slot.number, in_slot, pending.is_suspected, *where, content)
@@ -421,20 +432,20 @@ class Team:
             raise Closed from error
 
     def _fail(self, pending: Pending, error: BaseException) -> None:
-        """A request is over, and this came of it."""
+        """End a request with an error."""
         pending.error = error.with_traceback(None)
         self._forget(pending)
         pending.queue.note(pending)
 
     def _forget(self, pending: Pending) -> None:
-        """A request is over: its slot is free."""
+        """Drop a request and free its slot."""
         self.pending.pop(pending.ticket, None)
         if pending.slot is not None:
             self.ring.give_back(pending.slot)
             pending.slot = None
 
     def _drained(self, number: int) -> list[int]:
-        """Take requests that nobody has taken back out of a channel; return their tickets."""
+        """Take requests that no worker has taken yet back out of a channel; return their tickets."""
         tickets = []
         with suppress(BlockingIOError):
             while packet := self._requests[number][1].recv(PACKET_BYTES, socket.MSG_DONTWAIT):
@@ -444,7 +455,7 @@ class Team:
         return tickets
 
     def end(self, queue: Queue[Any]) -> None:
-        """Nobody waits for a queue's results any more. Requests that nobody has taken are forgotten."""
+        """End an iteration: drop its queue, and the requests that no worker has taken yet."""
         if queue.is_over or os.getpid() != self.process:
             return
         queue.is_over = True
@@ -454,7 +465,7 @@ class Team:
                 pending.slot = None
         queue.entries.clear()
         self.ring.rest(self.depth)
-        if not self.is_running:  # nobody is at anything
+        if not self.is_running:  # no worker is building anything
             for pending in [pending for pending in self.pending.values() if pending.queue is queue]:
                 self._forget(pending)
             return
@@ -466,8 +477,8 @@ class Team:
                     self._forget(self.pending[ticket])
         self._backlog.clear()
         if self._num_lacking < 0:
-            self._adjust()  # who was asked to go, and has not heard it, is asked again
-        if self.staff.is_assigned:
+            self._adjust()  # requests to retire were taken back with the others: send them again
+        if self.options.is_assigned:
             for ours, _ in self._requests:
                 with suppress(OSError):
                     ours.send(END_OF_ITERATION, socket.MSG_DONTWAIT)
@@ -485,29 +496,29 @@ class Team:
                 backlog, self._backlog = self._backlog, deque()
                 for pending in backlog:
                     self._send(pending)
-            if self._has_to_ask:
-                self._has_to_ask = False
+            if self._retire_is_due:
+                self._retire_is_due = False
                 self._adjust()
-            patience = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
+            patience = POLL_SECONDS if seconds is None else min(seconds, POLL_SECONDS)
             events = self._poll.poll(max(1, int(patience * 1000)))
             if not self.is_running or (self.queue is not None and self.queue.is_closing):
                 raise Closed
-            # A child of a worker's own keeps its end of the pipe open, and so its death a secret: look now and then.
+            # A child process of a worker may hold its sentinel pipe open after its death: poll exit codes now and then.
             ended = {self._sentinels[number] for number, _ in events if number in self._sentinels}
             if not events:
                 ended = {worker for worker, process in self._processes.items() if process.exitcode is not None}
             if ended:
-                while self._take_in_one():  # what a worker said before it died counts
+                while self._take_in_one():  # replies sent before the death count
                     pass
                 for worker in ended:
                     if worker in self._processes:
-                        self._bury(worker)
+                        self._handle_worker_exit(worker)
                 return True
             if not events and seconds is not None:
                 return False
 
     def wake(self) -> None:
-        """Send a thread away that waits in `receive`; for whoever is about to close the team, without its lock."""
+        """Make a thread that waits in `receive` raise `Closed`. Called without the lock, before closing."""
         with suppress(OSError):
             self._replies.shutdown(socket.SHUT_RDWR)
 
@@ -526,9 +537,9 @@ class Team:
 
     def _take_in(self, reply: Reply) -> None:
         worker = reply.worker
-        self.tally.cpu_seconds[worker] = reply.cpu_seconds
-        if self._doubts:
-            self._doubts.clear(worker, reply)
+        self.totals.cpu_seconds[worker] = reply.cpu_seconds
+        if self._quarantine:
+            self._quarantine.clear(worker, reply)
         if reply.kind == READY:
             self._ready.add(worker)
             self._extra.discard(worker)
@@ -542,14 +553,14 @@ class Team:
             return
         if not reply.ticket and worker in self._extra:
             self._leaving.add(worker)  # it goes
-            self._do_without(worker, _raisable(pickle.loads(reply.content).error(), worker))
+            self._continue_without(worker, _raisable(pickle.loads(reply.content).error(), worker))
             return
         if not reply.ticket:
             self.failure = _raisable(pickle.loads(reply.content).error(), worker)
             self.failure.add_note(f"raised at the start of worker {worker}")
             return
         pending = self.pending.get(reply.ticket)
-        if pending is None:  # requested again meanwhile
+        if pending is None:  # it was requested again meanwhile
             if reply.is_apart:
                 with suppress(OutOfDescriptors):
                     file_of(self._files, reply.ticket, self._files_received)
@@ -569,7 +580,9 @@ class Team:
         slot.used = reply.used
         self.ring.sizes.add(reply.used)
         pending.reply = reply
-        del self.pending[reply.ticket]  # only now: after an interrupt it would be waited for in vain
+        del self.pending[
+            reply.ticket
+        ]  # only now: otherwise Ctrl-C here would leave a request that is waited for in vain
         if not pending.queue.note(pending):
             self.ring.give_back(slot)
             pending.slot = None
@@ -584,22 +597,22 @@ class Team:
         reply, slot = pending.reply, pending.slot
         assert reply is not None
         assert slot is not None
-        parcel: Any = reply.content
+        pickled: Any = reply.content
         if reply.size:
             assert slot.memory is not None
-            parcel = memoryview(slot.memory)[reply.start : reply.start + reply.size]
+            pickled = memoryview(slot.memory)[reply.start : reply.start + reply.size]
         lease = self.ring.viewed(slot) if reply.kind == VIEWS else None
         try:
             if reply.kind == FAILURE:
-                pending.error = _raisable(pickle.loads(parcel).error(), reply.worker)
+                pending.error = _raisable(pickle.loads(pickled).error(), reply.worker)
             else:
                 began = time.perf_counter()
-                answer = unpickle_batch(parcel, lease, pins=self.staff.pins_small)
-                trip = reply.worker, reply.sent, time.perf_counter() - began
-                pending.result = pending.queue.errand.result(pending.recipe, answer, trip)
+                answer = unpickle_batch(pickled, lease, pins=self.options.pins_small)
+                handover = reply.worker, reply.sent, time.perf_counter() - began
+                pending.result = pending.queue.source.result(pending.recipe, answer, handover)
         except Exception as error:
             pending.error = error.with_traceback(None)
-        pending.slot = None  # up to here an interrupt costs nothing: all this is done anew
+        pending.slot = None  # last: after Ctrl-C before this line, all of it is done again
         if lease is None:
             self.ring.give_back(slot)
         else:
@@ -607,10 +620,10 @@ class Team:
 
     # ------------------------------------------------------------ deaths
 
-    def _bury(self, worker: int) -> None:
-        """A worker has ended without a word: replace it, and ask again for what it was at."""
+    def _handle_worker_exit(self, worker: int) -> None:
+        """Handle an unexpected worker exit: start a replacement and send its requests again."""
         process = self._processes.pop(worker)
-        self.tally.ending(worker)
+        self.totals.ending(worker)
         self._poll.unregister(process.sentinel)
         del self._sentinels[process.sentinel]
         process.join()
@@ -618,38 +631,40 @@ class Team:
         process.close()
         if worker in self._extra:
             self._leaving.add(worker)
-            self._do_without(worker, WorkerDied("start-up", ends=[end]))
+            self._continue_without(worker, WorkerDied("start-up", ends=[end]))
         if worker not in self._ready and worker not in self._leaving:
             self._failed_starts.append(end)
-            # One that says itself that it failed would do so again; if it has said why, that is what counts.
+            # A worker that exits by itself would do so again; the error that it has sent, if any, comes first.
             if self.failure is None and (len(self._failed_starts) >= MAX_ENDS or end.startswith("exit code")):
                 self.failure = WorkerDied("start-up", ends=self._failed_starts)
             if self.failure is not None:
                 return
         is_replaced = worker not in self._leaving and self._num_lacking > 0
         if is_replaced:
-            log.warning("worker %d has ended (%s) and is replaced; what it was at is made again", worker, end)
+            log.warning("worker %d has ended (%s) and is replaced; its batches are loaded again", worker, end)
         elif worker not in self._leaving:
-            log.warning("worker %d has ended (%s); what it was at is made again by others", worker, end)
+            log.warning("worker %d has ended (%s); its batches are loaded again by other workers", worker, end)
         self._ready.discard(worker)
         self._leaving.discard(worker)
-        self._doubts.clear(worker)
-        at = [self.pending[ticket] for ticket in self._board.tickets(worker) if ticket in self.pending]
+        self._quarantine.clear(worker)
+        at = [self.pending[ticket] for ticket in self._in_flight.tickets(worker) if ticket in self.pending]
         for pending in at:
-            if len(at) == 1:  # of two that were made side by side, it is not known which was to blame
+            if len(at) == 1:  # of two built side by side, it is unknown which is to blame
                 pending.ends.append(end)
             pending.is_suspected = True
             if pending.slot is not None:
                 self.ring.empty_behind(pending.slot)
-        lost = self._lost_with_one_of_many(at) if not self.staff.is_assigned else self._lost_with(worker)
-        self._num_asked_to_go = 0  # who has heard it will say so, and be missed then if it was the wrong one
+        lost = self._lost_with_one_of_many(at) if not self.options.is_assigned else self._lost_with(worker)
+        self._num_asked_to_go = (
+            0  # a worker that took such a request will announce it, and is replaced then if it is needed
+        )
         if is_replaced:
             self._start_one(worker)
         self._send_again(lost)
         self._adjust()
 
     def _lost_with(self, worker: int) -> list[Pending]:
-        """Return what has to be requested again where each worker has requests of its own."""
+        """Return the requests to be sent again, where each worker has requests of its own: all of that worker."""
         self._drained(worker)
         self._backlog = deque(pending for pending in self._backlog if pending.worker != worker)
         lost = [pending for pending in self.pending.values() if pending.worker == worker]
@@ -660,18 +675,17 @@ class Team:
         return lost
 
     def _lost_with_one_of_many(self, at: list[Pending]) -> list[Pending]:
-        """Return what has to be requested again where requests are for whoever is free.
+        """Return the requests to be sent again, where any worker may take a request.
 
-        What nobody has taken is still in the channel. What the board shows is in somebody's hands. Between the two lies
-        a moment in which a worker has a request and has not said so: what is neither here nor there may be lost with
-        the dead or just be taken by someone alive, so it is made in another slot, and the old one stays untouched
-        until it is known that nobody writes to it.
+        A request that no worker has taken is still in the channel; one that the table shows is being built by a live
+        worker. A request that is in neither was lost with the dead worker, or was taken this moment by a live one. It
+        is built again in another slot, and the old slot is quarantined until no worker can still write to it.
         """
         waiting = set(self._drained(0)) | {pending.ticket for pending in self._backlog}
         self._backlog.clear()
-        alive = set(self._processes)  # also who has not been heard of yet: it may have said hello just now
+        alive = set(self._processes)  # also workers that are not ready yet: their first message may be on its way
         last_ticket = self._last_ticket
-        shown = {ticket for other in alive for ticket in self._board.tickets(other)}
+        shown = {ticket for other in alive for ticket in self._in_flight.tickets(other)}
         again = []
         for pending in list(self.pending.values()):
             is_in_doubt = pending not in at and pending.ticket not in waiting
@@ -680,19 +694,17 @@ class Team:
             assert pending.slot is not None
             if is_in_doubt and alive:
                 slot, pending.slot = pending.slot, self.ring.take()
-                self._doubts.add(pending.ticket, slot, alive, last_ticket=last_ticket)
+                self._quarantine.add(pending.ticket, slot, alive, last_ticket=last_ticket)
             elif is_in_doubt:
                 self.ring.empty_behind(pending.slot)
             again.append(pending)
-        first = {id(pending) for pending in at}  # it is waited for the longest
+        first = {id(pending) for pending in at}  # they have been waited for the longest
         again.sort(key=lambda pending: (id(pending) not in first, pending.ticket))
         self._renumber(again)
         return again
 
     def _renumber(self, lost: list[Pending]) -> None:
-        """Give new tickets: an answer to one then tells what its worker has left behind, and one to an old ticket
-        nothing.
-        """
+        """Give requests new tickets, so that replies to the old ones are recognized as late."""
         for pending in lost:
             ticket = pending.ticket
             self._number(pending)
@@ -704,16 +716,16 @@ class Team:
             if pending.queue.is_over:
                 self._forget(pending)
             elif len(pending.ends) >= MAX_ENDS:
-                self._fail(pending, WorkerDied(pending.queue.errand.described(pending.recipe), ends=pending.ends))
+                self._fail(pending, WorkerDied(pending.queue.source.described(pending.recipe), ends=pending.ends))
             else:
                 kept.append(pending)
-        if self.staff.is_assigned:
-            kept = self._renew(kept)  # also when nothing is lost: the new worker has to know where to begin
+        if self.options.is_assigned:
+            kept = self._renew(kept)  # also when nothing is lost: the new worker has to know where to start
         for pending in kept:
             self._send(pending)
 
     def _renew(self, lost: list[Pending]) -> list[Pending]:
-        """Ask for recipes that new workers can make, which do not know what the old ones did."""
+        """Return lost requests with recipes that a new worker can build, which has no state of the old one."""
         queue = self.queue
         if queue is None or queue.is_over:
             return []
@@ -721,14 +733,14 @@ class Team:
         received = [result for result in results if not isinstance(result, BaseException)]
         own = [pending for pending in lost if pending.queue is queue]
         for pending, recipe in zip(
-            own, queue.errand.restarted([pending.recipe for pending in own], received), strict=True
+            own, queue.source.restarted([pending.recipe for pending in own], received), strict=True
         ):
             pending.recipe = recipe
         return own
 
-    def go_on(self) -> None:
-        """Start again after a stop: everything that was not answered is requested again."""
-        # an interrupt may have come when one was just being numbered, or answered
+    def restart(self) -> None:
+        """Start again after a stop, and send all unanswered requests again."""
+        # Ctrl-C may have come while one was being numbered, or answered
         tickets = {pending: ticket for ticket, pending in self.pending.items() if not pending.is_done}
         self.pending = {ticket: pending for pending, ticket in tickets.items()}
         for pending, ticket in tickets.items():
@@ -737,9 +749,9 @@ class Team:
         self._send_again(sorted(self.pending.values(), key=lambda pending: pending.ticket))
 
     def stacks(self, pending: Pending) -> str:
-        """Return the stacks of the worker that is at a request, or of all, if nobody is."""
+        """Return the stacks of the worker that is building a request, or of all workers if none is."""
         ready = [worker for worker in self._processes if worker in self._ready]
-        at = [worker for worker in ready if pending.ticket in self._board.tickets(worker)]
+        at = [worker for worker in ready if pending.ticket in self._in_flight.tickets(worker)]
         if not ready:
             return "(no worker has started yet)"
         return "\n".join(f"worker {worker}:\n{self._stacks.of(self._processes[worker].pid)}" for worker in at or ready)
@@ -756,7 +768,7 @@ NO_DEBUGGER = (
 
 
 def _raisable(error: BaseException, worker: int) -> BaseException:
-    """Return what is raised in the trainer for an error in a worker. What ends a process ends only that one."""
+    """Return the exception to raise in the trainer for an error in a worker; SystemExit becomes an error."""
     error.add_note(f"raised in worker {worker}")
     if isinstance(error, AttributeError) and "on <module '__main__'" in str(error):
         error.add_note(NOT_IN_MAIN)

@@ -1,4 +1,4 @@
-"""What worker processes have used, from their start to their end, whoever had the seat."""
+"""CPU time and memory of worker processes, from start to end, replaced ones included."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from stoker.engine.stats import ProcessStats
 from stoker.foundation.machine import pss_bytes, usage_of
 
-LOOK_SECONDS = 10.0
+MEMORY_SECONDS = 10.0
 """How long the memory of a worker that has ended is as good as known, so that short epochs are not slowed down: a look
 takes two milliseconds.
 """
 
 
 @dataclass(slots=True)
-class _Seat:
-    """What was used by those who had a seat and are gone, and who has it now."""
+class _WorkerUsage:
+    """What was used by those who had a usage and are gone, and who has it now."""
 
     pid: int = 0
     cpu_seconds: float = 0.0
@@ -35,60 +35,60 @@ class _Seat:
 
 
 class WorkerTotals:
-    """Adds up by worker. A worker tells its CPU time with every batch; the rest is read when somebody asks."""
+    """Adds up by worker. A worker sends its CPU time with every batch; the rest is read when stats are asked for."""
 
     def __init__(self) -> None:
         self.cpu_seconds: dict[int, float] = {}
-        """What the process that has the seat now said last."""
-        self._seats: dict[int, _Seat] = {}
+        """What the process that has the usage now said last."""
+        self._usages: dict[int, _WorkerUsage] = {}
         self.ended_read_bytes = 0
         """What workers that are gone have read, from their start on."""
 
     def started(self, worker: int, pid: int) -> None:
-        """Note that a process has taken a seat."""
-        self._seats.setdefault(worker, _Seat()).pid = pid
+        """Note that a process has taken a usage."""
+        self._usages.setdefault(worker, _WorkerUsage()).pid = pid
         self.cpu_seconds[worker] = 0.0
 
     def reset(self) -> None:
         """Count from now on."""
         self.ended_read_bytes = 0
-        for worker, seat in list(self._seats.items()):
-            if not seat.pid:
-                del self._seats[worker]
+        for worker, usage in list(self._usages.items()):
+            if not usage.pid:
+                del self._usages[worker]
                 continue
-            used = usage_of(seat.pid)
-            seat.cpu_seconds = -max(self.cpu_seconds.get(worker, 0.0), used.cpu_seconds if used is not None else 0.0)
-            seat.delay_seconds = -used.delay_seconds if used is not None else 0.0
-            seat.read_bytes = -used.read_bytes if used is not None else 0
+            used = usage_of(usage.pid)
+            usage.cpu_seconds = -max(self.cpu_seconds.get(worker, 0.0), used.cpu_seconds if used is not None else 0.0)
+            usage.delay_seconds = -used.delay_seconds if used is not None else 0.0
+            usage.read_bytes = -used.read_bytes if used is not None else 0
 
     def ending(self, worker: int) -> None:
-        """Note that a process is about to leave its seat, or has left it."""
-        seat = self._seats.get(worker)
-        if seat is None or not seat.pid:
+        """Note that a process is about to leave its usage, or has left it."""
+        usage = self._usages.get(worker)
+        if usage is None or not usage.pid:
             return
-        used = usage_of(seat.pid)
-        if time.monotonic() - seat.looked > LOOK_SECONDS:
-            seat.look()
+        used = usage_of(usage.pid)
+        if time.monotonic() - usage.looked > MEMORY_SECONDS:
+            usage.look()
         if used is not None:
-            seat.delay_seconds += used.delay_seconds
-            seat.read_bytes += used.read_bytes
+            usage.delay_seconds += used.delay_seconds
+            usage.read_bytes += used.read_bytes
             self.ended_read_bytes += used.read_bytes
-        seat.cpu_seconds += max(self.cpu_seconds.pop(worker, 0.0), used.cpu_seconds if used is not None else 0.0)
-        seat.pid = 0
+        usage.cpu_seconds += max(self.cpu_seconds.pop(worker, 0.0), used.cpu_seconds if used is not None else 0.0)
+        usage.pid = 0
 
     def stats(self) -> list[tuple[int, ProcessStats]]:
         """Return a record for each worker there was, with its number."""
-        return [(worker, self._stats_of(worker, seat)) for worker, seat in sorted(self._seats.items())]
+        return [(worker, self._stats_of(worker, usage)) for worker, usage in sorted(self._usages.items())]
 
-    def _stats_of(self, worker: int, seat: _Seat) -> ProcessStats:
-        seat.look()
-        used = usage_of(seat.pid) if seat.pid else None
+    def _stats_of(self, worker: int, usage: _WorkerUsage) -> ProcessStats:
+        usage.look()
+        used = usage_of(usage.pid) if usage.pid else None
         now = max(self.cpu_seconds.get(worker, 0.0), used.cpu_seconds if used is not None else 0.0)
         return ProcessStats(
-            pid=seat.pid,
+            pid=usage.pid,
             role=f"worker {worker}",
-            cpu_seconds=seat.cpu_seconds + now,
-            delay_seconds=seat.delay_seconds + (used.delay_seconds if used is not None else 0.0),
-            read_bytes=seat.read_bytes + (used.read_bytes if used is not None else 0),
-            pss_bytes=seat.pss_bytes,
+            cpu_seconds=usage.cpu_seconds + now,
+            delay_seconds=usage.delay_seconds + (used.delay_seconds if used is not None else 0.0),
+            read_bytes=usage.read_bytes + (used.read_bytes if used is not None else 0),
+            pss_bytes=usage.pss_bytes,
         )

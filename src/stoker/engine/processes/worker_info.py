@@ -1,4 +1,4 @@
-"""Who a worker is, as the user's code sees it through `torch.utils.data.get_worker_info()`."""
+"""What `torch.utils.data.get_worker_info()` returns in a worker."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from stoker.foundation import torch_private
 class Info(torch_private.WorkerInfo):
     """torch's WorkerInfo, with a note of whether anyone looked at it."""
 
-    def __init__(self, **told: Any) -> None:
-        torch_told = torch_private.WorkerInfo(**told)
-        names = [name for name in ("rng", "worker_method") if hasattr(torch_told, name)]
-        object.__setattr__(self, "_told", told | {name: getattr(torch_told, name) for name in names})
+    def __init__(self, **fields: Any) -> None:
+        torch_info = torch_private.WorkerInfo(**fields)
+        names = [name for name in ("rng", "worker_method") if hasattr(torch_info, name)]
+        object.__setattr__(self, "_fields", fields | {name: getattr(torch_info, name) for name in names})
         object.__setattr__(self, "_has_looked", False)
 
     def __getattribute__(self, name: str) -> Any:
-        told = object.__getattribute__(self, "_told")
-        if name not in told:
+        fields = object.__getattribute__(self, "_fields")
+        if name not in fields:
             return object.__getattribute__(self, name)
         object.__setattr__(self, "_has_looked", True)
-        return told[name]
+        return fields[name]
 
 
 def become(worker: int, num_workers: int, *, seed: int, dataset: Any) -> None:
@@ -41,7 +41,7 @@ def act_as(worker: int) -> None:
     """Let the user's code in this worker see `worker` as its number: after a resume another one may take its turn."""
     info = torch_private.worker_info()
     if isinstance(info, Info):
-        info._told["id"] = worker
+        info._fields["id"] = worker
 
 
 def has_looked() -> bool:

@@ -1,7 +1,7 @@
 """Shared memory without a name: one anonymous memory file for each loader.
 
 Nothing of it is ever in a file system, so nothing is left after a kill -9, and the size of /dev/shm does not matter.
-The file is sparse. Each slot has a *window* of it, addresses that nobody else uses, and whoever fills the slot puts
+The file is sparse. Each slot has a *window* of it, addresses that nothing else uses, and the writer of the slot puts
 memory behind as much of the window as the batch needs, without asking anyone.
 """
 
@@ -84,14 +84,14 @@ class Arena:
     def mapped(self, extent: Extent) -> memoryview:
         """Return the extent's memory, for as long as anyone holds it.
 
-        Not by `mmap.mmap`, which keeps a descriptor for each map: whoever keeps batches would run out of them.
+        Not by `mmap.mmap`, which keeps a descriptor for each map: a user who keeps batches would run out of them.
         """
         access = mmap.PROT_READ | mmap.PROT_WRITE
         address = _libc.mmap(None, extent.num_bytes, access, mmap.MAP_SHARED, self.descriptor, extent.offset)
         if address == _FAILED:
             raise OutOfSharedMemory(extent.num_bytes, reason=os.strerror(ctypes.get_errno()))
         memory = (ctypes.c_char * extent.num_bytes).from_address(address)
-        # not at the interpreter's exit: whoever holds it then may still be reading it
+        # not at the interpreter's exit: a thread may still be reading it
         finalize(memory, _libc.munmap, address, extent.num_bytes).atexit = False
         return memoryview(memory).cast("B")
 
@@ -114,7 +114,7 @@ class Arena:
         return Extent(extent.offset, num_bytes)
 
     def empty(self, start: int, stop: int) -> None:
-        """Give the memory between two offsets back to the system. Whoever has it mapped sees zeros."""
+        """Give the memory between two offsets back to the system. Maps of it then read zeros."""
         if start < stop:
             _libc.fallocate(self.descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, stop - start)
 
@@ -128,7 +128,7 @@ def _same_arena(descriptor: Any) -> Arena:
 
 
 class Addresses:
-    """Addresses of the file that nobody uses. The lowest ones are given out first, so that the file stays short."""
+    """Free addresses of the file. The lowest ones are given out first, so that the file stays short."""
 
     def __init__(self) -> None:
         self._gaps = [Extent(0, END_OF_ADDRESSES)]

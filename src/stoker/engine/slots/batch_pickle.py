@@ -1,8 +1,8 @@
 """A batch on its way from a worker: the structure as pickle protocol 5, large buffers apart, in a slot.
 
 Tensors and arrays that were collated straight into the slot are only named in the pickle; others are copied in. In the
-trainer they become views on the slot's lease. Small ones travel inside the pickle: whoever keeps the labels of every
-batch should not keep every batch.
+trainer they become views on the slot's lease. Small ones travel inside the pickle: keeping the labels of every
+batch must not keep every slot.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class _Table(dict[type, Callable[[Any], Any]]):
 
 
 class BatchPickler:
-    """Packs batches onto one desk. Tensors of up to `small_bytes` stay in the pickle."""
+    """Packs batches onto one writer. Tensors of up to `small_bytes` stay in the pickle."""
 
-    def __init__(self, desk: SlotWriter, *, small_bytes: int = SMALL_BYTES) -> None:
-        self._desk, self._small_bytes = desk, small_bytes
+    def __init__(self, writer: SlotWriter, *, small_bytes: int = SMALL_BYTES) -> None:
+        self._writer, self._small_bytes = writer, small_bytes
         self._spans: list[int] = []
         table = _Table(ForkingPickler._extra_reducers)  # type: ignore[attr-defined]
         table |= {
@@ -106,19 +106,19 @@ class BatchPickler:
             and not tensor.is_neg()
         )
         if not is_plain:
-            return _reduced(tensor)  # goes on with its parts, or its storage
+            return _reduced(tensor)  # its parts, or its storage, are reduced next
         assert code is not None
         shape, num_bytes = tuple(tensor.shape), tensor.nbytes
         is_contiguous, is_small = tensor.is_contiguous(), num_bytes <= self._small_bytes
         if is_contiguous and not is_small:
-            offset = self._desk.offset_of(tensor.data_ptr(), num_bytes)
+            offset = self._writer.offset_of(tensor.data_ptr(), num_bytes)
             if offset >= 0:
                 return _viewed_tensor, (offset, code, shape)
         elif num_bytes > tensor.untyped_storage().nbytes():
             return _reduced(tensor)  # expanded: the storage is smaller than what it shows
         elif not is_small:  # a part of what is in the slot, such as all tokens of each row but the last
             span = 1 + sum((size - 1) * stride for size, stride in zip(shape, tensor.stride()))
-            offset = self._desk.offset_of(tensor.data_ptr(), span * tensor.element_size())
+            offset = self._writer.offset_of(tensor.data_ptr(), span * tensor.element_size())
             if offset >= 0:
                 return _viewed_tensor, (offset, code, shape, tensor.stride())
         if is_contiguous and is_small and code < _NATIVE:
@@ -128,7 +128,7 @@ class BatchPickler:
             content = bytearray(num_bytes)
             _tensor_at(content, 0, code, shape, strides).copy_(tensor)
             return _own_tensor, (content, code, shape, strides)
-        memory, offset = self._desk.take(num_bytes)
+        memory, offset = self._writer.take(num_bytes)
         _tensor_at(memory, offset, code, shape, strides).copy_(tensor)
         return _viewed_tensor, (offset, code, shape, strides)
 
@@ -136,7 +136,7 @@ class BatchPickler:
         if array.dtype.hasobject or array.dtype.kind == "V" or array.nbytes <= SMALL_BYTES:
             return array.__reduce_ex__(5)
         strides = None if array.flags.c_contiguous else np.empty_like(array).strides
-        memory, offset = self._desk.take(array.nbytes)
+        memory, offset = self._writer.take(array.nbytes)
         np.ndarray(array.shape, array.dtype, memory, offset, strides)[...] = array
         return _viewed_array, (offset, array.dtype.str, array.shape, strides)
 
@@ -149,7 +149,7 @@ class BatchPickler:
         whole = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
         if storage.nbytes() <= self._small_bytes:
             return _own_storage, (bytearray(whole.tobytes()),)
-        memory, offset = self._desk.take(storage.nbytes())
+        memory, offset = self._writer.take(storage.nbytes())
         np.ndarray(whole.shape, np.uint8, memory, offset)[...] = whole
         return _viewed_storage, (offset, storage.nbytes())
 
@@ -158,23 +158,23 @@ class BatchPickler:
         raw = np.frombuffer(buffer.raw(), np.uint8)
         if raw.nbytes <= SMALL_BYTES:
             return True
-        memory, offset = self._desk.take(raw.nbytes)
+        memory, offset = self._writer.take(raw.nbytes)
         np.ndarray(raw.shape, np.uint8, memory, offset)[...] = raw
         self._spans += (offset, raw.nbytes)
         return False
 
 
-def unpickle_batch(parcel: Any, lease: Any, *, pins: bool = False) -> Any:
+def unpickle_batch(pickled: Any, lease: Any, *, pins: bool = False) -> Any:
     """Return the batch; its large buffers are views on `lease`. With `pins`, small tensors are page-locked by torch."""
-    (count,) = struct.unpack_from("<I", parcel)
+    (count,) = struct.unpack_from("<I", pickled)
     _opening.lease, _opening.pins = lease, pins
     try:
         if not count:
-            return pickle.loads(memoryview(parcel)[4:])
-        spans = struct.unpack_from(f"<{count}Q", parcel, 4)
+            return pickle.loads(memoryview(pickled)[4:])
+        spans = struct.unpack_from(f"<{count}Q", pickled, 4)
         whole = memoryview(lease).cast("B")
         buffers = [whole[start : start + size] for start, size in zip(spans[::2], spans[1::2], strict=True)]
-        return pickle.loads(memoryview(parcel)[4 + 8 * count :], buffers=buffers)
+        return pickle.loads(memoryview(pickled)[4 + 8 * count :], buffers=buffers)
     finally:
         _opening.lease = None
 

@@ -2,7 +2,7 @@
 
 A slot is as big as its own batch needs, with some room. It keeps that memory for the next batch, unless hardly any
 recent batch needed as much. So a stream of similar batches never allocates again, and one outsized batch costs memory
-only while somebody holds it.
+only while it is held.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The trainer's side of the slots: which are free, and when one may be used again.
 
 A slot is *leased* with its batch: every tensor of the batch views the lease, and when the last of them is gone the slot
-comes back. Whoever keeps batches makes the ring grow; when they are let go, it shrinks again. So does a slot that is
+comes back. Batches that are kept make the ring grow; when they are freed, it shrinks again. So does a slot that is
 much bigger than what recent batches needed.
 """
 
@@ -77,14 +77,14 @@ class Slot:
     def __init__(self, number: int, window: Extent) -> None:
         self.number = number
         self.window = window
-        """Addresses of the file that nobody else uses."""
+        """Addresses of the file that nothing else uses."""
         self.extent = Extent(window.offset, 0)
         """The part of them behind which there is memory."""
         self.memory: memoryview | None = None
         self.kind: Any = None
         self.address = 0
         self.used = END_OF_ADDRESSES
-        """What its batch needs of it; more than there is as long as nobody has said."""
+        """What its batch needs of it; more than there is while that is unknown."""
         self.turn = 0
         """Which lease of the ring it is on, or was."""
         self.is_apart = False
@@ -181,7 +181,7 @@ class Ring:
         return roomy(needed) if needed else 0
 
     def _move(self, slot: Slot, num_bytes: int = 0) -> None:
-        """Give a slot that nobody uses a bigger window, if there is one."""
+        """Give a free slot a bigger window, if there is one."""
         self._forget(slot)
         self._addresses.give_back(slot.window)
         slot.window = Extent(0, 0)
@@ -189,7 +189,7 @@ class Ring:
         slot.extent = Extent(slot.window.offset, 0)
 
     def make_room(self, slot: Slot, num_bytes: int) -> None:
-        """See to it that a slot that nobody uses has `num_bytes`."""
+        """Let a free slot have at least `num_bytes`."""
         if slot.extent.num_bytes >= num_bytes and not slot.is_apart:
             return
         with self._lock:
@@ -204,7 +204,7 @@ class Ring:
     # ------------------------------------------------------------ leases
 
     def take(self) -> Slot:
-        """Return a slot that nobody uses, a new one if need be."""
+        """Return a free slot, a new one if there is none."""
         with self._lock:
             return self._taken()
 
@@ -246,7 +246,7 @@ class Ring:
         except OutOfSharedMemory:
             self._empty(slot)
             raise
-        slot.extent = extent  # last: after an interrupt it is adopted anew
+        slot.extent = extent  # last: after Ctrl-C it is adopted again
 
     def adopt_apart(self, slot: Slot, file: Arena, extent: Extent) -> None:
         """Note that the slot's batch has come in a file of its own. When it is gone, so is the file."""
@@ -287,7 +287,7 @@ class Ring:
                 slot.extent = extent
 
     def _shrink(self, slot: Slot) -> None:
-        """Give back what a slot that nobody uses has beyond what recent batches need."""
+        """Give back the memory of a free slot beyond what recent batches need."""
         if slot.is_apart:
             self._forget(slot)
         elif slot.extent.num_bytes > self.sizes.most_bytes:
@@ -315,7 +315,7 @@ class Ring:
         slot.is_leased = True
         if slot.extent.num_bytes > SLACK * slot.used and not slot.is_locked and not slot.is_apart:
             self._note_loose(slot)
-        # Not at the interpreter's exit: whoever holds the batch then may still be reading it.
+        # Not at the interpreter's exit: a thread may still be reading the batch.
         finalize(lease, self.give_back, slot).atexit = False
 
     def _note_loose(self, slot: Slot) -> None:
@@ -324,7 +324,7 @@ class Ring:
             self._loose.append((slot.turn, slot))
 
     def give_back(self, slot: Slot) -> None:
-        """Note that nobody uses a slot any more."""
+        """Note that a slot is free."""
         slot.is_leased = False
         self._returned.append(slot)
         if self._is_closed:

@@ -70,7 +70,7 @@ class SlotWriter:
         return self._used
 
     def clear(self) -> None:
-        """Begin anew: the batch is made a second time."""
+        """Start again from the beginning: the batch is built a second time."""
         self._used = 0
 
     def take(self, num_bytes: int) -> tuple[Any, int]:

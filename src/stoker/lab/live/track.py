@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from stoker.lab.key_figures import name_loader
+from stoker.lab.key_figures import find_slow_rank, name_loader
 from stoker.lab.watch.run import ProcessStats, Quantiles, Stats
 
 NUM_SPANS = 120
@@ -91,15 +91,12 @@ class Tracks:
 
     @property
     def slowest(self) -> Track | None:
-        """The rank that waits longest for data, among several with the same loader; None if no rank or all ranks do."""
-        names = {track.name for track in self._known.values()}
+        """The rank that waits longest for data, among several with the same loader; None if none stands out."""
         ranks = [track for track in self._known.values() if track.latest.num_ranks > 1]
-        if len(names) != 1 or len(ranks) < 2:
+        if not ranks or len({track.name for track in self._known.values()}) > 1:
             return None
-        waits = sorted((track.latest.wait_seconds.mean, number) for number, track in enumerate(ranks))
-        (second, _), (most, number) = waits[-2:]
-        period = ranks[number].latest.batch_seconds.mean
-        return ranks[number] if most > 1.1 * second and most - second > 0.01 * period else None
+        slowest, _ = find_slow_rank([track.latest for track in ranks])
+        return next((track for track in ranks if track.latest is slowest), None)
 
 
 def _span(before: Stats, after: Stats) -> RecordSpan | None:

@@ -16,13 +16,10 @@ from stoker.foundation.text import (
     format_number,
     format_percent,
 )
-from stoker.lab.key_figures import SETTINGS, Measured, figures_for
-from stoker.lab.page.reported_run import RankGroup, ReportedLoader, ReportedRun
+from stoker.lab.key_figures import SETTINGS, Measured, figures_for, find_slow_rank
+from stoker.lab.page.reported_run import RankGroup, ReportedRun
 from stoker.lab.page.templating import Bar, missing_figure, render
 from stoker.lab.watch.run import ProcessStats, Stats
-
-CLEAR = 1.1
-"""Minimum ratio of the slowest rank's wait to the median, to call it slow."""
 
 MAX_WORKERS = 256
 
@@ -41,26 +38,19 @@ def ranks_table(group: RankGroup, *, of: str = "") -> Markup | None:
     """Return the ranks of a loader side by side, the slowest marked; None if there is only one rank."""
     if len(group.loaders) < 2:
         return None
-    slowest = group.slowest
-    waits = sorted(one.stats.wait_seconds.mean for one in group.loaders if one is not slowest)
-    wait, others = slowest.stats.wait_seconds.mean, waits[len(waits) // 2]
-    # clearly slower: by 10%, and by 1% of the time per batch
-    is_clear = wait > CLEAR * others and wait - others > 0.01 * _period(slowest)
-    most = max(map(_period, group.loaders)) or 1.0
+    ranks = [one.stats for one in group.loaders]
+    slowest, usual_wait = find_slow_rank(ranks)
+    most = max(one.step_seconds.mean + one.wait_seconds.mean for one in ranks) or 1.0
     return render(
         "ranks.html",
         title=f"Ranks of {group.name}{of}",
         caption=f"Ranks of {group.name}",
-        num_ranks=len(group.loaders),
-        slowest=slowest.stats.rank if is_clear else None,
-        wait=format_duration(wait),
-        others=format_duration(others),
-        rows=[_rank_row(one.stats, most) for one in group.loaders],
+        num_ranks=len(ranks),
+        slowest=slowest.rank if slowest is not None else None,
+        wait=format_duration(slowest.wait_seconds.mean) if slowest is not None else "",
+        others=format_duration(usual_wait),
+        rows=[_rank_row(one, most) for one in ranks],
     )
-
-
-def _period(loader: ReportedLoader) -> float:
-    return loader.stats.step_seconds.mean + loader.stats.wait_seconds.mean
 
 
 def _rank_row(stats: Stats, most: float) -> dict[str, Any]:

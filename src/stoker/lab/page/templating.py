@@ -10,7 +10,7 @@ import markupsafe
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from stoker.foundation.text import UNKNOWN
+from stoker.foundation.text import UNKNOWN, trim_zeros
 
 _UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 """Characters removed from pages: control characters and lone surrogates."""
@@ -38,8 +38,8 @@ def escape(text: object) -> Markup:
 
 def short(number: float) -> str:
     """Format a number for SVG: at most three decimals."""
-    text = f"{number:.3f}".rstrip("0").rstrip(".")
-    return "0" if text in ("-0", "") else text
+    text = trim_zeros(f"{number:.3f}")
+    return "0" if text == "-0" else text
 
 
 def percent(share: float) -> str:
@@ -72,7 +72,6 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        keep_trailing_newline=False,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.filters |= {"short": short, "percent": percent, "prose": prose, "capital": capitalize}

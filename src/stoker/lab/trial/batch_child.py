@@ -1,4 +1,4 @@
-"""A batch size tried for real, as the child process sees it that may run out of memory over it."""
+"""The child process that tries batch sizes, and may run out of memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from stoker.errors import ArgumentError
 from stoker.foundation import machine
+from stoker.foundation.text import format_bytes
 from stoker.lab.trial.batch_contents import num_samples_in, resize_batch, with_new_containers
 from stoker.lab.trial.drive import batch_size_of, no_batch_error
 from stoker.lab.trial.out_of_memory import is_out_of_memory, limit_memory
@@ -22,10 +23,10 @@ from stoker.lab.trial.target import call_with, resolve_function
 from stoker.lab.trial.trial_child import IN_TRIAL
 
 NUM_WARM = 2
-"""Steps that are not timed: in the first one optimizers make their state, which the second has to find room beside."""
+"""Steps that are not timed: in the first one optimizers create their state, beside which the second must fit."""
 
 MIN_TIMED, MAX_TIMED, ENOUGH_SECONDS = 3, 50, 0.5
-"""Steps that are timed: so many at the least, and more until there is enough time to judge by."""
+"""Timed steps: at least the first number, and up to the second until the time is enough."""
 
 
 def begin(
@@ -36,20 +37,20 @@ def begin(
     margin: float,
     device: str | None,
 ) -> Callable[..., dict[str, Any]]:
-    """Return what tries batch sizes in all the memory but the margin.
+    """Return the function that tries batch sizes, in all memory but the margin.
 
-    That is `memory_bytes`, or else all that the GPU has; on the CPU `host_bytes` at the most.
+    The memory is `memory_bytes`, or all of the GPU; on the CPU at most `host_bytes`.
     """
     os.environ[IN_TRIAL] = "1"
     with contextlib.suppress(OSError):
-        # if the machine itself runs out of memory after all, this is the process that goes
+        # if the machine runs out of memory after all, the kernel kills this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
     _choose(device)  # before anything is made on it
     make_step, num_repeated = _sized(target, loader)
     cuda = _cuda(device)
     if cuda is not None:
         gc.collect()
-        cuda.empty_cache()  # of a model that was made to see what it is given
+        cuda.empty_cache()  # a loader's first batch may have needed a model
         total = cuda.mem_get_info()[1]
         memory_bytes = min(total, memory_bytes or total)
         cuda.set_per_process_memory_fraction((1 - margin) * memory_bytes / total)
@@ -73,15 +74,15 @@ def begin(
 
 
 def _leave(memory_bytes: int) -> None:
-    """Leave this process so much memory."""
+    """Limit the memory of this process."""
     _start_threads()
     used, data = machine.anonymous_bytes() or 0, machine.data_bytes() or 0
     if used >= memory_bytes:
         raise ArgumentError(
-            f"{used / 2**20:,.0f} MiB are in use before the first step, and {memory_bytes / 2**20:,.0f} MiB may be",
+            f"the limit of {format_bytes(memory_bytes)} is below the {format_bytes(used)} in use before the first step",
             hint="allow more with --memory",
         )
-    # what is set aside and not used, as stacks of threads, is no memory yet, but counts for the system
+    # reserved memory such as thread stacks is unused, but counts towards the limit
     if not limit_memory(data + memory_bytes - used):
         raise ArgumentError(
             "this system cannot limit the memory of a process, so the search could bring down the machine",
@@ -98,12 +99,12 @@ def _tried(make_step: Callable[..., Any], batch_size: int, num_timed: int | None
         return {"error": str(error).strip().partition("\n")[0] or type(error).__name__}
     finally:
         dynamo = sys.modules.get("torch._dynamo")
-        if dynamo is not None:  # or what was compiled for this size would be used for others, for any size, and slower
+        if dynamo is not None:  # else code compiled for this size would be generalized for others, and be slower
             dynamo.reset()
         gc.collect()
         if cuda is not None:
             cuda.empty_cache()
-        with contextlib.suppress(OSError, AttributeError):  # what has been freed goes back to the system
+        with contextlib.suppress(OSError, AttributeError):  # return freed memory to the system
             ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -114,7 +115,7 @@ def _run(make_step: Callable[..., Any], batch_size: int, num_timed: int | None, 
     step = make_step(batch_size)
     if not callable(step):
         raise ArgumentError(
-            f"{_name(make_step)}({batch_size}) returned {'None' if step is None else type(step).__name__}, which is no "
+            f"{_name(make_step)}({batch_size}) returned {'None' if step is None else type(step).__name__}, expected a "
             "step",
             hint=f"write {SIZED}, which runs one training step of so many samples",
         )
@@ -145,9 +146,10 @@ def _is_enough(times: list[float], num_timed: int | None) -> bool:
 
 
 def _sized(target: str, loader_target: str | None) -> tuple[Callable[[int], Any], int | None]:
-    """Return what makes a step of a batch size; and of a step that is given its batch, how many samples are repeated.
+    """Return the function that makes a step for a batch size, and the number of samples that are repeated.
 
-    Such a step gets the first batch of its loader, with its samples again and again.
+    A step that takes a batch gets the first batch of its loader, with its samples repeated; for other steps the
+    number is None.
     """
     make_step = resolve_function(target, what="a function that makes a step")
     if takes_batch_size(make_step):
@@ -167,12 +169,12 @@ def _sized(target: str, loader_target: str | None) -> tuple[Callable[[int], Any]
         sized = resize_batch(batch, num_samples=num_samples, size=batch_size)
         return lambda: step(with_new_containers(sized))
 
-    resize_batch(batch, num_samples=num_samples, size=1)  # what cannot be is told before anything is tried
+    resize_batch(batch, num_samples=num_samples, size=1)  # raises now if the batch cannot be resized
     return make_sized, num_samples
 
 
 def _first_batch(target: str, loader_target: str | None) -> tuple[Any, int]:
-    """Return the first batch of the loader that goes with a step, and how many samples it has."""
+    """Return the first batch of a step's loader, and its number of samples."""
     _, loader = step_and_loader(target, loader_target)
     iterator = iter(loader)
     try:
@@ -191,7 +193,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _choose(device: str | None) -> None:
-    """Make the device that was asked for, if any was, the current one."""
+    """Make the requested device the current one."""
     if device in (None, "cpu"):
         return
     assert device is not None
@@ -203,22 +205,24 @@ def _choose(device: str | None) -> None:
     except RuntimeError as error:
         raise ArgumentError(f"device {device!r}: {str(error).partition(chr(10))[0]}", hint=hint) from error
     if chosen.type != "cuda":
-        raise ArgumentError(f"device {device!r}: memory of {chosen.type} cannot be limited", hint=hint)
+        raise ArgumentError(
+            f"device {device!r} is not supported: the memory of {chosen.type} cannot be limited", hint=hint
+        )
     if not torch.cuda.is_available():
         raise ArgumentError(f"device {device!r}: CUDA is not available", hint="leave it out, or use cpu")
     if (chosen.index or 0) >= torch.cuda.device_count():
-        raise ArgumentError(f"device {device!r}: there are {torch.cuda.device_count()}, from 0 on", hint=hint)
+        raise ArgumentError(f"device {device!r} does not exist: there are {torch.cuda.device_count()}", hint=hint)
     torch.cuda.set_device(chosen.index or 0)
 
 
 def _cuda(device: str | None) -> Any:
-    """Return torch's CUDA if steps run there: if it is there at all, and nothing else was said."""
+    """Return `torch.cuda` if steps run there; None on the CPU."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and device != "cpu" and torch.cuda.is_available() else None
 
 
 def _start_threads() -> None:
-    """Let torch start the threads that it computes with, so that their stacks are there before memory is counted."""
+    """Let torch start its compute threads, so that their stacks exist before memory is counted."""
     torch = sys.modules.get("torch")
     if torch is not None:
         values = torch.ones(1 << 20)

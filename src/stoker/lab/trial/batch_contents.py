@@ -13,7 +13,7 @@ from stoker.errors import ArgumentError
 from stoker.foundation import trees
 
 MAX_DEPTH = 16
-"""Nested deeper than that, nothing is looked at: it may be a ring."""
+"""Deeper nesting is ignored: it may be circular."""
 
 TEXT = (str, bytes, bytearray, memoryview)
 ATOMS = (*TEXT, int, float, complex, type(None))
@@ -22,12 +22,12 @@ ATOMS = (*TEXT, int, float, complex, type(None))
 def num_samples_in(batch: Any, *, expected: int | None = None) -> int:
     """Return the number of samples in a batch, at least 1.
 
-    It is the length of what lies in it: the first dimension of tensors and arrays, or the length of a list of samples.
-    Where a batch can be read in several ways, such as eight pictures of three channels in a list, the one that gives
-    `expected` (the loader's `batch_size`) is meant; otherwise what most parts agree on.
+    It is the first dimension of tensors and arrays, or the length of a list of samples. If a batch is ambiguous, like
+    a list of eight images of three channels, the reading that gives `expected` (the loader's `batch_size`) wins;
+    otherwise the number that most parts have.
     """
-    shape = getattr(batch, "shape", None)  # the most frequent kind, and this runs for every batch
-    if isinstance(shape, tuple):  # torch's is one, too
+    shape = getattr(batch, "shape", None)  # the most frequent case: this runs for every batch
+    if isinstance(shape, tuple):  # torch.Size is a tuple
         return max(1, _first(shape) or 1)
     if expected is not None and expected in _lengths(batch, 0):
         return expected
@@ -35,7 +35,7 @@ def num_samples_in(batch: Any, *, expected: int | None = None) -> int:
 
 
 def num_bytes_in(batch: Any, depth: int = 0) -> int:
-    """Return the bytes of the tensors, arrays and texts in a batch."""
+    """Return the size of the tensors, arrays and strings in a batch, in bytes."""
     if isinstance(batch, TEXT):
         return len(batch)
     num_bytes = getattr(batch, "nbytes", None)
@@ -47,12 +47,12 @@ def num_bytes_in(batch: Any, depth: int = 0) -> int:
 
 
 def _lengths(batch: Any, depth: int) -> Iterator[int]:
-    """Yield every number that could be meant."""
+    """Yield every number that could be the number of samples."""
     if isinstance(batch, ATOMS) or depth == MAX_DEPTH:
         return
-    told = _told(batch)
-    if told is not None:
-        yield told
+    length = _stated_length(batch)
+    if length is not None:
+        yield length
         return
     if _is_list(batch):
         yield len(batch)
@@ -61,42 +61,42 @@ def _lengths(batch: Any, depth: int) -> Iterator[int]:
 
 
 def _likely(batch: Any, depth: int) -> int | None:
-    """Return what a batch of this structure most likely holds; None if nothing in it has a length."""
+    """Return the most likely number of samples; None if nothing has a length."""
     if isinstance(batch, ATOMS) or depth == MAX_DEPTH:
         return None
-    told = _told(batch)
-    if told is not None:
-        return told
+    length = _stated_length(batch)
+    if length is not None:
+        return length
     inner = [length for part in _parts(batch) if (length := _likely(part, depth + 1)) is not None]
     if not _is_list(batch):
         return Counter(inner).most_common(1)[0][0] if inner else None
     if not inner:
-        return len(batch)  # of numbers, texts, or things that are not known: one for each sample
-    # fields side by side have one length; samples of a list have each their own
+        return len(batch)  # numbers, strings or unknown objects: one per sample
+    # fields have one common length; samples in a list each have their own
     return inner[0] if len(set(inner)) == 1 and len(inner) == len(batch) else _of_fields(inner, batch)
 
 
 def _of_fields(inner: list[int], batch: Any) -> int:
-    """Return the length of a list whose parts do not agree: fields if most of them do, or samples."""
+    """Return the length of a list whose parts differ: of fields if most agree, else of samples."""
     length, times = Counter(inner).most_common(1)[0]
     is_most = 2 * times > len(batch) or (len(batch) <= 3 and len(inner) < len(batch))
     return length if is_most else len(batch)
 
 
-def _told(batch: Any) -> int | None:
-    """Return what something says by itself: its first dimension, or how many it holds."""
+def _stated_length(batch: Any) -> int | None:
+    """Return the number of samples that an object states: its first dimension, or an attribute."""
     if isinstance(batch, Mapping) and not hasattr(batch, "batch_size"):
-        return None  # a key may well be called `shape`
+        return None  # a key may be called `shape`
     shape = getattr(batch, "shape", None)
     if shape is not None and not callable(shape):
         return _first(shape)
     for name in ("batch_size", "num_graphs"):
-        told = getattr(batch, name, None)
-        if isinstance(told, int) and not isinstance(told, bool):
-            return told
-        if isinstance(told, tuple) and told and isinstance(told[0], int):  # of a TensorDict
-            return told[0]
-    sizes = getattr(batch, "batch_sizes", None)  # of torch's PackedSequence: sequences that are there at each step
+        size = getattr(batch, name, None)
+        if isinstance(size, int) and not isinstance(size, bool):
+            return size
+        if isinstance(size, tuple) and size and isinstance(size[0], int):  # of a TensorDict
+            return size[0]
+    sizes = getattr(batch, "batch_sizes", None)  # torch's PackedSequence: the number of sequences at each step
     return int(sizes[0]) if sizes is not None and len(sizes) else None
 
 
@@ -112,7 +112,7 @@ def _is_list(batch: Any) -> bool:
 
 
 def _parts(batch: Any) -> Iterable[Any]:
-    """Return what is inside a container, or inside an object of a class of the user's."""
+    """Return the parts of a container, or of an object of a user's class."""
     inside = trees.children(batch)
     if inside is None and hasattr(batch, "__dict__") and not isinstance(batch, type) and not callable(batch):
         inside = vars(batch).values()
@@ -120,14 +120,14 @@ def _parts(batch: Any) -> Iterable[Any]:
 
 
 SCALARS = (str, bytes, int, float, complex, type(None))
-"""What is the same for all samples of a batch, where it is not in a list of them."""
+"""Types that are the same for all samples of a batch, unless they are in a list."""
 
 
 def resize_batch(batch: Any, *, num_samples: int, size: int) -> Any:
     """Return a batch of `size` samples, where the one at `position` is that at `position % num_samples` of `batch`.
 
-    All tensors and arrays in it have samples in their first dimension; a list may hold one thing for each sample. A
-    batch of any other form is refused: what a larger one is like cannot be known.
+    All tensors and arrays must have samples in their first dimension; lists may have one item per sample. Raise
+    `ArgumentError` for other batches, of which a larger one cannot be made.
     """
     places = [position % num_samples for position in range(size)]
     num_changed = 0
@@ -136,34 +136,34 @@ def resize_batch(batch: Any, *, num_samples: int, size: int) -> Any:
         nonlocal num_changed
         if _has_samples(part):
             if part.shape[0] != num_samples:
-                raise _unknown(f"it has something of shape {tuple(part.shape)} in it", num_samples)
+                raise _unknown(f"it contains an array of shape {tuple(part.shape)}", num_samples)
             num_changed += 1
             return part[places]
         if isinstance(part, list | tuple) and not hasattr(part, "_fields") and not _are_fields(part, num_samples):
             if len(part) != num_samples:
-                raise _unknown(f"it has a {type(part).__name__} of {len(part)} in it", num_samples)
+                raise _unknown(f"it contains a {type(part).__name__} of {len(part)}", num_samples)
             num_changed += 1
             return type(part)(part[place] for place in places)
         return _rebuilt(part, change)
 
     found = change(batch)
     if not num_changed:
-        raise _unknown("it has no tensor, array or list", num_samples)
+        raise _unknown("it contains no tensor, array or list", num_samples)
     return found
 
 
 def with_new_containers(batch: Any) -> Any:
-    """Return a batch with the same contents in new containers: what a step takes out of a dict is there next time."""
+    """Return a batch with the same contents in new containers, so that a step may change them."""
     return batch if hasattr(batch, "shape") else _rebuilt(batch, with_new_containers, is_strict=False)
 
 
 def _rebuilt(part: Any, change: Callable[[Any], Any], *, is_strict: bool = True) -> Any:
-    """Return a container of its kind whose parts are changed; a leaf is returned as it is, or refused."""
+    """Return a container of the same kind with changed parts; a leaf stays, or is refused if `is_strict`."""
     inside = trees.children(part)
     if inside is not None:
         return trees.rebuild(part, list(map(change, inside)))
     if is_strict and not isinstance(part, SCALARS) and not hasattr(part, "shape"):
-        raise _unknown(f"what is in a {type(part).__name__} is not known", None)
+        raise _unknown(f"the contents of {type(part).__name__} are unknown", None)
     return part
 
 
@@ -172,7 +172,7 @@ def _has_samples(part: Any) -> bool:
 
 
 def _are_fields(parts: Any, num_samples: int) -> bool:
-    """Whether a list is of things that each have all samples, and not of samples."""
+    """Whether the parts of a list are fields, each with all samples."""
     return bool(parts) and all(_is_field(part, num_samples) for part in parts)
 
 

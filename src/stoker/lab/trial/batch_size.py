@@ -25,32 +25,32 @@ FORMAT = "stoker-batch"
 OK, OUT_OF_MEMORY, SLOW = "ok", "out-of-memory", "slow"
 
 KNEE_SHARE = 0.05
-"""A size pays as long as it is not within this share of the best throughput already."""
+"""Sizes within this share of the best throughput are as good as the best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTrial(Plain):
-    """One batch size, tried once."""
+    """One trial of a batch size."""
 
     batch_size: int
     outcome: str = OK
     """"ok", "out-of-memory" or "slow"."""
     step_seconds: list[float] = field(default_factory=list)
-    """Of each step that was timed."""
+    """Of each timed step."""
     peak_bytes: int | None = None
-    """The most memory that was in use: of the device, or else of the process."""
+    """Peak memory of the device, or on a CPU of the process."""
     error: str | None = None
-    """What was said when it did not fit."""
+    """The error if it did not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSize(Plain):
-    """What all trials of one batch size came to. Times are in seconds."""
+    """Summary of all trials of one batch size. Times are in seconds."""
 
     batch_size: int
     fits: bool
     step_seconds: float | None = None
-    """The median of all steps that were timed: one that was disturbed does not move it."""
+    """The median of all timed steps, which single disturbances do not move."""
     deviation: float | None = None
     samples_per_second: float | None = None
     peak_bytes: int | None = None
@@ -59,7 +59,7 @@ class BatchSize(Plain):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTune(Plain):
-    """What a search for the largest batch size found."""
+    """Result of a search for the largest batch size."""
 
     format: str = FORMAT
     version: int = 1
@@ -67,26 +67,26 @@ class BatchTune(Plain):
     machine: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
     memory_bytes: int | None = None
-    """What a step may use; None if it is all that the device has."""
+    """Memory limit; None if it is all memory of the device."""
     margin: float = 0.0
-    """The share of it that was kept free in all trials."""
+    """Fraction of it that was kept free in all trials."""
     most: int = 0
     """Larger sizes were not tried."""
     trials: list[BatchTrial] = field(default_factory=list)
-    """In the order in which they were done."""
+    """In the order of execution."""
     largest: int | None = None
     """The largest batch size that fits, a multiple of 32 (or 16, 8 where it is smaller); None if not even 1 does, or if
     it was interrupted before one did."""
     num_verified: int = 0
-    """Steps that it was verified with, in a process of its own; 0 if it was interrupted before."""
+    """Steps that verified it in a separate process; 0 if interrupted before."""
     stopped: str | None = None
-    """Why larger sizes were not tried, if memory was not the reason."""
+    """Why larger sizes were not tried, if not because of memory."""
     num_repeated: int | None = None
-    """Samples of the loader's first batch, which other sizes repeat; None if the step brings its own batch."""
+    """Samples of the loader's first batch, which other sizes repeat; None if the step makes its own batch."""
     is_interrupted: bool = False
 
     def sizes(self) -> list[BatchSize]:
-        """Return what each size came to, smallest first."""
+        """Return a summary of each size, smallest first."""
         return [self._size(size) for size in sorted({trial.batch_size for trial in self.trials})]
 
     def _size(self, size: int) -> BatchSize:
@@ -94,7 +94,7 @@ class BatchTune(Plain):
         bad = next((trial for trial in reversed(mine) if trial.outcome != OK), None)
         well = [trial for trial in mine if trial.outcome == OK]
         times = [seconds for trial in well for seconds in trial.step_seconds]
-        # one that has failed once, or that is larger than one that has, is not to be trusted, whatever it did before
+        # a size that failed once, or is larger than one that failed, does not fit, whatever it did before
         fits = bool(well) and bad is None and (self.largest is None or size <= self.largest)
         if not times:
             return BatchSize(batch_size=size, fits=fits, error=bad.error if bad is not None else None)
@@ -110,7 +110,7 @@ class BatchTune(Plain):
 
     @property
     def knee(self) -> int | None:
-        """The smallest size within 5 % of the best throughput: larger ones hardly pay. None if nothing fits."""
+        """The smallest size within 5% of the best throughput; None if nothing fits."""
         speeds = self.speeds()
         enough = [size for size, speed in speeds.items() if speed >= (1 - KNEE_SHARE) * max(speeds.values())]
         return enough[0] if enough else None
@@ -123,7 +123,7 @@ class BatchTune(Plain):
 
     @property
     def is_slower_when_larger(self) -> bool:
-        """Whether the largest size falls short of the best throughput by more than 5 %."""
+        """Whether the largest size is slower than the best by more than 5%."""
         speeds = self.speeds()
         return bool(speeds) and speeds[max(speeds)] < (1 - KNEE_SHARE) * max(speeds.values())
 
@@ -144,16 +144,16 @@ class BatchTune(Plain):
 
 
 MULTIPLES = (32, 16, 8)
-"""What sizes are rounded down to, the first that is not larger than they are."""
+"""Sizes are rounded down to a multiple of the first of these that is not larger."""
 
 
-class Found(NamedTuple):
-    """What a search found."""
+class SizeSearch(NamedTuple):
+    """Result of `search`."""
 
     largest: int | None
-    """The largest size that fits; None if not even 1 does."""
+    """The largest size that fits; None if 1 does not."""
     too_large: int | None
-    """The smallest size that was tried and does not fit; None if none was."""
+    """The smallest size tried that does not fit; None if all fit."""
 
 
 def round_size(size: int) -> int:
@@ -164,10 +164,10 @@ def round_size(size: int) -> int:
     return size
 
 
-def search(fits: Callable[[int], bool], *, start: int = 8, most: int = 65536) -> Found:
+def search(fits: Callable[[int], bool], *, start: int = 8, most: int = 65536) -> SizeSearch:
     """Return the largest size worth trying, up to `most`, for which `fits` is true.
 
-    What fits must fit in smaller sizes, too. It is asked about each size at most once, and at most `max_trials` times.
+    Every size below one that fits must fit, too. Each size is tried at most once, and at most `max_trials` in all.
     """
     top = _number(round_size(most))
     low, high = -1, top + 1
@@ -187,17 +187,17 @@ def search(fits: Callable[[int], bool], *, start: int = 8, most: int = 65536) ->
             low = middle
         else:
             high = middle
-    return Found(_size(low) if low >= 0 else None, _size(high) if high <= top else None)
+    return SizeSearch(_size(low) if low >= 0 else None, _size(high) if high <= top else None)
 
 
 def next_below(size: int, num: int = 1) -> int | None:
-    """Return the size worth trying that is so many of them below `size`; None if there are not so many."""
+    """Return the `num`-th smaller size worth trying; None if there are not that many."""
     number = _number(round_size(size)) - num
     return _size(number) if number >= 0 else None
 
 
 def max_trials(*, start: int = 8, most: int = 65536) -> int:
-    """Return how often `search` asks at the most."""
+    """Return the maximum number of trials of `search`."""
     start = min(start, most)
     num_doublings = 1 + ceil(log2(most / start)) + 1
     num_between = max(
@@ -207,27 +207,27 @@ def max_trials(*, start: int = 8, most: int = 65536) -> int:
 
 
 def _number(size: int) -> int:
-    """Return how many sizes worth trying there are below this one, which is one."""
+    """Return the number of sizes worth trying below this one."""
     if size < 8:
         return size - 1
     return 7 if size == 8 else 8 if size == 16 else 8 + size // 32
 
 
 def _size(number: int) -> int:
-    """Return the size worth trying that has so many below it."""
+    """Return the size with that many sizes worth trying below it."""
     if number < 7:
         return number + 1
     return 8 if number == 7 else 16 if number == 8 else 32 * (number - 8)
 
 
 MARGIN = 0.05
-"""The share of memory that is kept free in all trials: batches differ, and allocators leave gaps in time."""
+"""Fraction of memory kept free in all trials: batches differ, and memory becomes fragmented."""
 
 FREE_SHARE = 0.8
-"""Of the memory that is free on this machine, what a step may use unless something else is said."""
+"""Default limit on a CPU, as a fraction of the free memory."""
 
 NUM_VERIFIED = 8
-"""Steps that the result is verified with."""
+"""Steps that verify the result."""
 
 
 def tune_batch(
@@ -244,18 +244,17 @@ def tune_batch(
     limit_seconds: float = 120.0,
     watch: Watch | None = None,
 ) -> BatchTune:
-    """Return the largest batch size that fits into memory, and the throughput of every size that was tried.
+    """Return the largest batch size that fits into memory, and the throughput of every size tried.
 
-    `target` names a function `make_sized_step(batch_size)` that returns a callable without arguments: each call runs
-    one training step of so many samples. Or it names a function `make_step()` that returns `step(batch)`, or a pair
-    (loader, step), as for `bench_train`: then batches are the first one of the loader, with its samples repeated, and
-    the loader is what `loader` makes, or the function `make_loader` beside it. Either is called in child processes,
-    which may run out of memory without harm; one that did is replaced. Another error of the step's is raised as it is.
+    `target` names a function `make_sized_step(batch_size)` that returns `step()`, which runs one training step of that
+    size. Or it names a function `make_step()` that returns `step(batch)`, or a pair (loader, step), as for
+    `bench_train`. Then batches repeat the samples of the first batch of the loader, which `loader` makes, or the
+    function `make_loader` in the same module. Steps run in child processes, which may run out of memory without harm
+    and are then replaced. Other errors of the step are raised unchanged.
 
-    All sizes that fit are timed in `num_rounds` rounds, in another order each time, so that a noisy moment harms none
-    alone; the search itself is the first. `memory_bytes` is what the process may use; by default all of the GPU, or
-    four fifths of what is free here. A trial that takes longer than `limit_seconds` ends the search. Ctrl-C ends it and
-    returns what there is by then, if there is anything.
+    All sizes that fit are timed in `num_rounds` rounds, in a different order each time; the search is the first round.
+    `memory_bytes` limits the memory; by default it is all of the GPU, or 80% of the free memory. A trial that takes
+    longer than `limit_seconds` ends the search. Ctrl-C returns the results so far, if any.
     """
     check_spec(target, what="a function that makes a step")
     if start < 1 or most < 1:
@@ -266,7 +265,7 @@ def tune_batch(
         raise ArgumentError(f"margin must be from 0 to 0.9, got {margin}", hint="use 0.05, or leave it out")
     if loader is not None:
         check_spec(loader, what="a function that makes a loader")
-    with _Trials(target, loader, memory_bytes, margin, device, limit_seconds) as trials:
+    with _SizeTrials(target, loader, memory_bytes, margin, device, limit_seconds) as trials:
         if watch is not None:
             watch = _counting(watch, num_rounds * max_trials(start=start, most=most) + 1)
         is_verified = is_interrupted = False
@@ -274,7 +273,7 @@ def tune_batch(
             largest, stopped = _searched(trials, start=start, most=most, watch=watch)
             num_down = 1
             while largest is not None and not trials.verified(largest, num_verified, watch):
-                # by ever more: how much is missing is not known, and each time costs a process
+                # by ever larger steps: how much is missing is unknown, and each attempt costs a process
                 largest = next_below(largest, num_down) or next_below(largest)
                 num_down *= 2
                 stopped = None
@@ -302,8 +301,8 @@ def tune_batch(
         )
 
 
-def _searched(trials: _Trials, *, start: int, most: int, watch: Watch | None) -> tuple[int | None, str | None]:
-    """Return the largest size that fits, and why larger ones were not tried, if memory was not the reason."""
+def _searched(trials: _SizeTrials, *, start: int, most: int, watch: Watch | None) -> tuple[int | None, str | None]:
+    """Return the largest size that fits, and why larger ones were not tried, if not because of memory."""
     try:
         found = search(lambda size: trials.fits(size, watch), start=start, most=most)
     except _TooSlow as slow:
@@ -315,8 +314,8 @@ class _TooSlow(Exception):
     """A trial took too long."""
 
 
-class _Trials:
-    """Trials in a child that is kept while it is well."""
+class _SizeTrials:
+    """Runs trials in a child, which is replaced when it has run out of memory."""
 
     def __init__(
         self,
@@ -337,7 +336,7 @@ class _Trials:
         self._child: Child | None = None
         self._num_tried = 0
 
-    def __enter__(self) -> _Trials:
+    def __enter__(self) -> _SizeTrials:
         try:
             facts = self._ready().ask(None)
         except BaseException:
@@ -353,14 +352,14 @@ class _Trials:
 
     @property
     def largest(self) -> int | None:
-        """The largest size that fits, of those tried so far: below all that do not."""
+        """The largest size tried so far that fits, below all that do not."""
         failed = min((trial.batch_size for trial in self.done if trial.outcome != OK), default=None)
         well = [trial.batch_size for trial in self.done if trial.outcome == OK]
         return max((size for size in well if failed is None or size < failed), default=None)
 
     def fits(self, size: int, watch: Watch | None) -> bool:
-        """Whether a size fits. One that does not, in a process that had others before, is tried again in a new one:
-        what those have left behind is not its fault.
+        """Whether a size fits. If it does not, in a process that has tried other sizes, it is tried again in a new one:
+        earlier trials may have left memory in use.
         """
         while True:
             is_fresh = not self._num_tried
@@ -379,7 +378,7 @@ class _Trials:
                 return False
 
     def verified(self, size: int, num_steps: int, watch: Watch | None) -> bool:
-        """Whether a size fits for so many steps in a process of its own."""
+        """Whether a size fits for that many steps in a new process."""
         self._replace()
         if watch is not None:
             watch(0, 0, f"batch size {size:,}, verified")
@@ -389,7 +388,7 @@ class _Trials:
         return trial.outcome != OUT_OF_MEMORY
 
     def time_again(self, largest: int | None, num_rounds: int, watch: Watch | None) -> None:
-        """Time all sizes that fit once more, so many times, in turn."""
+        """Time all sizes that fit in more rounds."""
         tried = [trial.batch_size for trial in self.done if trial.outcome == OK]
         sizes = sorted({size for size in tried if largest is not None and size <= largest})
         for number in range(num_rounds):
@@ -400,7 +399,7 @@ class _Trials:
                 if trial.outcome == OK:
                     self.done.append(trial)
                 else:
-                    self._replace()  # that it fits is known; what others have left behind here says nothing
+                    self._replace()  # it is known to fit: earlier trials have left memory in use
 
     def _tried(self, size: int, num_timed: int | None) -> BatchTrial:
         child = self._ready()

@@ -95,7 +95,7 @@ class Child:
             theirs.close()
         self._end: int | None = None
         self._is_ready = False
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended already: told when asked
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended: reported when asked
             self._connection.send((answering, args))
 
     @property

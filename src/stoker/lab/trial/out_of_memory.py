@@ -1,4 +1,4 @@
-"""Whether an error says that memory ran out, whoever says it; and a limit on memory that lets it run out early."""
+"""Recognize out-of-memory errors of all libraries, and limit the memory of a process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAYINGS = (
     "insufficient memory",
     "thread creation failed: resource temporarily unavailable",  # OpenMP: no memory for the stack of a thread
 )
-"""How libraries say it in errors that have no type of their own for it, or when they end the process; in lower case."""
+"""Messages of out-of-memory errors without a type of their own, or of processes that ended; in lower case."""
 
 DOUBTFUL = (
     "unable to find an engine to execute",  # torch: all ways to do a convolution have failed, for whatever reason
@@ -31,33 +31,33 @@ DOUBTFUL = (
     "cudnn_status_not_initialized",
     "cusolver_status_not_initialized",
 )
-"""How libraries say it when they do not know better: it may be something else."""
+"""Messages that may also have other reasons."""
 
 KINDS = ("OutOfMemoryError", "OutOfSharedMemory")
-"""Types that say it by their names: torch's, which is here not imported for it, and ours."""
+"""Names of types: torch's, which is not imported here, and Stoker's."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that it came from or holds, says that memory ran out."""
-    return any(_says_so(one) for one in _chain(error, set()))
+    """Whether an error, its cause or a member of its group is an out-of-memory error."""
+    return any(_is_one(one) for one in _chain(error, set()))
 
 
 def may_be_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is what some libraries raise when memory ran out, though it may have another reason."""
+    """Whether an error is one that some libraries raise when memory runs out, but also for other reasons."""
     texts = [str(one).lower() for one in _chain(error, set()) if isinstance(one, RuntimeError)]
     return any(saying in text for saying in DOUBTFUL for text in texts)
 
 
 def mentions_out_of_memory(text: str) -> bool:
-    """Whether the last words of a process say that memory ran out."""
+    """Whether the last output of a process mentions that memory ran out."""
     return any(saying in text.lower() for saying in SAYINGS)
 
 
 def limit_memory(num_bytes: int) -> bool:
-    """Let this process have so much memory of its own and no more; return whether the system can see to that.
+    """Limit the memory of this process; return whether the system supports that.
 
-    Asking for more then fails as it does where there is no more. What counts is what is written to: libraries, mapped
-    files, and addresses that are set aside and not used do not, as they would with a limit on addresses.
+    Allocations beyond it fail as on a machine without free memory. Only writable memory counts, not libraries and
+    mapped files, as it would with a limit on address space.
     """
     try:
         import resource
@@ -74,7 +74,7 @@ def limit_memory(num_bytes: int) -> bool:
     return True
 
 
-def _says_so(error: BaseException) -> bool:
+def _is_one(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or any(kind.__name__ in KINDS for kind in type(error).__mro__):
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
@@ -83,7 +83,7 @@ def _says_so(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
-    """Yield an error, what it came from, and what it holds if it is a group."""
+    """Yield an error, its causes, and the members of its group."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))

@@ -1,8 +1,8 @@
-"""Arguments of loaders changed from outside, so that a function that takes none can be measured with any.
+"""Change the arguments of a loader from outside, so that a function without parameters can be measured with any.
 
-`DataLoader.__init__` of torch, of torchdata and of ours is replaced for a while. A loader that is made meanwhile gets
-the arguments that were asked for, and loses those that go with workers where it is to have none: torch refuses
-`prefetch_factor`, `persistent_workers`, `timeout` and `multiprocessing_context` without workers.
+`DataLoader.__init__` of torch, torchdata and Stoker is replaced for a while. Loaders that are made meanwhile get the
+requested arguments. Without workers they lose those that torch then refuses: `prefetch_factor`, `persistent_workers`,
+`timeout` and `multiprocessing_context`.
 """
 
 from __future__ import annotations
@@ -26,24 +26,11 @@ OURS, STATEFUL = "stoker.loader.dataloader", "torchdata.stateful_dataloader"
 
 NEED_WORKERS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
 NEED_PROCESSES = ("persistent_workers", "multiprocessing_context")
-"""Of these, what threads cannot do without processes, either."""
-
-
-def make_loader(function: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Any:
-    """Return the loader that `function` makes with these arguments: given to it by keyword as far as it takes them,
-    and set on the loaders that it builds otherwise. Raise `ArgumentError` for those that nobody took.
-
-    For a function that builds its loader only when it is iterated, such as a generator, iterate inside
-    `override_arguments`.
-    """
-    with override_arguments(options or {}, function) as override:
-        loader = override.call(function)
-    override.check(function)
-    return loader
+"""Those that need processes, not only threads."""
 
 
 class Override:
-    """Arguments that are to be changed, and what became of them."""
+    """Arguments to change, and where each was changed."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         if unknown := set(options) - set(SWEPT):
@@ -52,9 +39,9 @@ class Override:
             )
         self.options = dict(options)
         self.kinds: list[str] = []
-        """What the loaders are that were made, in order: "stoker" or "torch"."""
+        """The kinds of the loaders that were made, in order: "stoker" or "torch"."""
         self.arguments: dict[str, Any] = {}
-        """What the latest of them has become."""
+        """The arguments of the latest loader."""
         self._changed: set[str] = set()
         self._refusals: dict[str, str] = {}
         self._given: set[str] = set()
@@ -62,7 +49,7 @@ class Override:
         self._making: set[int] = set()
 
     def call(self, function: Callable[..., Any]) -> Any:
-        """Return what `function` makes; what it has parameters for is given to it, and not set behind its back."""
+        """Return the loader that `function` makes. Options that it has parameters for are passed to it."""
         self._takes_any = _takes_any(function)
         self._given = given_to(function, self.options)
         loader = call_with(function, **self.options)
@@ -70,28 +57,28 @@ class Override:
         return loader
 
     def check(self, function: Callable[..., Any]) -> None:
-        """Raise `ArgumentError` if an argument reached nobody."""
+        """Raise `ArgumentError` if an option had no effect."""
         lost = {name: value for name, value in self.options.items() if name not in self._given | self._changed}
         if self._takes_any and not self.kinds:
-            return  # it was told, and made a loader of a kind that is not known here
+            return  # it was passed them, and made an unknown kind of loader
         if not (self.options.get("num_workers") or self.options.get("num_threads")):
-            lost.pop("prefetch_factor", None)  # without workers nothing is fetched ahead, and nobody is misled
+            lost.pop("prefetch_factor", None)  # without workers it has no effect
         if not lost.get("num_threads"):
             lost.pop("num_threads", None)
         for name, value in lost.items():
-            nobody = "no loader took it" if self.kinds else "no DataLoader was made whose arguments could be changed"
-            hint = f"let the function take it: `def {_plain(function)}({name}={value}): ...`"
+            reason = "no loader has it" if self.kinds else "the function makes no DataLoader to set it on"
+            hint = f"add a parameter: `def {_plain(function)}({name}={value}): ...`"
             if name == "num_threads" and self.kinds:
-                hint = "`from stoker import DataLoader` has threads; with torch's, leave them out"
-            raise ArgumentError(f"{name}={value} could not be set: {self._refusals.get(name, nobody)}", hint=hint)
+                hint = "use Stoker's DataLoader, or leave out the threads: torch's has none"
+            raise ArgumentError(f"{name}={value} could not be set: {self._refusals.get(name, reason)}", hint=hint)
 
     def constructor(self, kind: str, original: Any) -> Any:
-        """Return what stands for the constructor of a class of loaders."""
+        """Return the replacement for the constructor of a class of loaders."""
         signature = inspect.signature(original)
 
         @functools.wraps(original)
         def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-            if id(loader) in self._making:  # ours, and torchdata's, call torch's constructor in their own
+            if id(loader) in self._making:  # Stoker's and torchdata's constructors call torch's
                 return original(loader, *args, **kwargs)  # type: ignore[no-any-return]
             self._making.add(id(loader))
             try:
@@ -99,7 +86,7 @@ class Override:
                 try:
                     bound = signature.bind(loader, *args, **known if self.options else kwargs)
                 except TypeError:
-                    return original(loader, *args, **kwargs)  # type: ignore[no-any-return]  # which tells what is wrong
+                    return original(loader, *args, **kwargs)  # type: ignore[no-any-return]  # which raises the right error
                 self._change(bound.arguments, set(signature.parameters), kind)
                 original(*bound.args, **bound.kwargs)
                 self.kinds.append(kind)
@@ -110,7 +97,7 @@ class Override:
         return init
 
     def _change(self, arguments: dict[str, Any], known: set[str], kind: str) -> None:
-        """Set what is wanted, as far as this loader has it, and drop what it would refuse."""
+        """Set the options that this loader has, and drop arguments that it would refuse."""
         for name, value in self.options.items():
             if name in self._given:
                 continue
@@ -129,16 +116,16 @@ class Override:
 
 
 def given_to(function: Callable[..., Any], options: Mapping[str, Any]) -> set[str]:
-    """Return the options that a function has parameters for. One that takes any is not asked what becomes of them."""
+    """Return the options that a function has parameters for; none for `**kwargs`, which may or may not use them."""
     return set() if _takes_any(function) else {name for name in options if accepted_options(function, {name: None})}
 
 
 @contextmanager
 def override_arguments(options: Mapping[str, Any], function: Callable[..., Any] | None = None) -> Iterator[Override]:
-    """Let loaders that are made inside the block have these arguments, whatever they are given; in all threads.
+    """Give these arguments to all loaders that are made inside the block, in all threads.
 
-    torch is imported for it, and our loader, unless nothing has to be changed behind the back of `function`. Then, and
-    without options, only loaders of libraries that are imported already are noted.
+    torch and Stoker's loader are imported, unless `function` takes all options itself, or there are none. Then only
+    loaders of libraries that are imported already are recorded.
     """
     override = Override(options)
     is_needed = bool(set(options) - given_to(function, options)) if function is not None else bool(options)
@@ -151,12 +138,12 @@ def override_arguments(options: Mapping[str, Any], function: Callable[..., Any] 
 
 
 def check_iterable(loader: Any, function: Callable[..., Any]) -> None:
-    """Raise `ArgumentError` for what cannot be measured as a loader."""
+    """Raise `ArgumentError` if this cannot be measured as a loader."""
     name = f"{_plain(function)}()"
     values = list(loader.values()) if isinstance(loader, dict) else loader
     if isinstance(values, tuple | list) and any(map(_is_loader, values)):
         raise ArgumentError(
-            f"{name} returned a {type(loader).__name__} of {len(loader)}, and not one loader",
+            f"{name} returned a {type(loader).__name__} of {len(loader)}, not one loader",
             hint=f"measure one of them: `def make_one(): return {_plain(function)}()[{next(iter(loader))!r}]`"
             if isinstance(loader, dict)
             else f"measure one of them: `def make_one(): return {_plain(function)}()[0]`",
@@ -164,22 +151,23 @@ def check_iterable(loader: Any, function: Callable[..., Any]) -> None:
     if _is_map_style(loader):
         raise ArgumentError(
             f"{name} returned a dataset ({type(loader).__name__}), which yields samples, not batches",
-            hint="return a loader of it: `DataLoader(dataset, batch_size=32)`, or with batch_size=None if what it "
-            "gives are batches; or let `stoker bench compare` make some",
+            hint="return a loader of it: `DataLoader(dataset, batch_size=32)`, or with batch_size=None if its samples "
+            "are batches; or use `stoker bench compare`, which makes loaders",
         )
     if isinstance(loader, str | bytes):
         raise ArgumentError(
-            f"{name} returned {type(loader).__name__}, which yields no batches", hint="return what is iterated"
+            f"{name} returned {type(loader).__name__}, which yields no batches",
+            hint="return an iterable",
         )
     if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
         raise ArgumentError(
             f"{name} returned {'None' if loader is None else type(loader).__name__}, which yields no batches",
-            hint="return the loader; did you forget `return`?" if loader is None else "return what is iterated",
+            hint="return the loader; did you forget `return`?" if loader is None else "return an iterable",
         )
 
 
 def _classes(*, is_needed: bool) -> list[tuple[str, Any]]:
-    """Return the classes whose constructors are replaced. torch's and ours are imported if they may be needed."""
+    """Return the classes whose constructors are replaced; torch's and Stoker's are imported if needed."""
     found = []
     if is_needed or "torch.utils.data" in sys.modules:
         found.append(("torch", import_module("torch.utils.data").DataLoader))
@@ -204,7 +192,7 @@ def _is_loader(value: Any) -> bool:
 
 
 def _is_map_style(value: Any) -> bool:
-    """Whether something gives samples by position. A list may be one of batches, and so may what else is iterated."""
+    """Whether an object yields samples by position. A list, like anything that can be iterated, may be of batches."""
     kind = type(value)
     if not hasattr(kind, "__getitem__") or not hasattr(kind, "__len__") or _is_loader(value):
         return False

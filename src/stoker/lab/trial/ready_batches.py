@@ -1,4 +1,4 @@
-"""Batches that are there already, sent through a loader like the user's: what its way costs, without the making."""
+"""Send cached batches through a loader like the user's, to measure the transfer of batches without their loading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.lab.trial.drive import kind_of, no_batch_error
 from stoker.loader import DataLoader
 
 MAX_BYTES, MAX_BATCHES = 256 << 20, 8
-"""So many batches are kept at the most, and so many that they take no more memory than that."""
+"""Limits on the cached batches: their memory and their number."""
 
 ENDLESS = 1 << 40
 
@@ -24,8 +24,8 @@ ENDLESS = 1 << 40
 class ReadyBatches:
     """A dataset whose samples are whole batches, the same few again and again, at no cost.
 
-    With `is_shared`, workers copy them into new shared memory each time, as the collating of torch's loader would put
-    them there: to send the same memory a second time costs nothing, which is never so in training.
+    With `is_shared`, workers copy them into new shared memory each time, like the collating of torch's loader. Sending
+    the same memory twice would cost nothing, which never happens in training.
     """
 
     def __init__(self, batches: list[Any], *, is_shared: bool = False) -> None:
@@ -46,7 +46,7 @@ def as_it_is(batch: Any) -> Any:
 
 
 def on_device(batch: Any, device: torch.device, widen: OnTensor | None = None) -> Any:
-    """Return a batch whose tensors, and objects that can move themselves, are on a device, and widened there."""
+    """Return a batch whose tensors, and objects with `to`, are on a device, and converted there."""
 
     def put(tensor: Tensor, field: str | None) -> Tensor:
         tensor = tensor.to(device)
@@ -60,12 +60,12 @@ def on_device(batch: Any, device: torch.device, widen: OnTensor | None = None) -
 
 
 def widening_of(loader: Any) -> OnTensor | None:
-    """Return what a loader does to the batches of `take_batches` on the device; None if nothing."""
+    """Return the conversion that a loader does on the device; None if there is none."""
     return None if _decodes_there(loader) else getattr(loader, "_widening", None)
 
 
 def device_of(batch: Any) -> torch.device | None:
-    """Return where the tensors of a batch are; None if it has none."""
+    """Return the device of a batch; None if it has no tensors."""
     found: list[torch.device] = []
 
     def note(tensor: Tensor, _: str | None) -> Tensor:
@@ -77,10 +77,7 @@ def device_of(batch: Any) -> torch.device | None:
 
 
 def take_batches(loader: Any) -> list[Any]:
-    """Return the first few batches of a loader, as workers make them: before they are copied, widened or normalised.
-
-    They are copies: what they lay in is the loader's.
-    """
+    """Return copies of the first few batches of a loader, as its workers load them: not yet on the device."""
     if kind_of(loader) == "stoker" and not _decodes_there(loader):
         loader = copy.copy(loader)
         loader._device = loader._widening = None
@@ -93,7 +90,7 @@ def take_batches(loader: Any) -> list[Any]:
                 break
     finally:
         close = getattr(iterator, "close", None)
-        if callable(close) and iterator is not loader:  # a generator goes on from here
+        if callable(close) and iterator is not loader:  # a generator continues from here
             close()
     if not batches:
         raise no_batch_error()
@@ -101,9 +98,9 @@ def take_batches(loader: Any) -> list[Any]:
 
 
 def cached_loader(loader: Any, batches: list[Any]) -> Any | None:
-    """Return a loader with the arguments of another one that hands out these batches; None if it is of no known kind.
+    """Return a loader of these batches with the arguments of `loader`; None for an unknown kind of loader.
 
-    Workers, threads, prefetching, page-locked memory and the copy to the device are those of `loader`.
+    Workers, threads, prefetching, pinned memory and the copy to the device are the same.
     """
     kind = kind_of(loader)
     if kind == "iterable":
@@ -129,7 +126,7 @@ def cached_loader(loader: Any, batches: list[Any]) -> Any | None:
         device=loader.device,
         **options,
     )
-    if not _decodes_there(loader):  # otherwise they have been widened together with being decoded
+    if not _decodes_there(loader):  # else they were converted when they were decoded
         cached._device, cached._widening = loader._device, widening_of(loader)
     return cached
 
@@ -142,7 +139,7 @@ def _torch_class(loader: Any) -> Any:
 
 
 def _decodes_there(loader: Any) -> bool:
-    """Whether pictures are decoded on the device: what comes from workers is then no batch yet."""
+    """Whether images are decoded on the device: workers then deliver encoded images."""
     return getattr(loader, "_decode", "cpu") != "cpu"
 
 

@@ -19,7 +19,7 @@ SIZED = "`def make_sized_step(batch_size): ...; return step`, with `def step(): 
 
 
 def takes(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether a function can be called with so many arguments; True of one that does not tell."""
+    """Whether a function can be called with these arguments; True if its signature is unknown."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:
@@ -30,7 +30,7 @@ def takes(function: Callable[..., Any], *arguments: Any) -> bool:
 
 
 def takes_batch_size(make_step: Callable[..., Any]) -> bool:
-    """Whether a function makes a step of some batch size: it has a parameter of that name, or needs an argument."""
+    """Whether a function takes a batch size: it has a parameter of that name, or needs an argument."""
     try:
         names = inspect.signature(make_step).parameters
     except (TypeError, ValueError):
@@ -39,7 +39,7 @@ def takes_batch_size(make_step: Callable[..., Any]) -> bool:
 
 
 def check_needs_no_size(make_step: Callable[..., Any], name: str) -> None:
-    """Raise `ArgumentError` for a function that has to be given a batch size, where a loader gives batches."""
+    """Raise `ArgumentError` for a function that needs a batch size, where a loader gives batches."""
     if not takes(make_step) and takes(make_step, 8):
         raise ArgumentError(
             f"{name} needs an argument, such as a batch size, and here a loader gives the batches",
@@ -57,7 +57,7 @@ def check_takes_batch(step: Callable[..., Any], name: str) -> None:
 
 
 def check_brings_batch(step: Callable[..., Any], name: str) -> None:
-    """Raise `ArgumentError` for a step that has to be given a batch, though it was made for a batch size."""
+    """Raise `ArgumentError` for a step that needs a batch, although it was made for a batch size."""
     if not takes(step):
         raise ArgumentError(
             f"{name} returned a step that needs a batch, though it was made for a batch size",
@@ -66,14 +66,14 @@ def check_brings_batch(step: Callable[..., Any], name: str) -> None:
 
 
 MAKE_LOADER = "make_loader"
-"""What makes the loader, beside what makes the step, if nothing else is said."""
+"""The default name of the function that makes the loader, in the file of the one that makes the step."""
 
 
 def step_and_loader(target: str, loader_target: str | None = None) -> tuple[Callable[[Any], Any], Any]:
     """Return the step that `target` makes, and its loader.
 
-    A function that makes a step returns a callable `step(batch)`, or a pair (loader, step). In the first case the
-    loader is what `loader_target` makes, or the function `make_loader` in the same module.
+    The function returns `step(batch)`, or a pair (loader, step). In the first case the loader comes from
+    `loader_target`, or from the function `make_loader` in the same module.
     """
     place, name = check_spec(target, what="a function that makes a step")
     if loader_target is not None:
@@ -84,7 +84,7 @@ def step_and_loader(target: str, loader_target: str | None = None) -> tuple[Call
     if isinstance(made, tuple | list):
         if len(made) != 2 or not callable(made[1]):
             raise ArgumentError(
-                f"{name}() returned a {type(made).__name__} of {len(made)}, and not (loader, step)",
+                f"{name}() returned a {type(made).__name__} of {len(made)}, expected (loader, step)",
                 hint="return a function that takes a batch, or a pair of a loader and such a function",
             )
         loader, step = made
@@ -95,9 +95,9 @@ def step_and_loader(target: str, loader_target: str | None = None) -> tuple[Call
         check_takes_batch(step, f"{name}()")
         return step, loader
     if not callable(made):
-        told = "None" if made is None else type(made).__name__
+        found = "None" if made is None else type(made).__name__
         raise ArgumentError(
-            f"{name}() returned {told}, which is no step",
+            f"{name}() returned {found}, expected a step",
             hint="return a function that takes a batch, or (loader, function)"
             + ("; did you forget `return`?" if made is None else ""),
         )
@@ -108,7 +108,7 @@ def step_and_loader(target: str, loader_target: str | None = None) -> tuple[Call
         make_loader = resolve_function(f"{place}:{MAKE_LOADER}")
     except ArgumentError:
         raise ArgumentError(
-            f"{name}() returned a step and no loader, and there is no {place}:{MAKE_LOADER}",
+            f"{name}() returned a step without a loader, and {place}:{MAKE_LOADER} does not exist",
             hint=f"name one by --loader, write `def {MAKE_LOADER}(): ...` beside it, or return (loader, step)",
         ) from None
     loader = call_with(make_loader)

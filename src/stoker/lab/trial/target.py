@@ -1,7 +1,6 @@
-"""What is to be measured, named on the command line: `package.module:function` or `path/to/file.py:function`.
+"""Find and call a user's function that is named `package.module:function` or `path/to/file.py:function`.
 
-Nothing heavy is imported here, so that a process can tell what importing the user's module costs. Arguments of loaders
-that a function builds by itself are changed by `stoker.lab.trial.override`.
+Nothing heavy is imported here, so that the time to import the user's module can be measured.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from stoker.errors import ArgumentError
 HOW = "name a function as `package.module:function` or `path/to/file.py:function`"
 
 ALIASES = {"num_workers": ("workers",), "num_threads": ("threads",), "prefetch_factor": ("prefetch",)}
-"""By which other names functions take what a loader calls so."""
+"""Other parameter names that functions use for these arguments."""
 
 
 def check_spec(spec: str, *, what: str = "a function") -> tuple[str, str]:
-    """Return the module or file, and the function, that `spec` names; refuse what names none.
+    """Return the module or file, and the function, that `spec` names; raise `ArgumentError` if it is malformed.
 
-    Nothing is imported: a wrong spelling or a file that is not there is told before anything is started.
+    Nothing is imported: a misspelled or missing file is reported before anything starts.
     """
     place, _, name = spec.rpartition(":")
     if not place or not all(part.isidentifier() for part in name.split(".")):
-        told = f"{spec!r} does not name {what}"
+        error = f"{spec!r} does not name {what}"
         module, _, attribute = spec.rpartition(".")
         if attribute == "py":
-            raise ArgumentError(told, hint=f"say which one of the file: `{spec}:make_loader`")
+            raise ArgumentError(error, hint=f"add the name of the function: `{spec}:make_loader`")
         meant = f"; did you mean `{module}:{attribute}`?" if module and attribute.isidentifier() else ""
-        raise ArgumentError(told, hint=HOW + meant)
+        raise ArgumentError(error, hint=HOW + meant)
     if _is_file(place):
         if not Path(place).is_file():
             raise ArgumentError(f"there is no file {place}", hint=_meant(Path(place).name, _neighbours(Path(place))))
@@ -49,10 +48,10 @@ def check_spec(spec: str, *, what: str = "a function") -> tuple[str, str]:
 
 
 def resolve_function(spec: str, *, what: str = "a function") -> Callable[..., Any]:
-    """Return the function that `spec` names, importing what it lies in.
+    """Return the function that `spec` names, and import its module.
 
-    The current folder is importable, and so is what lies beside a file that is named, as for a script. What the module
-    itself raises is told in an `ArgumentError`, which has it as its cause.
+    The current folder is importable, and so is the folder of a file, as for a script. An error of the module itself is
+    the cause of the `ArgumentError` that is raised.
     """
     place, name = check_spec(spec, what=what)
     module = _file_module(Path(place)) if _is_file(place) else _named_module(place)
@@ -64,21 +63,21 @@ def resolve_function(spec: str, *, what: str = "a function") -> Callable[..., An
         found = getattr(found, part)
     if not callable(found):
         raise ArgumentError(
-            f"{spec} is {_article(type(found).__name__)}, and not {what}",
+            f"{spec} must be {what}, got {_article(type(found).__name__)}",
             hint=f"wrap it: `def {'make_' + name if name.isidentifier() else 'make'}(): return {name}`",
         )
     return found  # type: ignore[no-any-return]
 
 
 def name_of_function(target: str | Callable[..., Any], *, what: str) -> str:
-    """Return the name of a function that is given, or was named already; refuse what names none."""
+    """Return the name of a function, or check a name."""
     spec = target if isinstance(target, str) else spec_of_function(target)
     check_spec(spec, what=what)
     return spec
 
 
 def spec_of_function(function: Callable[..., Any]) -> str:
-    """Return the name by which `resolve_function` finds a function again, in another process."""
+    """Return the name by which another process finds a function."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     there: Any = sys.modules.get(module or "")
     file = getattr(there, "__file__", None)
@@ -91,10 +90,10 @@ def spec_of_function(function: Callable[..., Any]) -> str:
 
 
 def accepted_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `options` that `function` takes by keyword, under the names that it has for them."""
+    """Return those of `options` that `function` takes by keyword, under its own parameter names."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a function in native code that does not tell
+    except (TypeError, ValueError):  # native code without a signature
         return {}
     names = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
@@ -108,7 +107,7 @@ def accepted_options(function: Callable[..., Any], options: Mapping[str, Any]) -
 
 
 def call_with(function: Callable[..., Any], **options: Any) -> Any:
-    """Return what `function` returns, given those of `options` that it takes; say so if it needs others."""
+    """Call `function` with those of `options` that it takes; raise `ArgumentError` if it needs others."""
     given = accepted_options(function, options)
     try:
         bound = inspect.signature(function).bind(**given)
@@ -134,7 +133,7 @@ def _named_module(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             found = [path.stem for path in Path.cwd().glob("*.py")]
             raise ArgumentError(
-                f"there is no module {error.name}", hint=_meant(name, found, f"it is looked for from {Path.cwd()} on")
+                f"there is no module {error.name}", hint=_meant(name, found, f"it was searched for in {Path.cwd()}")
             ) from None
         raise _failed(name, error) from error
     except Exception as error:
@@ -144,7 +143,7 @@ def _named_module(name: str) -> ModuleType:
 
 
 def _file_module(path: Path) -> ModuleType:
-    """Return the module in a file, under the name by which processes that are started later find it again."""
+    """Return the module in a file, under the name by which later processes find it."""
     path = path.resolve()
     _importable(Path.cwd())
     if (module := _module_of_package(path)) is not None:
@@ -155,7 +154,7 @@ def _file_module(path: Path) -> ModuleType:
     if there is not None and getattr(there, "__file__", None) == str(path):
         return there
     if there is not None or name in sys.stdlib_module_names or "." in name:
-        name = f"stoker_target_{name.replace('.', '_')}"  # a file called `random.py` is not to stand for Python's own
+        name = f"stoker_target_{name.replace('.', '_')}"  # not to replace a standard module
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ArgumentError(f"{path} is not a Python file", hint=HOW)
@@ -174,7 +173,7 @@ def _file_module(path: Path) -> ModuleType:
 
 
 def _module_of_package(path: Path) -> ModuleType | None:
-    """Return the module in a file that imports its neighbours relatively, so that it works only inside its package."""
+    """Return the module in a file with relative imports, which works only inside its package."""
     names, folder = [path.stem], path.parent
     while (folder / "__init__.py").is_file() and folder.name.isidentifier():
         names, folder = [folder.name, *names], folder.parent
@@ -183,10 +182,10 @@ def _module_of_package(path: Path) -> ModuleType | None:
         return None
     _importable(folder)
     module = _named_module(name)
-    if Path(getattr(module, "__file__", None) or "").resolve() != path:  # another package has that name
+    if Path(getattr(module, "__file__", None) or "").resolve() != path:  # another package has this name
         raise ArgumentError(
             f"{path} cannot be imported: {name} is {getattr(module, '__file__', 'another module')}",
-            hint="rename the package, or import by whole names in it",
+            hint="rename the package, or use absolute imports in it",
         )
     return module
 
@@ -194,7 +193,7 @@ def _module_of_package(path: Path) -> ModuleType | None:
 def _imports_relatively(path: Path) -> bool:
     try:
         nodes = ast.walk(ast.parse(path.read_bytes()))
-    except (OSError, SyntaxError, ValueError):  # told when it is imported
+    except (OSError, SyntaxError, ValueError):  # reported when it is imported
         return False
     return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in nodes)
 
@@ -205,17 +204,17 @@ def _importable(folder: Path) -> None:
 
 
 def _failed(name: str, error: Exception) -> ArgumentError:
-    told = str(error).strip().partition("\n")[0]
-    where = None if isinstance(error, SyntaxError) else _last_place(error)  # whose message has it
+    message = str(error).strip().partition("\n")[0]
+    where = None if isinstance(error, SyntaxError) else _last_place(error)  # its message has the line
     return ArgumentError(
-        f"{name} cannot be imported: {type(error).__name__}{f': {told}' if told else ''}"
+        f"{name} cannot be imported: {type(error).__name__}{f': {message}' if message else ''}"
         + (f" ({where[0]}, line {where[1]})" if where else ""),
         hint="check that `python -c 'import ...'` works in this folder",
     )
 
 
 def _last_place(error: Exception) -> tuple[str, int] | None:
-    """Return the file and line that raised, unless that is the machinery of importing."""
+    """Return the file and line that raised, unless it is in importlib."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     return (frames[-1].filename, frames[-1].lineno or 0) if len(frames) > 1 else None
 

@@ -35,11 +35,11 @@ from stoker.lab.watch.run import Run
 Step = Callable[[Any], Any]
 
 NUM_WARM = 3
-"""Steps before the clock starts, where nothing is made ahead; also what a step does only at first is then done."""
+"""Untimed steps where nothing is prefetched; after them, one-time work of the step is done."""
 
 
 class Resident:
-    """The same few batches, on the device, again and again."""
+    """Yields the same few batches on the device again and again."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self._batches, self._number = list(batches), 0
@@ -52,7 +52,7 @@ class Resident:
 
 
 class Iterated:
-    """A loader, iterated over as a trainer does, epoch after epoch."""
+    """Iterates over a loader, epoch after epoch."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -61,11 +61,11 @@ class Iterated:
 
     @property
     def num_warm(self) -> int:
-        """Steps before the clock starts: as many as may have been made ahead, with the arguments as they are now."""
+        """Untimed steps: as many as may have been prefetched with the current arguments."""
         return NUM_WARM + num_ahead_of(arguments_of(self._loader))
 
     def take(self) -> Any:
-        """Return the next batch of the epoch; the first one of the next after its end was told."""
+        """Return the next batch; raise `StopIteration` at the end of an epoch, then start the next."""
         if self.iterator is None:
             self.iterator, self._num_taken = iter(self._loader), 0
         try:
@@ -82,7 +82,7 @@ class Iterated:
         return batch
 
     def close(self) -> None:
-        """End the iteration, and with it workers as far as they can be told to."""
+        """Close the iterator, which ends the workers of most loaders."""
         close = getattr(self.iterator, "close", None)
         self.iterator = None
         if callable(close):
@@ -90,7 +90,7 @@ class Iterated:
 
 
 class Window:
-    """The steps of one round of one way, timed. Starts of epochs are left out, with as many steps as are made ahead."""
+    """Times the steps of one way in one round. Starts of epochs are excluded, with as many steps as are prefetched."""
 
     def __init__(self, source: Resident | Iterated, step: Step, *, clock: Ticks, gauge: Gauge | None = None) -> None:
         self._source, self._step, self._clock, self._gauge = source, step, clock, gauge
@@ -99,28 +99,28 @@ class Window:
         self.num_steps = 0
         self.periods: list[float] = []
         self.effort = Effort()
-        """Of whoever makes batches, while the clock ran."""
+        """Of the workers, while the clock ran."""
         self.waiting = Effort()
-        """Of the trainer's own thread, while it waited."""
+        """Of the training thread, while it waited."""
         self.is_short = False
-        """Whether epochs are too short to leave out what was made ahead at their starts."""
+        """Whether epochs are too short to exclude prefetched batches at their starts."""
 
     def run(self, num_steps: int) -> Window:
-        """Time so many steps."""
+        """Time that many steps."""
         num_warm = self._source.num_warm
         try:
             while self.num_steps < num_steps:
                 before = self.num_steps
                 if self._warmed(num_warm):
                     self._time(num_steps - self.num_steps)
-                if self.num_steps == before:  # the epoch was over before the clock ran: in the next it starts sooner
+                if self.num_steps == before:  # the epoch ended before the clock started: start it sooner in the next
                     num_warm, self.is_short = num_warm // 2, True
         finally:
             self._own.close()
         return self
 
     def _warmed(self, num_warm: int) -> bool:
-        """Step without the clock; return False if the epoch ends meanwhile."""
+        """Run untimed steps; return False if the epoch ends."""
         try:
             for _ in range(num_warm):
                 self._step(self._source.take())
@@ -129,7 +129,7 @@ class Window:
         return True
 
     def _time(self, num_steps: int) -> None:
-        """Step by the clock until there are enough, or the epoch is over."""
+        """Time steps until there are enough or the epoch ends."""
         clock, take, step, own = self._clock, self._source.take, self._step, self._own
         clock.synchronize()
         began = time.perf_counter()
@@ -154,7 +154,7 @@ class Window:
         if num_done:
             periods = clock.periods()
             self.periods += periods
-            # The end of an epoch takes its time, too, which is no step's.
+            # the end of an epoch takes time that belongs to no step
             self.seconds += sum(periods) if is_over else ended - began
             self.num_steps += num_done
             self.effort += self._effort(ended) - before
@@ -164,20 +164,20 @@ class Window:
 
 
 class Ticks:
-    """The time from step to step, by the trainer's clock."""
+    """Times steps by the clock of the training thread."""
 
     def __init__(self) -> None:
         self._times: list[float] = []
 
     def synchronize(self) -> None:
-        """Nothing runs on behind our back."""
+        """Do nothing: on a CPU, steps are synchronous."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the clock."""
         self._times = [time.perf_counter()]
 
     def tick(self) -> None:
-        """A step is done."""
+        """Note the end of a step."""
         self._times.append(time.perf_counter())
 
     def periods(self) -> list[float]:
@@ -186,20 +186,20 @@ class Ticks:
 
 
 class WaitingTicks(Ticks):
-    """The same where a device computes on that has no clock for us: each step is waited for."""
+    """Times steps on a device without events, by waiting for each step."""
 
     def synchronize(self) -> None:
-        """Wait for all that was begun."""
+        """Wait for the device."""
         torch.accelerator.synchronize()
 
     def tick(self) -> None:
-        """A step is done, when it is."""
+        """Wait for the step, and note its end."""
         self.synchronize()
         super().tick()
 
 
 class CudaTicks(Ticks):
-    """The same by the device's clock: steps are only begun when they return, and are not waited for one by one."""
+    """Times steps by CUDA events, without waiting for each step."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -207,15 +207,15 @@ class CudaTicks(Ticks):
         self._events: list[torch.cuda.Event] = []
 
     def synchronize(self) -> None:
-        """Wait for all that was begun."""
+        """Wait for the device."""
         torch.cuda.synchronize(self._device)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the clock."""
         self._events = [self._recorded()]
 
     def tick(self) -> None:
-        """A step has been begun; the device notes when it is done."""
+        """Let the device record the end of the step."""
         self._events.append(self._recorded())
 
     def periods(self) -> list[float]:
@@ -229,14 +229,14 @@ class CudaTicks(Ticks):
 
 
 MIN_STEPS, MAX_STEPS = 8, 2000
-"""Timed in a round."""
+"""Limits on the timed steps of a round."""
 
 SMALL_SHARE, SMALL_SHARE_WATCHED = 0.02, 0.1
-"""A stall of less than this part of a step is not split: what workers do while they are ahead says nothing of it. The
-other is for workers of whom it is not known how long they are busy."""
+"""Stalls below the first fraction of a step are not split, because workers that keep up are mostly idle; below the
+second if it is unknown how long the workers are busy."""
 
 SETTLE_SECONDS = 5.0
-"""How long loaders may take at the most to make ahead what they may."""
+"""How long loaders may take at most to prefetch all they may."""
 
 
 def bench_train(
@@ -250,11 +250,10 @@ def bench_train(
     device: str | torch.device | None = None,
     watch: Watch | None = None,
 ) -> TrainBench:
-    """Return how long a training step takes each of the three ways, and what follows from it.
+    """Time a training step three ways.
 
-    `step(batch)` is a whole step: it may copy the batch to the device by itself, and need not wait for the device.
-    `seconds` is about how long each way is timed in each round. Ctrl-C ends it and returns what there is by then, if
-    there is anything.
+    `step(batch)` is a whole step. It may copy the batch to the device itself, and need not wait for the device.
+    `seconds` is the approximate time per way and round. Ctrl-C returns the results so far, if any.
     """
     if num_rounds < 1 or seconds <= 0:
         raise ArgumentError("num_rounds and seconds must be positive", hint="leave them out to use the defaults")
@@ -305,7 +304,7 @@ def bench_train(
                 raise
             is_interrupted = True
     windows = {name: done for name, done in windows.items() if done}
-    # the real loader comes last in the first round: if it has had its turn, the others have, too
+    # the real loader comes last in the first round: if it was measured, so were the others
     effort = _effort(windows, gauges[REAL], kind) if REAL in windows else None
     share, how = _blocked_share(windows, effort, gauges[REAL]) if REAL in windows else (None, "")
     return TrainBench(
@@ -327,10 +326,7 @@ def bench_train(
 
 
 def record_run(step: Step, loader: Any, *, seconds: float = 2.0, title: str = "") -> Run | None:
-    """Return a record of training with a loader for some seconds, watched, for `stoker report` and `stoker doctor`.
-
-    None if there was not a single batch.
-    """
+    """Train for some seconds and return a record for `stoker report` and `stoker doctor`; None without any batch."""
     from stoker.lab.watch.watch import watch
 
     with watch(loader, name=title) as watched:
@@ -344,7 +340,7 @@ def record_run(step: Step, loader: Any, *, seconds: float = 2.0, title: str = ""
 
 
 def _run_in(source: Iterated, step: Step, seconds: float) -> None:
-    """Train for a while, so that arguments that are "auto" are chosen by the time that others are made like them."""
+    """Train for a while, so that arguments that are "auto" are chosen before other loaders are made like it."""
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline:
         with suppress(StopIteration):
@@ -352,13 +348,13 @@ def _run_in(source: Iterated, step: Step, seconds: float) -> None:
 
 
 def _num_steps(source: Resident | Iterated, step: Step, seconds: float, clock: Ticks) -> int:
-    """Return how many steps fill the time of a round."""
+    """Return the number of steps of a round."""
     window = Window(source, step, clock=clock).run(2)
     return max(MIN_STEPS, min(MAX_STEPS, round(seconds * window.num_steps / max(window.seconds, 1e-9))))
 
 
 def _place(device: str | torch.device | None, loader: Any, batches: list[Any]) -> torch.device:
-    """Return where resident batches are to be: where the loader delivers, or else where a step would want them."""
+    """Return the device of resident batches: where the loader delivers, or else the GPU if available."""
     if device is not None:
         place = torch.device(device)
     else:
@@ -382,7 +378,7 @@ def _way(name: str, windows: Sequence[Window]) -> Way:
 
 
 def _effort(windows: Mapping[str, Sequence[Window]], gauge: Gauge | None, kind: str) -> Effort | None:
-    """Return what those who make the real loader's batches used while they were timed; None if nobody is known."""
+    """Return what the workers of the real loader used while it was timed; None if they are unknown."""
     if gauge is None and kind == "iterable":
         return None
     total = sum((window.waiting if gauge is None else window.effort for window in windows[REAL]), Effort())
@@ -399,7 +395,7 @@ def _effort(windows: Mapping[str, Sequence[Window]], gauge: Gauge | None, kind: 
 def _blocked_share(
     windows: Mapping[str, Sequence[Window]], effort: Effort | None, gauge: Gauge | None
 ) -> tuple[float | None, str]:
-    """Return how much of their busy time those who make batches were blocked, and how that is known, or why not."""
+    """Return the fraction of the workers' busy time that they were blocked, and how it was measured, or why not."""
     real = fmean(window.seconds / window.num_steps for window in windows[REAL])
     stall = real - fmean(window.seconds / window.num_steps for window in windows.get(CACHED, windows[RESIDENT]))
     if stall < SMALL_SHARE * real:
@@ -438,7 +434,7 @@ def _notes(loader: Any, cached: Any, windows: Mapping[str, Sequence[Window]]) ->
 
 
 def _described(place: torch.device) -> dict[str, Any]:
-    told = machine.described()
+    facts = machine.described()
     if place.type == "cuda":
-        told["gpu"] = torch.cuda.get_device_name(place)
-    return told
+        facts["gpu"] = torch.cuda.get_device_name(place)
+    return facts

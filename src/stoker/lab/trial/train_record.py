@@ -1,8 +1,7 @@
 """A training step timed three ways, as a record, and what follows: where the time of a step goes.
 
-A step with batches that are on the device already costs what it computes. With cached batches through the loader, what
-is added is the way of a batch: the hand-over and the copy. With the real loader, what is added is the making of
-batches: waiting for storage, and work on the CPU.
+A step with batches that are on the device already only computes. Cached batches through the loader add the transfer:
+the hand-over between processes and the copy. The real loader adds the loading: waiting for storage, and CPU work.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ WAYS = (RESIDENT, CACHED, REAL)
 
 COMPUTE, COPY, PREPARATION, FETCH, DATA = "compute", "copy", "preparation", "fetch", "data"
 PARTS = (COMPUTE, COPY, PREPARATION, FETCH, DATA)
-"""Of a step's time: the step itself; hand-over and copy; batches being made on the CPU; being waited for from storage;
-being made, where that could not be told apart."""
+"""Parts of a step's time: the step itself; hand-over and copy; preparing batches on the CPU; fetching from storage;
+loading, where preparation and fetch could not be separated."""
 
 HOURS = 24.0
 
@@ -34,11 +33,11 @@ class Way(Plain):
 
     name: str
     num_steps: int = 0
-    """That were timed, in all rounds together."""
+    """Timed steps of all rounds."""
     step_seconds: list[float] = field(default_factory=list)
     """From step to step, the mean of each round."""
     wait_seconds: list[float] = field(default_factory=list)
-    """Of it, how long the next batch was waited for, the mean of each round, by the clock of the trainer's thread."""
+    """Part of it spent waiting for the next batch, the mean of each round, by the clock of the training thread."""
     quantiles: Quantiles = field(default_factory=Quantiles)
     """From step to step, over all steps of all rounds."""
 
@@ -65,7 +64,7 @@ class Part(Plain):
     share: float = 0.0
     """Of the step with the real loader."""
     gpu_hours_per_day: float = 0.0
-    """What is lost to it, by all GPUs together; of computing, what is used."""
+    """GPU time lost to it, over all GPUs; for computing, GPU time used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +76,7 @@ class TrainBench(Plain):
     target: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
-    """Where resident batches lay."""
+    """The device of resident batches."""
     num_gpus: int = 1
     kind: str = "iterable"
     """Whose loader it is: "stoker", "torch", or "iterable" for anything else."""
@@ -87,16 +86,15 @@ class TrainBench(Plain):
     """In a batch."""
     ways: list[Way] = field(default_factory=list)
     blocked_share: float | None = None
-    """Of the time in which workers were busy, what they spent blocked, as when they wait for storage; None if that
-    cannot be told."""
+    """Fraction of the workers' busy time that they were blocked, such as waiting for storage; None if unknown."""
     making_cpu_seconds: float | None = None
-    """CPU time that the making of a batch takes, where that is known."""
+    """CPU time to load a batch, if known."""
     split_by: str = ""
-    """How that was found out, or why not, in words."""
+    """How `blocked_share` was measured, or why not."""
     counts_slowing: bool = False
-    """Whether the step's own time is seen by the trainer's clock, as on a CPU: where workers slow it down, it shows."""
+    """Whether the training thread's clock includes the computation, as on a CPU, so that slowdowns show."""
     notes: list[str] = field(default_factory=list)
-    """What else a reader has to know."""
+    """Notes for the reader."""
     is_interrupted: bool = False
 
     def way(self, name: str) -> Way | None:
@@ -110,13 +108,14 @@ class TrainBench(Plain):
 
     @property
     def has_parts(self) -> bool:
-        """Whether it can be told where a step's time goes: not if it was interrupted before all ways had their turn."""
+        """Whether the parts of a step are known: not if it was interrupted before all ways were measured."""
         return self.way(RESIDENT) is not None and self.way(REAL) is not None
 
     @property
     def slowing_seconds(self) -> float:
-        """How much longer the step itself takes where batches are made: by workers that share its cores, or before it
-        in its own thread. 0 if it is not seen. It is not more than what the making takes: the rest is noise.
+        """How much longer the step takes while batches are loaded, by workers on the same cores or in its thread.
+
+        0 if unknown; at most the CPU time of loading, because the rest is noise.
         """
         before, real = self.way(CACHED) or self.way(RESIDENT), self.way(REAL)
         if not self.counts_slowing or before is None or real is None:
@@ -127,13 +126,13 @@ class TrainBench(Plain):
 
     @property
     def compute_seconds(self) -> float:
-        """What a step takes without stalls: with batches on the device, unless noise made another way quicker."""
+        """Time of a step without stalls: with batches on the device, unless noise made another way faster."""
         return self.parts()[0].seconds
 
     def parts(self) -> list[Part]:
-        """Return the parts of a step's time with the real loader; together they are all of it.
+        """Return the parts of a step's time with the real loader, which add up to all of it.
 
-        Where noise makes a way quicker than one that does less, it counts as if both took as long as the quicker one.
+        If noise makes a way faster than one that does less, both count as taking as long as the faster one.
         """
         real = self._needed(REAL)
         found: list[tuple[str, float, float]] = []
@@ -161,12 +160,12 @@ class TrainBench(Plain):
 
     @property
     def stall_share(self) -> float:
-        """The part of a step's time in which the device does not compute, from 0 to 1."""
+        """Fraction of a step in which the device does not compute."""
         return 1 - self.parts()[0].share
 
     @property
     def lost_gpu_hours_per_day(self) -> float:
-        """What all stalls together cost, on all GPUs."""
+        """GPU time lost to all stalls, over all GPUs."""
         return HOURS * self.num_gpus * self.stall_share
 
     def save(self, path: str | Path) -> None:
@@ -181,9 +180,9 @@ class TrainBench(Plain):
 
 
 def split_data_seconds(data_seconds: float, slowing_seconds: float, blocked_share: float) -> tuple[float, float]:
-    """Return how much of the time that batches take to be made is preparation, and how much is fetching.
+    """Split the time to load batches into preparation and fetch.
 
-    What slows the step itself down is work on its cores, so preparation. The rest goes by what workers did meanwhile.
+    A slowdown of the step is due to work on its cores, so it is preparation. The rest is split by what workers did.
     """
     slowing = min(max(0.0, slowing_seconds), data_seconds)
     fetch = (data_seconds - slowing) * min(1.0, max(0.0, blocked_share))
@@ -191,6 +190,6 @@ def split_data_seconds(data_seconds: float, slowing_seconds: float, blocked_shar
 
 
 def _deviation_between(more: Way, less: Way) -> float:
-    """Return the standard deviation of a difference, taken round by round: noise that lasts for a round is in both."""
+    """Return the standard deviation of differences within rounds, in which noise that lasts for a round cancels."""
     each = [one - other for one, other in zip(more.step_seconds, less.step_seconds)]
     return stdev(each) if len(each) > 1 else 0.0

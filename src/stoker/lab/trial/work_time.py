@@ -45,7 +45,7 @@ class Effort(NamedTuple):
 
 
 class Gauge(Protocol):
-    """Tells what was used so far; differences are taken of what it tells before and after."""
+    """Reads the times used so far; callers take differences."""
 
     how: str
     """How it is found out, in words."""
@@ -98,7 +98,7 @@ class Watched:
     """torch's loader with workers, looked at from outside."""
 
     how = (
-        "by the CPU time of the worker processes, as the system tells it: they are taken to be busy all the time, "
+        "by the CPU time of the worker processes, as the system reports it: they are assumed to be busy all the time, "
         "since the trainer waits for them"
     )
 
@@ -113,7 +113,7 @@ class Watched:
 
 
 def gauge_of(loader: Any, kind: str) -> Gauge | None:
-    """Return what tells who makes batches what; None for a loader without workers or of no known kind."""
+    """Return what reads the workers' times; None for a loader without workers or of an unknown kind."""
     if loader is None:
         return None
     if kind == "stoker":
