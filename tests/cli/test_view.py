@@ -49,7 +49,7 @@ def test_a_sheet_shows_the_batch_that_a_loader_gives(folder: Path, tmp_path: Pat
     sheet = np.asarray(Image.open(out))
     assert shown.startswith(f"{out}: {sheet.shape[1]} x {sheet.shape[0]} pixels")
     dataset = stoker.images(folder, transform=[RandomResizedCrop(48), RandomHorizontalFlip()])
-    loader: DataLoader[stoker.compose.images.Picture] = DataLoader(dataset, 6, shuffle=True, seed=5)
+    loader: DataLoader[stoker.compose.images.LabeledImage] = DataLoader(dataset, 6, shuffle=True, seed=5)
     _, batch = loader
     assert loader.recipe is not None
     expected = stoker.view.batch(
