@@ -391,7 +391,7 @@ class DeadlyBeside(Deadly):
         return super().__getitem__(position)
 
 
-def test_a_neighbour_in_the_same_worker_is_not_to_blame() -> None:
+def test_a_neighbor_in_the_same_worker_is_not_to_blame() -> None:
     """A worker with threads works on two batches at once: both die with it, and only one is the reason."""
     loader = stoker.DataLoader(DeadlyBeside(24), batch_size=4, num_workers=1, num_threads=2, seed=1)
     iterator = iter(loader)
@@ -916,7 +916,7 @@ def interrupted(do: Callable[[], Any], at: int) -> tuple[bool, Any]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sockets that it cut short
 @pytest.mark.parametrize("times", [1, 2], ids=["while loading", "while starting again"])
 def test_wherever_ctrl_c_strikes_the_same_iterator_goes_on(times: int) -> None:
-    """In any line of the engine: nothing is lost, nothing comes twice, nothing waits for ever."""
+    """In any line of the engine: nothing is lost, nothing comes twice, nothing waits forever."""
     loader = stoker.DataLoader(LargeKeyed(2000), batch_size=2, num_workers=1, seed=0)
     iterator = iter(loader)
     seen = [next(iterator)[0].tolist() for _ in range(3)]

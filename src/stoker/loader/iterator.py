@@ -29,7 +29,7 @@ PROFILED_AS = "enumerate(DataLoader)#LoaderIterator.__next__"
 
 
 class LoaderIterator:
-    """One iteration over a loader: takes results from the engine, notes them, hands over the batches."""
+    """One iteration over a loader: takes results from the engine, records them, returns the batches."""
 
     def __init__(
         self,
