@@ -100,7 +100,7 @@ Place Preparation Progress Reader Reading Report Request Run Trial Verdict Watch
 """
 
 REPEATED_FILES = """
-arguments array_file batch_contents build columns doctor files lines opening pictures processes protocols ranks report
+arguments array_file batch_contents build columns doctor files lines opening processes protocols ranks report
 requests settings target terminal training verify view
 """
 
