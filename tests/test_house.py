@@ -101,7 +101,7 @@ Counted Found Index Opening Piece Place Run Trial Verdict Window WorkerTotals
 """
 
 REPEATED_FILES = """
-arguments array_file batch_contents build columns doctor files lines opening pictures processes protocols ranks report
+arguments array_file batch_contents build columns doctor files lines opening processes protocols ranks report
 requests settings target terminal training verify view
 """
 

@@ -16,7 +16,7 @@ from PIL import Image
 import stoker
 from stoker.batch.misfit import first_misfit
 from stoker.compose.images import Images
-from tests.compose.picture_sets import InMemory
+from tests.compose.image_sets import InMemory
 from tests.loader.datasets import Counting
 
 TORCHS = (RuntimeError, TypeError, KeyError)

@@ -26,7 +26,7 @@ from stoker.transform import (
 )
 from stoker.transform.image.decoding import decode
 from stoker.transform.image.view import View
-from tests.compose.picture_sets import InMemory
+from tests.compose.image_sets import InMemory
 from tests.transform.pictures import photograph
 
 CROP = [RandomResizedCrop((24, 20)), RandomHorizontalFlip(), RandomVerticalFlip()]

@@ -27,7 +27,7 @@ from stoker.transform import (
     Resize,
 )
 from stoker.transform.image import jpeg_decoding
-from tests.compose.picture_sets import InMemory
+from tests.compose.image_sets import InMemory
 from tests.transform.pictures import encoded
 from tests.transform.test_image_foreign import drawing_from_everything
 

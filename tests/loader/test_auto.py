@@ -31,7 +31,7 @@ from stoker.loader.auto import Footprint
 from stoker.loader.sharing.ranks import share_of_cores
 from stoker.transform import RandomResizedCrop
 from stoker.tuning.parallelism import Parallelism
-from tests.compose.picture_sets import InMemory
+from tests.compose.image_sets import InMemory
 from tests.laws.test_mixtures import mixture, packed
 from tests.loader.datasets import (
     Broken,

@@ -32,7 +32,7 @@ from stoker.loader.build_delivery import HostDecodeFallback
 from stoker.loader.order.repeated_draws import Draws, may_repeat
 from stoker.loader.state.loader_state import new_progress
 from stoker.transform import RandomHorizontalFlip, RandomResizedCrop
-from tests.compose.picture_sets import InMemory
+from tests.compose.image_sets import InMemory
 from tests.loader.datasets import KeyedMany, KeyedOnly, KeyedWhole, Numbers, listed, plain
 
 ENGINES: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from stoker.compose.images import Images
 from stoker.source.protocols import Empty
 from stoker.testing import CheckFailed, check_dataset
 from stoker.transform import CenterCrop, Resize
-from tests.compose.picture_sets import InMemory
+from tests.compose.image_sets import InMemory
 
 VALUES = np.arange(40 * 3, dtype=np.float32).reshape(40, 3)
 

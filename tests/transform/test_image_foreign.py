@@ -18,7 +18,7 @@ from stoker.foundation.randomness import rng
 from stoker.transform import Apply, CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from stoker.transform.image.pipeline import Pipeline
 from stoker.transform.image.uniforms import uniforms
-from tests.compose.picture_sets import InMemory
+from tests.compose.image_sets import InMemory
 from tests.transform.pictures import encoded, photograph
 
 

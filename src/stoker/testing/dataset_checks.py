@@ -163,7 +163,7 @@ class _MapChecks(_Checks):
         if not any(differences):
             return True
         if self._uses_process_generators():
-            return False  # they go on from sample to sample: what they give depends on the order, as it should
+            return False  # they continue from sample to sample, so what they give depends on the order, as it should
         at = next(at for at, difference in enumerate(differences) if difference)
         self.fail(f"position {self.positions[at]} differs when positions are read in reverse: {differences[at]}")
         return False
@@ -310,7 +310,7 @@ class _MapChecks(_Checks):
             self.fail(f"it is {found!r} {what}, and was {expected!r}: a state could not be resumed")
 
     def _fingerprint_elsewhere(self) -> Any:
-        """Return the fingerprint in another process: one that was started anew, so that `hash` differs."""
+        """Return the fingerprint in another process: a newly started one, so that `hash` differs."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_send_fingerprint, args=(pickle.dumps(self.dataset), theirs), daemon=True)
