@@ -1,4 +1,4 @@
-"""What holds for every test: nothing is left behind, and what is random is repeatable."""
+"""What holds forevery test: nothing is left behind, and what is random is repeatable."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def crops(image: Any) -> Any:
     return [image.crop((0, 0, 8, 8)), image.crop((4, 4, 12, 12))]
 
 
-def test_a_transform_that_returns_pil_images_is_told_by_the_file() -> None:
+def test_a_transform_that_returns_pil_images_is_shown_by_the_file() -> None:
     images: Any = Images(InMemory(4), transform=crops)
     dataset: Any
     for dataset in (images, torch.utils.data.Subset(images, [2, 3])):

@@ -35,7 +35,7 @@ def test_a_fault_is_named_by_its_verdict_and_its_line(
     assert outcome(SLOW, Diagnosis(verdict=verdict, own_cause=own_cause, says=says)) == expected
 
 
-def test_a_loader_that_keeps_up_beside_other_programs_has_no_cause_of_its_own() -> None:
+def test_a_loader_that_keeps_up_next_to_other_programs_has_no_cause_of_its_own() -> None:
     fine = Fault("compute-bound", lambda kind: kind)
     assert outcome(fine, Diagnosis(verdict="noisy-neighbour", says="")) == NAMED
     assert outcome(fine, Diagnosis(verdict="noisy-neighbour", own_cause="python-bound", says="")) == CROWDED
@@ -47,8 +47,8 @@ def test_there_are_sixteen_faults_and_a_loader_without_one() -> None:
 
 
 def found(others_cores: float = 0.0, result: str = NAMED) -> dict[str, Any]:
-    told = {"verdict": "python-bound", "own_cause": None, "text": "words"}
-    return told | {"outcome": result, "others_cores": others_cores}
+    shown = {"verdict": "python-bound", "own_cause": None, "text": "words"}
+    return shown | {"outcome": result, "others_cores": others_cores}
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_run_that_was_interrupted_goes_on_where_it_was(
     doctor.run(Setting())
     num_trials = len(FAULTS) * 2 * 2 * doctor.NUM_ROUNDS
     assert len(asked) == num_trials
-    assert list(tmp_path.iterdir()) == []  # the next one begins anew
+    assert list(tmp_path.iterdir()) == []  # the next one begins again
     doctor.run(Setting())
     assert len(asked) == 2 * num_trials
 
@@ -126,12 +126,12 @@ def test_what_was_found_is_shown_written_and_saved(
 
     monkeypatch.setattr(doctor, "run_alone", run_alone)
     monkeypatch.setattr(report, "RESULTS", tmp_path)
-    told = doctor.run(Setting())
-    quiet = told.shows[0]
+    shown = doctor.run(Setting())
+    quiet = shown.shows[0]
     num = len(FAULTS)
     assert f"torch: {num - 2} of {num}; stoker: {num - 1} of {num}" in quiet
     assert f"6 of {6 * num} trials gave a wrong verdict, 3: failed" in quiet
-    report.save(told)
+    report.save(shown)
     section = (tmp_path / "README.md").read_text()
     assert "## doctor" in section and "| disk | storage-bound | torch | 3 failed (none) | 3 failed (none) |" in section
     assert (tmp_path / "doctor.png").stat().st_size > 10_000

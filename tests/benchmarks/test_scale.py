@@ -137,9 +137,9 @@ def test_shares_of_ranks_are_equal(num_ranks: int) -> None:
 
 @pytest.fixture(scope="module")
 def found() -> Scale:
-    told: list[tuple[int, int, str]] = []
-    scale = measure_scale(repetitions=2, places=SMALL, notify=lambda *what: told.append(what))
-    assert [number for number, _, _ in told] == list(range(2 * 8 * len(loaders())))
+    shown: list[tuple[int, int, str]] = []
+    scale = measure_scale(repetitions=2, places=SMALL, notify=lambda *what: shown.append(what))
+    assert [number for number, _, _ in shown] == list(range(2 * 8 * len(loaders())))
     return scale
 
 
@@ -199,7 +199,7 @@ def test_what_takes_too_much_is_left_out_with_all_that_comes_after_it() -> None:
 
 
 def slow_host(names: list[str], memory_bytes: int | None) -> Callable[[str, Case], Any]:
-    """Stand for loaders that take for ever, crash, fail or lack memory, and for one that does not."""
+    """Stand for loaders that take forever, crash, fail or lack memory, and for one that does not."""
 
     def answer(what: str, case: Case) -> Any:
         if case.loader == TORCH and case.x == 10:
@@ -220,7 +220,7 @@ def sleeping() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "shown"),
     [
         (10, "took longer than 0.4 s, twice what is allowed"),
         (100, "took more than the 1.0 GiB allowed"),
@@ -229,7 +229,7 @@ def sleeping() -> None:
     ],
 )
 def test_what_hangs_crashes_or_fails_is_left_out_and_the_rest_is_measured(
-    place: int, told: str, monkeypatch: pytest.MonkeyPatch
+    place: int, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(growth, "host", slow_host)
     limit = Limit(seconds=0.2, memory_bytes=1 << 30)
@@ -238,12 +238,12 @@ def test_what_hangs_crashes_or_fails_is_left_out_and_the_rest_is_measured(
     theirs, ours = scale.curve(SAMPLES, FIRST, TORCH), scale.curve(SAMPLES, FIRST, STOKER)
     assert theirs is not None
     assert ours is not None
-    assert [point.skipped for point in theirs.points] == [None, told]
+    assert [point.skipped for point in theirs.points] == [None, shown]
     assert [len(point.values) for point in ours.points] == [2, 2]
     lost = scale.curve(STEPS, FIRST, TORCH)  # nothing of it could be measured, and that is told
     assert lost is not None
-    assert [(point.values, point.skipped) for point in lost.points] == [([], told)] * 2
-    assert f"skipped: torch with {format_place(place)} and {format_place(10 * place)} steps, which {told}" in " ".join(
+    assert [(point.values, point.skipped) for point in lost.points] == [([], shown)] * 2
+    assert f"skipped: torch with {format_place(place)} and {format_place(10 * place)} steps, which {shown}" in " ".join(
         scale_remarks(scale)
     )
     assert len([panel for panel in scale_figure(scale).axes if panel.axison]) == 6

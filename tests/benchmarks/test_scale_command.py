@@ -25,10 +25,10 @@ def run(*arguments: str | Path, code: int = 0) -> str:
 @pytest.mark.slow
 def test_a_quick_look_prints_a_table_and_writes_numbers_and_a_plot(tmp_path: Path) -> None:
     out = tmp_path / "measured"
-    told = run("--quick", "--over", "samples", "--over", "ranks", "--repeat", "1", "--memory", "100MB", "--out", out)
-    assert "10^3-10^9" in told
-    assert "skipped: torch with 10^7 and 10^9 samples" in told
-    assert "every one of up to 1,024 ranks gets 8 samples" in told
+    shown = run("--quick", "--over", "samples", "--over", "ranks", "--repeat", "1", "--memory", "100MB", "--out", out)
+    assert "10^3-10^9" in shown
+    assert "skipped: torch with 10^7 and 10^9 samples" in shown
+    assert "every one of up to 1,024 ranks gets 8 samples" in shown
     assert sorted(path.name for path in out.iterdir()) == ["scale.csv", "scale.json", "scale.png"]
     scale = Scale.from_dict(json.loads((out / "scale.json").read_text()))
     assert {curve.axis for curve in scale.curves} == {"samples", "ranks"}

@@ -80,8 +80,8 @@ def test_the_table_tells_first_and_last_and_how_steep(scale: Scale) -> None:
 
 
 def test_what_was_left_out_and_shares_are_told_once(scale: Scale) -> None:
-    told = scale_remarks(scale)
-    assert told[1:] == [
+    shown = scale_remarks(scale)
+    assert shown[1:] == [
         "skipped: torch with 10^6 samples, which would take about 9.0 GiB",
         "every one of up to 64 ranks gets 8 samples at every step, and the same number of steps; no sample goes to "
         "two ranks",
@@ -98,5 +98,5 @@ def test_one_axis_alone_is_drawn_too() -> None:
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "4"]
 
 
-def test_places_are_told_as_powers_from_a_thousand_on() -> None:
+def test_places_are_shown_as_powers_from_a_thousand_on() -> None:
     assert [format_place(x) for x in (1, 100, 1000, 1024, 10**9)] == ["1", "100", "10^3", "1,024", "10^9"]

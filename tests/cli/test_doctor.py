@@ -187,7 +187,7 @@ def test_torchdatas_loader_is_watched_and_goes_on_where_it_was(tmp_path: Path, n
 
 @pytest.mark.slow
 @pytest.mark.parametrize("maker", ["DataLoader", "stoker.DataLoader"])
-def test_a_loader_that_is_made_anew_for_every_epoch_is_one_loader(tmp_path: Path, maker: str) -> None:
+def test_a_loader_that_is_made_again_for_every_epoch_is_one_loader(tmp_path: Path, maker: str) -> None:
     script = written(
         tmp_path,
         f"""
@@ -304,7 +304,7 @@ def test_a_training_that_is_killed_is_diagnosed_all_the_same(tmp_path: Path) -> 
     assert Run.load(saved).loaders[0].num_batches >= 25
 
 
-def test_a_script_that_fails_is_told_as_it_fails(tmp_path: Path) -> None:
+def test_a_script_that_fails_is_shown_as_it_fails(tmp_path: Path) -> None:
     script = written(tmp_path, 'raise SystemExit("no data")')
     done = doctor("--fail", "--", sys.executable, script)
     assert done.returncode == 1
@@ -467,7 +467,7 @@ def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "stoker", "doctor", "--", sys.executable, str(script)])
-    told = b""
+    shown = b""
     was_interrupted = False
     over = time.monotonic() + 60
     try:
@@ -479,8 +479,8 @@ def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
                     break
                 if not part:
                     break
-                told += part
-            if b"running" in told and not was_interrupted:
+                shown += part
+            if b"running" in shown and not was_interrupted:
                 was_interrupted = True
                 os.write(terminal, b"\x03")
         else:
@@ -488,7 +488,7 @@ def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
     finally:
         os.close(terminal)
         _, status = os.waitpid(pid, 0)
-    text = told.decode()
+    text = shown.decode()
     assert "interrupts: 1\r\n" in text, text
     assert "storage-bound" in text
     assert os.waitstatus_to_exitcode(status) == 4
@@ -543,9 +543,9 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_a_record_is_judged(saved: Path) -> None:
-    told = judged(saved)
-    assert told.strip().startswith("storage-bound: ")
-    assert "what to do" in told
+    shown = judged(saved)
+    assert shown.strip().startswith("storage-bound: ")
+    assert "what to do" in shown
     diagnosis = Diagnosis.from_dict(json.loads(judged(saved, "--json")))
     assert diagnosis.verdict == "storage-bound"
     assert judged(saved, "--fail", code=3)
@@ -567,17 +567,17 @@ def test_what_is_no_record_is_refused(tmp_path: Path, saved: Path) -> None:
     (tmp_path / "other.json").write_text("[1, 2]")
     assert "is not a record of a run" in judged(tmp_path / "other.json", code=1)
     assert "there is no file" in judged(tmp_path / "nothing.json", code=1)
-    assert "are for commands" in judged(saved, "--save", tmp_path / "b.json", code=1)
+    assert "work with a command" in judged(saved, "--save", tmp_path / "b.json", code=1)
     assert "there is no folder" in judged("--save", tmp_path / "no" / "b.json", "--", "true", code=1)
     assert "Missing argument" in judged(code=2)
 
 
-def test_what_is_found_in_the_configuration_is_told(tmp_path: Path) -> None:
+def test_what_is_found_in_the_configuration_is_reported(tmp_path: Path) -> None:
     seen = stats(wait=0.0005)
     record(replace(seen, config=seen.config | {"batch_size": 100})).save(tmp_path / "run.json")
-    told = judged(tmp_path / "run.json")
-    assert "also" in told
-    assert "batch_size=104" in told
+    shown = judged(tmp_path / "run.json")
+    assert "also" in shown
+    assert "batch_size=104" in shown
 
 
 def test_what_cannot_be_saved_costs_no_verdict(tmp_path: Path) -> None:
@@ -653,6 +653,6 @@ def test_parts_of_a_run_are_the_same_in_any_order(tmp_path: Path) -> None:
     parts = [tmp_path / f"{number}.json" for number in range(2)]
     record(replace(stats(wait=0.03), rank=0)).save(parts[0])
     replace(record(replace(stats(wait=0.03), rank=1), moments=[Moment(at=1.0)]), seconds=30.0).save(parts[1])
-    told = doctor(*parts).stdout
-    assert "outside of loops over these loaders" in " ".join(told.split())
-    assert doctor(*reversed(parts)).stdout == told
+    shown = doctor(*parts).stdout
+    assert "outside of loops over these loaders" in " ".join(shown.split())
+    assert doctor(*reversed(parts)).stdout == shown

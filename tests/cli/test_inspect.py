@@ -24,8 +24,8 @@ def run(*arguments: str | Path) -> Result:
 def found(*arguments: str | Path) -> dict[str, Any]:
     result = run(*arguments, "--json")
     assert result.exit_code == 0, result.output
-    told: dict[str, Any] = json.loads(result.output)
-    return told
+    shown: dict[str, Any] = json.loads(result.output)
+    return shown
 
 
 @pytest.fixture
@@ -103,14 +103,14 @@ def test_lengths_of_a_long_store_are_looked_at_here_and_there(store: Store, monk
 
 
 def test_the_same_is_there_as_json(store: Store) -> None:
-    told = found(store.path, "--samples", "2")
-    assert told["kind"] == "store"
-    assert told["path"] == str(store.path)
-    assert told["num_samples"] == 1001
-    assert told["meta"] == store.meta
-    assert told["columns"]["boxes"]["num_values"] == 1000
-    assert told["columns"]["boxes"]["per_sample"]["p95"] == 2
-    [first, last] = told["samples"]
+    shown = found(store.path, "--samples", "2")
+    assert shown["kind"] == "store"
+    assert shown["path"] == str(store.path)
+    assert shown["num_samples"] == 1001
+    assert shown["meta"] == store.meta
+    assert shown["columns"]["boxes"]["num_values"] == 1000
+    assert shown["columns"]["boxes"]["per_sample"]["p95"] == 2
+    [first, last] = shown["samples"]
     assert last["values"]["label"] == 1000
     assert last["values"]["jpeg"] == {"type": "bytes", "num_bytes": 0, "hex": ""}
     assert first["values"]["boxes"] == {"type": "float32[0, 4]", "values": []}
@@ -139,9 +139,9 @@ def test_ids_are_shown_where_the_tokenizer_is_gone_and_it_says_why(texts: Path, 
     assert kept.read_bytes() == file.read_bytes()  # a store has its tokenizer with it
     assert found(tmp_path / "tokens", "--samples", "1")["samples"][0]["decoded"]
     kept.unlink()
-    told = found(tmp_path / "tokens", "--samples", "1")
-    assert told["samples"][0]["decoded"] == {}
-    assert "pass --tokenizer" in told["tokenizer_remark"]
+    shown = found(tmp_path / "tokens", "--samples", "1")
+    assert shown["samples"][0]["decoded"] == {}
+    assert "pass --tokenizer" in shown["tokenizer_remark"]
     assert "ids are not decoded: tokenizer.json was not found in the store" in run(tmp_path / "tokens").output
 
     [text] = found(tmp_path / "tokens", "--samples", "1", "--tokenizer", file)["samples"][0]["decoded"].values()
@@ -169,9 +169,9 @@ def test_other_data_tells_what_it_can(name: str, kind: str, seen: str, tmp_path:
     assert result.exit_code == 0, result.output
     assert re.search(rf"opened as +{kind}", result.output)
     assert seen in result.output
-    told = found(tmp_path / name, "--samples", "2")
-    assert told["kind"] == kind
-    assert len(told["samples"]) == 2
+    shown = found(tmp_path / name, "--samples", "2")
+    assert shown["kind"] == kind
+    assert len(shown["samples"]) == 2
 
 
 def test_an_unfinished_store_is_said_to_be_one(tmp_path: Path) -> None:

@@ -79,23 +79,23 @@ class Started:
     """A program in a session of its own, and the processes that it says it has started."""
 
     def __init__(self, folder: Path, *arguments: str | Path) -> None:
-        told = folder / "pids.json"
+        shown = folder / "pids.json"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stoker", *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PIDS": str(told)},
+            env={**os.environ, "PIDS": str(shown)},
         )
         own = os.pidfd_open(self.process.pid)
         try:
-            while not told.exists():
+            while not shown.exists():
                 # no event says that a file is there; that the program has ended is one
                 assert not select.select([own], [], [], 0.05)[0], "the program has ended by itself"
         finally:
             os.close(own)
-        self.pids: list[int] = [pid for pid in json.loads(told.read_text()) if pid != self.process.pid]
+        self.pids: list[int] = [pid for pid in json.loads(shown.read_text()) if pid != self.process.pid]
         self.watched = {pid: os.pidfd_open(pid) for pid in self.pids}
 
     def wait_for_all(self) -> None:
@@ -192,7 +192,7 @@ def test_a_command_that_ends_by_itself_leaves_alive_what_it_has_left_running(tmp
 
 def test_a_command_has_the_environment_and_the_open_files_that_it_would_have() -> None:
     code = "import os, sys; os.write(1, os.read(int(sys.argv[1]), 9)); print(sorted(os.environ.items()))"
-    told = []
+    shown = []
     for doctor in ([], ["-m", "stoker", "doctor", "--", sys.executable]):
         read, write = os.pipe()
         os.write(write, b"passed on")
@@ -206,9 +206,9 @@ def test_a_command_has_the_environment_and_the_open_files_that_it_would_have() -
             env={**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "PYTHONCOERCECLOCALE": "0", "LANG": "C"},
         )
         os.close(read)
-        told.append(done.stdout.decode())
-        assert told[-1].startswith("passed on")
-    plain, watched = (set(ast.literal_eval(one[len("passed on") :])) for one in told)
+        shown.append(done.stdout.decode())
+        assert shown[-1].startswith("passed on")
+    plain, watched = (set(ast.literal_eval(one[len("passed on") :])) for one in shown)
     assert {name for name, _ in plain ^ watched} == {"PYTHONPATH", "STOKER_DOCTOR"}
 
 

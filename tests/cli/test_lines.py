@@ -38,7 +38,7 @@ def test_an_index_that_is_there_is_said_to_be_kept(folder: Path) -> None:
     assert " kept" in run(*arguments).output
 
 
-def test_the_format_can_be_told(folder: Path) -> None:
+def test_the_format_can_be_shown(folder: Path) -> None:
     result = run(folder / "a.jsonl", "--parse", "text", "--index-dir", folder / "index")
     assert re.search(r"a\.jsonl +text", result.output)
 

@@ -85,7 +85,7 @@ def test_the_ranks_of_a_step_share_its_rows(store: Path) -> None:
     assert bytes(tokens.tolist()).decode() == TEXTS[span["document"]][span["offset"] : span["offset"] + stop - start]
 
 
-def test_what_cannot_be_packed_is_told(tmp_path: Path, store: Path) -> None:
+def test_what_cannot_be_packed_is_reported(tmp_path: Path, store: Path) -> None:
     assert "error" in run("pack", str(store), "--length", "8", "--long", "error", code=1).lower()
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "raw.bin")
     out = run("inspect", str(tmp_path / "raw.bin"), "--step", "0", code=1)
@@ -105,17 +105,17 @@ def test_a_saved_state_tells_what_the_run_was(store: Path, tmp_path: Path) -> No
     path = tmp_path / "run.json"
     path.write_text(json.dumps(resumed.state_dict()))
     step = len(resumed) + 2  # in the next epoch
-    told = json.loads(
+    shown = json.loads(
         run("inspect", str(store), "--length", "256", "--step", str(step), "--state", str(path), "--json")
     )
     found = [
         (share["rank"], row["row"], span["document"], *span["columns"])
-        for share in told["ranks"]
+        for share in shown["ranks"]
         for row in share["rows"]
         for span in row["spans"]
     ]
     contents = resumed.contents(step)
-    assert told["epoch"] == 1
+    assert shown["epoch"] == 1
     assert found == [
         (content.rank, content.row, content.document, content.columns.start, content.columns.stop)
         for content in contents

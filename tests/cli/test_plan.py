@@ -86,7 +86,7 @@ def test_window_options_set_the_window() -> None:
         (["--samples", "3", "--batch-size", "4", "--step", "-1"], "step -1 lies before this plan"),
     ],
 )
-def test_what_cannot_be_is_told_with_a_hint(arguments: list[str], message: str) -> None:
+def test_what_cannot_be_is_shown_with_a_hint(arguments: list[str], message: str) -> None:
     result = run("show", *arguments)
     assert result.exit_code == 1, result.output
     assert message in result.stderr

@@ -127,7 +127,7 @@ def test_a_log_of_one_record_is_one_too_and_a_file_of_other_lines_is_none(tmp_pa
     assert "live.jsonl is not a record of a run" in shown
 
 
-def test_a_record_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_record_that_is_not_there_is_reported(tmp_path: Path) -> None:
     assert "there is no file" in run(tmp_path / "none.json", "-o", tmp_path / "report.html", code=1)
 
 

@@ -79,7 +79,7 @@ def test_the_verdict_stands_at_the_top(tmp_path: Path) -> None:
     assert once(tmp_path / "run.jsonl").splitlines()[0].startswith("\N{CHECK MARK} compute-bound  the loader keeps up")
 
 
-def test_now_is_shown_beside_the_whole(tmp_path: Path) -> None:
+def test_now_is_shown_next_to_the_whole(tmp_path: Path) -> None:
     slow, quick = record(100, wait=0.5), record(200, wait=0.3)
     (tmp_path / "run.jsonl").write_text(lines(slow, replace(quick, num_samples=100 * 8 + 100 * 16)))
     shown = once(tmp_path / "run.jsonl")
@@ -193,7 +193,7 @@ def test_the_name_of_a_loader_that_a_frame_would_cut_off_stands_above_it() -> No
 
 
 @pytest.mark.parametrize("text", [None, "", "no json\n", '{"num_batches": 3', "[1]\n{}\n"])
-def test_nothing_to_show_is_told_with_a_hint(tmp_path: Path, text: str | None) -> None:
+def test_nothing_to_show_is_shown_with_a_hint(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "run.jsonl").write_text(text)
     shown = once(tmp_path / "run.jsonl", code=1)
@@ -216,7 +216,7 @@ def test_lines_are_taken_when_they_are_whole(tmp_path: Path) -> None:
     assert tail.num_bad == 1
 
 
-def test_a_file_that_begins_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_a_file_that_begins_again_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(lines(record(5), record(6)))
     tail = Tail(path)
@@ -242,7 +242,7 @@ def test_of_a_long_file_the_end_is_read_and_no_half_line(tmp_path: Path) -> None
     assert tail.num_bad == 0
 
 
-def test_a_loader_that_begins_anew_is_not_taken_for_one_that_runs_backwards() -> None:
+def test_a_loader_that_begins_again_is_not_taken_for_one_that_runs_backwards() -> None:
     tracks = Tracks()
     tracks.add([record(100), record(110), record(5), record(10)])
     [track] = tracks.all

@@ -44,29 +44,29 @@ def run(*arguments: str | Path, code: int = 0) -> str:
     return done.output
 
 
-def test_the_largest_is_told_with_what_each_size_achieves(folder: Path) -> None:
-    told = run("steps.py:make_step", "--memory", "200MiB", "--max", "256", "--repeat", "1", "--out", "measured")
+def test_the_largest_is_shown_with_what_each_size_achieves(folder: Path) -> None:
+    shown = run("steps.py:make_step", "--memory", "200MiB", "--max", "256", "--repeat", "1", "--out", "measured")
     found = BatchTune.load(folder / "measured" / "batch.json")
     assert found.largest in (128, 160)
-    assert f"batch_size={found.largest} is the largest that fits into 210 MB of cpu with 5% to spare" in told
-    assert "the largest that fits" in told
-    assert "does not fit" in told
-    assert "error of a size that did not fit: Unable to allocate" in told
+    assert f"batch_size={found.largest} is the largest that fits into 210 MB of cpu with 5% to spare" in shown
+    assert "the largest that fits" in shown
+    assert "does not fit" in shown
+    assert "error of a size that did not fit: Unable to allocate" in shown
     assert (folder / "measured" / "batch.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_everything_is_told_as_json(folder: Path) -> None:
+def test_everything_is_shown_as_json(folder: Path) -> None:
     found = BatchTune.from_dict(json.loads(run("steps.py:make_step", "--max", "16", "--repeat", "1", "--json")))
     assert found.largest == 16
     assert found.stopped == "sizes above 16 were not tried"
 
 
 def test_an_error_of_the_step_is_shown_with_its_own_traceback(folder: Path) -> None:
-    told = run("steps.py:make_wrong", code=1)
-    assert "error: ValueError: [16] is not my number" in told
-    assert "raised with a batch size of 16" in told
-    assert "steps.py" in told
-    assert "tune_batch" not in told  # none of our own frames
+    shown = run("steps.py:make_wrong", code=1)
+    assert "error: ValueError: [16] is not my number" in shown
+    assert "raised with a batch size of 16" in shown
+    assert "steps.py" in shown
+    assert "tune_batch" not in shown  # none of our own frames
 
 
 def test_nothing_that_fits_is_an_error(folder: Path) -> None:
@@ -74,14 +74,14 @@ def test_nothing_that_fits_is_an_error(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "shown"),
     [
         (("nowhere.py:make_step",), "there is no file nowhere.py"),
-        (("steps.py",), "say which one of the file"),
+        (("steps.py",), "add the name of the function"),
         (("steps.py:make_step", "--memory", "lots"), "must be a memory size, got 'lots'"),
     ],
 )
-def test_what_cannot_be_tried_is_refused_at_once(folder: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_what_cannot_be_tried_is_refused_at_once(folder: Path, arguments: tuple[str, ...], shown: str) -> None:
     output = run(*arguments, code=1)
-    assert told in output
+    assert shown in output
     assert "hint: " in output

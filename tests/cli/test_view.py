@@ -49,7 +49,7 @@ def test_a_sheet_shows_the_batch_that_a_loader_gives(folder: Path, tmp_path: Pat
     sheet = np.asarray(Image.open(out))
     assert shown.startswith(f"{out}: {sheet.shape[1]} x {sheet.shape[0]} pixels")
     dataset = stoker.images(folder, transform=[RandomResizedCrop(48), RandomHorizontalFlip()])
-    loader: DataLoader[stoker.compose.images.Picture] = DataLoader(dataset, 6, shuffle=True, seed=5)
+    loader: DataLoader[stoker.compose.images.LabeledImage] = DataLoader(dataset, 6, shuffle=True, seed=5)
     _, batch = loader
     assert loader.recipe is not None
     expected = stoker.view.batch(
@@ -70,7 +70,7 @@ def test_without_augmentation_the_seed_only_shuffles(folder: Path, tmp_path: Pat
     assert kinds["--augment"].shape == kinds["--no-augment"].shape
 
 
-def test_other_kinds_of_pictures_are_written(folder: Path, tmp_path: Path) -> None:
+def test_other_kinds_of_images_are_written(folder: Path, tmp_path: Path) -> None:
     for ending in ("jpg", "webp"):
         run("images", folder, "-o", tmp_path / f"sheet.{ending}", "--size", "32")
         with Image.open(tmp_path / f"sheet.{ending}") as image:
@@ -102,7 +102,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(out
     assert "hint: " in output
 
 
-def test_a_folder_without_pictures_and_a_step_too_far_are_told(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_images_and_a_step_too_far_are_reported(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "contains no images" in run("images", tmp_path / "empty", "-o", tmp_path / "a.png", code=1)
     shown = run("images", folder, "-o", tmp_path / "a.png", "--batch-size", "5", "--step", "3", code=1)
@@ -119,7 +119,7 @@ def test_labels_are_left_out_or_given_by_a_table(folder: Path, tmp_path: Path) -
     assert (tmp_path / "s.png").read_bytes() != (tmp_path / "t.png").read_bytes()
 
 
-def test_a_bad_picture_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_bad_image_is_named(folder: Path, tmp_path: Path) -> None:
     (folder / "cats" / "1.jpg").write_bytes(b"<html>404</html>")
     shown = run("images", folder, "-o", tmp_path / "a.png", code=1)
     assert f"{folder}/cats/1.jpg cannot be decoded: it looks like a web page" in shown

@@ -71,7 +71,7 @@ def batch_of(images: Images, **options: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_picture_stays_as_it_is_stored_where_that_is_asked_for(kind: str, exact: bool) -> None:
+def test_a_image_stays_as_it_is_stored_where_that_is_asked_for(kind: str, exact: bool) -> None:
     photo = photograph(60, 44)
     options: Any = {"JPEG": {"quality": 95}, "WEBP": {"lossless": True}}.get(kind, {})
     plain = decode(encoded(photo, kind, **options), exact=exact)
@@ -131,7 +131,7 @@ def test_a_store_keeps_to_how_it_was_prepared(tmp_path: Path, side: int | None) 
         if side is None:
             stoker.images(tmp_path / f"store {applies}", apply_exif_orientation=not applies)
             continue
-        with pytest.raises(ArgumentError, match=f"apply_exif_orientation={applies}, and no longer say"):
+        with pytest.raises(ArgumentError, match=f"apply_exif_orientation={applies}, and their orientation is lost"):
             stoker.images(tmp_path / f"store {applies}", apply_exif_orientation=not applies)
 
 
@@ -165,7 +165,7 @@ def test_numbers_of_fewer_bits_are_not_scaled() -> None:
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc", "channels_last"])
-def test_deep_pictures_are_cut_resized_and_mirrored_by_pillow(mode: Any, layout: Any) -> None:
+def test_deep_images_are_cut_resized_and_mirrored_by_pillow(mode: Any, layout: Any) -> None:
     transform = [RandomResizedCrop((12, 10)), RandomHorizontalFlip(), RandomVerticalFlip()]
     images = Images(Files(*[of(DEPTH)] * 6), mode=mode, transform=transform, layout=layout)
     found = batch_of(images)
@@ -183,14 +183,14 @@ def test_deep_pictures_are_cut_resized_and_mirrored_by_pillow(mode: Any, layout:
 
 
 @pytest.mark.parametrize("orientation", [3, 6])
-def test_deep_pictures_are_put_upright_too(orientation: int) -> None:
+def test_deep_images_are_put_upright_too(orientation: int) -> None:
     data = encoded(Image.fromarray(DEPTH), "PNG", orientation=orientation)
     wanted = np.rot90(DEPTH, 2 if orientation == 3 else -1)
     assert (Images(Files(data), mode="I;16")[0][0] == wanted).all()
     assert (Images(Files(data), mode="I;16", apply_exif_orientation=False)[0][0] == DEPTH).all()
 
 
-def test_functions_get_deep_pictures_as_pillow_has_them() -> None:
+def test_functions_get_deep_images_as_pillow_has_them() -> None:
     seen = []
 
     def halved(image: Any) -> Any:
@@ -253,9 +253,9 @@ def colours_of_sixteen_bits(kind: str) -> bytes:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (of(DEPTH), r"pictures with 16 bits, of which mode='\w+' keeps 8\nhint: mode='I;16' keeps all"),
+        (of(DEPTH), r"images with 16 bits, of which mode='\w+' keeps 8\nhint: mode='I;16' keeps all"),
         (of(DEPTH, "TIFF"), "hint: mode='I;16' keeps all"),
-        (colours_of_sixteen_bits("PNG"), r"with 16 bits per channel, .*\nhint: Pillow reads no more"),
+        (colours_of_sixteen_bits("PNG"), r"with 16 bits per channel, .*\nhint: Pillow reads only 8 bits"),
         (colours_of_sixteen_bits("TIFF"), "with 16 bits per channel"),
     ],
     ids=["png", "tiff", "colours", "colours in tiff"],
@@ -275,11 +275,11 @@ def test_a_warning_that_is_an_error_stays_one() -> None:
     images = Images(Files(of(DEPTH)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="pictures with 16 bits"):
+        with pytest.raises(UserWarning, match="images with 16 bits"):
             images[0]
 
 
-def test_pictures_of_eight_bits_are_nothing_to_warn_of() -> None:
+def test_images_of_eight_bits_are_nothing_to_warn_of() -> None:
     for kind in ("PNG", "TIFF", "GIF", "WEBP", "BMP", "PPM"):
         for mode in ("RGB", "L"):
             Images(Files(encoded(photograph(20, 20).convert(mode), kind)))[0]
@@ -290,21 +290,21 @@ def test_a_preparation_says_that_bits_are_lost(tmp_path: Path) -> None:
     (tmp_path / "scans" / "a.png").write_bytes(of(DEPTH))
     prepare.images(tmp_path / "scans", out=tmp_path / "kept", workers=0, cache=False)
     assert (stoker.images(tmp_path / "kept", mode="I;16")[0][0] == DEPTH).all()
-    with pytest.warns(UserWarning, match=r"become JPEG files, which have 8\nhint: prepare them without max_side"):
+    with pytest.warns(UserWarning, match=r"become JPEG files, which have 8\nhint: omit max_side"):
         prepare.images(tmp_path / "scans", out=tmp_path / "small", max_side=20, workers=0, cache=False)
 
 
-def test_what_deep_pictures_cannot_do_is_refused_by_name() -> None:
-    with pytest.raises(ArgumentError, match="ColorJitter changes colours of 8 bits, and mode='F' has other numbers"):
+def test_what_deep_images_cannot_do_is_refused_by_name() -> None:
+    with pytest.raises(ArgumentError, match="ColorJitter changes 8-bit colors, and mode='F' has other values"):
         Images(Files(of(DEPTH)), mode="F", transform=[CenterCrop(8), ColorJitter(0.5)])
-    with pytest.raises(ArgumentError, match="decode='device' cannot be: mode='I;16' asks for numbers of uint16"):
+    with pytest.raises(ArgumentError, match="decode='device' is not possible here: mode='I;16' needs uint16"):
         Images(Files(of(DEPTH)), mode="I;16", transform=CenterCrop(8), decode="device")
     assert not Images(Files(of(DEPTH)), mode="I;16", transform=CenterCrop(8), decode="auto").leaves_files
-    with pytest.raises(ArgumentError, match="mode='I;24' is not known\nhint: choose one of RGB, L, I;16, I, F"):
+    with pytest.raises(ArgumentError, match="unknown mode='I;24'\nhint: choose one of RGB, L, I;16, I, F"):
         Images(Files(of(DEPTH)), mode="I;24")  # type: ignore[arg-type]
 
 
-def test_deep_pictures_are_not_normalised_unless_their_range_is_given() -> None:
+def test_deep_images_are_not_normalized_unless_their_range_is_given() -> None:
     files = Files(of(DEPTH), of(DEPTH))
     files.labels = np.array([0, 1])
     for mode, dtype in (("I;16", torch.uint16), ("F", torch.float32)):
@@ -316,7 +316,7 @@ def test_deep_pictures_are_not_normalised_unless_their_range_is_given() -> None:
         assert torch.allclose(batch_of(images, normalize=normalize).image[0, 0], wanted, atol=1e-5)
 
 
-def test_deep_pictures_become_floats_in_the_loader() -> None:
+def test_deep_images_become_floats_in_the_loader() -> None:
     images = Images(Files(of(DEPTH), of(DEPTH)), mode="I;16")
     batch = batch_of(images, to={torch.uint16: torch.float32})
     assert batch.dtype == torch.float32

@@ -97,7 +97,7 @@ def test_a_limited_source_drops_out_over_all_epochs() -> None:
         over.in_epoch(1)
 
 
-def test_sources_are_shuffled_apart_and_anew_in_each_epoch() -> None:
+def test_sources_are_shuffled_apart_and_again_in_each_epoch() -> None:
     mixture = stoker.mix({"a": (list(range(50)), 1), "b": (list(range(50)), 1)}, stop="never")
     own: dict[str, list[int]] = {"a": [], "b": []}
     for number in range(200):
@@ -291,7 +291,7 @@ def test_a_mixture_in_a_mixture_keeps_its_shares_and_may_be_of_anything() -> Non
     assert stoker.mix({"inner": (inner, 1), "pack": (pack, 1)}).max_seqlen == pack.max_seqlen
 
 
-def test_shares_that_are_rounded_by_much_are_told() -> None:
+def test_shares_that_are_rounded_by_much_are_reported() -> None:
     with pytest.warns(UserWarning, match="'rare' should give 1e-09 of the samples, and gives 1 in 1048576"):
         stoker.mix({"rare": (A, 1e-9), "b": (B, 1)})
     with warnings.catch_warnings():

@@ -118,7 +118,7 @@ def test_another_column_may_hold_the_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "shown"),
     [
         ({"length": 1}, "length must be 2 .* got 1"),
         ({"length": 0}, "length must be 2 .* got 0"),
@@ -144,13 +144,13 @@ def test_another_column_may_hold_the_tokens(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ArgumentError, match=told):
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], shown: str) -> None:
+    with pytest.raises(ArgumentError, match=shown):
         stoker.pack(DOCUMENTS, **{"length": 8, **options})
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "shown"),
     [
         ([], "there are no tokens to pack"),
         ([[], []], "there are no tokens to pack"),
@@ -167,8 +167,8 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], told: str
         ([np.array([1], np.int64), np.array([1], np.uint64)], "the documents are of int64, uint64"),
     ],
 )
-def test_what_is_not_documents_is_refused(source: Any, told: str) -> None:
-    with pytest.raises(ArgumentError, match=told):
+def test_what_is_not_documents_is_refused(source: Any, shown: str) -> None:
+    with pytest.raises(ArgumentError, match=shown):
         stoker.pack(source, 8)
 
 
@@ -203,21 +203,21 @@ def test_documents_that_leave_all_tokens_out_are_refused() -> None:
 
 @pytest.mark.parametrize("starts", [[0, 5, 3, 9], [0, 5, 9, 12], [-1, 5, 6, 9]], ids=str)
 @pytest.mark.parametrize("strategy", ["best_fit", "concat"])
-def test_borders_that_cannot_be_are_told(starts: list[int], strategy: Any) -> None:
+def test_borders_that_cannot_be_are_reported(starts: list[int], strategy: Any) -> None:
     others = Others([np.arange(5), np.arange(3), np.arange(1)])
     others.starts = np.array(starts)
     with pytest.raises(DataError, match="document borders are invalid from document 0 on"):
         stoker.pack(others, 8, strategy=strategy)
 
 
-def test_tokens_outside_all_documents_are_told() -> None:
+def test_tokens_outside_all_documents_are_reported() -> None:
     others = Others([np.arange(5), np.arange(3), np.arange(1)])
     others.starts = np.array([0, 5, 8, 8])
     with pytest.raises(DataError, match="have 8 tokens together, but the source has 9"):
         stoker.pack(others, 8, strategy="concat")
 
 
-def test_an_index_of_megatron_that_lies_is_told(tmp_path: Path) -> None:
+def test_an_index_of_megatron_that_lies_is_reported(tmp_path: Path) -> None:
     source = stoker.open(megatron(tmp_path / "m", DOCUMENTS))
     packed = stoker.pack(source, 8)
     index = bytearray((tmp_path / "m.idx").read_bytes())
@@ -232,7 +232,7 @@ def test_an_index_of_megatron_that_lies_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("position", [100, -100, 2**70])
-def test_positions_outside_are_told(position: int) -> None:
+def test_positions_outside_are_reported(position: int) -> None:
     packed = stoker.pack(DOCUMENTS, 8)
     with pytest.raises((PositionError, ArgumentError)):
         packed[position]

@@ -126,7 +126,7 @@ sizes = st.integers(1, 60)
 
 
 @given(data=st.data(), width=sizes, height=sizes, is_last=st.booleans(), flips=st.tuples(st.booleans(), st.booleans()))
-def test_any_part_of_a_picture_is_resized_as_pillow_does(
+def test_any_part_of_a_image_is_resized_as_pillow_does(
     data: Any, width: int, height: int, is_last: bool, flips: tuple[bool, bool]
 ) -> None:
     left, top = data.draw(st.integers(0, width - 1)), data.draw(st.integers(0, height - 1))
@@ -182,7 +182,7 @@ def test_they_may_be_anywhere_in_a_batch(put: Any) -> None:
     assert same(found, wanted)
 
 
-def test_what_was_decoded_is_normalised_like_all_else() -> None:
+def test_what_was_decoded_is_normalized_like_all_else() -> None:
     batch = encoded({1: drawn(5)})
     widen = Widening(torch.float16, ((0.5,) * 3, (0.5,) * 3))
     found = next(delivery([{"image": batch}], widen=widen))["image"]
@@ -370,7 +370,7 @@ def test_what_cannot_be_rescued_is_an_error_in_its_turn() -> None:
         rescued(encoded({0: drawn(1), 2: b"no picture"}), None)
 
 
-def test_a_picture_of_another_size_than_it_says_is_never_looked_at() -> None:
+def test_a_image_of_another_size_than_it_says_is_never_looked_at() -> None:
     batch = encoded({0: drawn(1), 2: drawn(3)})
     batch.sizes[1] += 5
     helper = Helper()

@@ -208,7 +208,7 @@ def test_the_kernel_is_within_a_level_of_pillow_and_of_torch() -> None:
         assert (found.flip(0).cpu().int() - torch.stack(wanted).int()).abs().max() <= 1
 
 
-def test_they_are_normalised_on_the_device() -> None:
+def test_they_are_normalized_on_the_device() -> None:
     encoded = batch({row: photograph(row) for row in range(4)}, 4, layout="channels_last")
     widen = Widening(torch.bfloat16, ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     wanted = widen(expected(encoded), "image")

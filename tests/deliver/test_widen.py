@@ -1,4 +1,4 @@
-"""Widening and normalising: the plain formula, on every shape; and the structure of a batch is kept."""
+"""Widening and normalizing: the plain formula, on every shape; and the structure of a batch is kept."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pictures(draw: st.DrawFn) -> tuple[Tensor, Normalize, int]:
 
 
 @given(picture=pictures(), target=st.sampled_from([None, *FLOATS]))
-def test_normalising_is_the_plain_formula(picture: tuple[Tensor, Normalize, int], target: torch.dtype | None) -> None:
+def test_normalizing_is_the_plain_formula(picture: tuple[Tensor, Normalize, int], target: torch.dtype | None) -> None:
     images, normalize, dim = picture
     got = Widening(target, normalize)(images)
     expected = formula(images, normalize, dim)
@@ -89,7 +89,7 @@ def test_a_mapping_says_exactly_and_a_field_goes_before_a_dtype() -> None:
     assert widen(torch.ones(2), "image").dtype is torch.float32
 
 
-def test_a_field_that_becomes_an_integer_is_not_normalised() -> None:
+def test_a_field_that_becomes_an_integer_is_not_normalized() -> None:
     widen = Widening({"mask": torch.int64}, ((0.5,) * 3, (0.5,) * 3))
     mask = torch.ones(2, 8, 8, dtype=torch.uint8)
     assert widen(mask, "mask").dtype is torch.int64
@@ -101,10 +101,10 @@ def test_labels_and_tokens_are_left_alone() -> None:
     labels, tokens, few = torch.arange(4), torch.ones(3, 7, 9, dtype=torch.int32), torch.ones(3, 4, dtype=torch.uint8)
     assert widen(labels) is labels
     assert widen(tokens) is tokens
-    assert torch.equal(widen(few), few.to(torch.bfloat16))  # converted, not normalised
+    assert torch.equal(widen(few), few.to(torch.bfloat16))  # converted, not normalized
 
 
-def test_named_fields_are_normalised_whatever_their_dtype() -> None:
+def test_named_fields_are_normalized_whatever_their_dtype() -> None:
     widen = Widening(None, Normalize((1.0, 2.0), (2.0, 4.0), scale=1, fields=("signal",)))
     signal = torch.ones(5, 2, dtype=torch.int16)
     assert widen(signal, "signal").tolist() == [[0.0, -0.25]] * 5
@@ -193,7 +193,7 @@ def fields_of(batch: Any) -> list[tuple[str | None, Any]]:
     return found
 
 
-def test_containers_are_kept_and_fields_are_told() -> None:
+def test_containers_are_kept_and_fields_are_reported() -> None:
     one = torch.tensor(1)
     array = np.ones(2)
     batch = {
@@ -282,17 +282,17 @@ def test_objects_that_move_themselves_are_seen_through_where_that_is_possible() 
     assert asked == [packed]
 
 
-def test_images_that_normalising_passes_by_are_told_once() -> None:
+def test_images_that_normalizing_passes_by_are_told_once() -> None:
     floats, pixels = torch.rand(4, 3, 8, 8), torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
     constants = ((0.5,) * 3, (0.25,) * 3)
     loader = DataLoader(floats, batch_size=2, normalize=constants)
-    with pytest.warns(UserWarning, match="`normalize` is for uint8 images") as told:
+    with pytest.warns(UserWarning, match="`normalize` is for uint8 images") as shown:
         assert torch.equal(torch.cat(list(loader)), floats)
-    assert len(told) == 1
+    assert len(shown) == 1
     for dataset in (pixels, torch.rand(4, 16, 8), [{"image": one, "heat": floats[0]} for one in pixels]):
         assert len(list(DataLoader(dataset, batch_size=2, normalize=constants))) == 2  # warnings are errors here
 
 
-def test_fields_that_no_batch_has_are_told() -> None:
+def test_fields_that_no_batch_has_are_reported() -> None:
     with pytest.warns(UserWarning, match="names fields that the first batch does not have: imgae"):
         list(DataLoader([{"image": torch.zeros(3)}] * 4, batch_size=2, to={"imgae": torch.float16}))

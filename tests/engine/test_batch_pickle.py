@@ -335,7 +335,7 @@ def test_a_desk_that_grows_in_the_middle_of_a_batch_takes_everything_along(bench
         assert all(np.array_equal(ours, theirs) for ours, theirs in zip(arrived, batch, strict=True))
 
 
-def test_a_batch_that_is_made_a_second_time_begins_the_slot_anew(bench: Bench) -> None:
+def test_a_batch_that_is_made_a_second_time_begins_the_slot_again(bench: Bench) -> None:
     bench.open()
     with placed(bench.desk.take):
         collate([torch.zeros(BIG), torch.zeros(BIG)])

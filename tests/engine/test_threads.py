@@ -233,7 +233,7 @@ def test_an_interrupt_while_drawing_ahead_loses_no_batch() -> None:
     assert seen == [0, 1, 2, 4, 5]  # the one that was being drawn is gone, none that was made
 
 
-def test_a_hang_is_told_with_the_stacks() -> None:
+def test_a_hang_is_shown_with_the_stacks() -> None:
     free = threading.Event()
 
     class Hanging(Job):
@@ -242,7 +242,7 @@ def test_a_hang_is_told_with_the_stacks() -> None:
             super().do(start, stop)
 
     engine = Threads(iter([Hanging(0, 1)]), num_threads=1, depth=1, timeout=0.2)
-    timer = threading.Timer(0.6, free.set)  # so that the end does not wait for ever
+    timer = threading.Timer(0.6, free.set)  # so that the end does not wait forever
     timer.start()
     with pytest.raises(WorkerStuck, match=r"no batch came within timeout=0.2 s") as caught:
         next(engine)
@@ -320,6 +320,6 @@ print(next(iterator).tolist(), flush=True)
 
 
 @pytest.mark.slow
-def test_a_read_that_hangs_for_ever_does_not_hang_the_exit() -> None:
+def test_a_read_that_hangs_forever_does_not_hang_the_exit() -> None:
     done = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "[0, 1, 2, 3]\n")

@@ -334,7 +334,9 @@ def test_a_batch_that_kills_three_workers_is_named_and_passed_over(how: str) -> 
     seen = [plain(next(iterator)) for _ in range(3)]
     with pytest.raises(WorkerDied) as caught:
         next(iterator)
-    assert "3 worker processes died in a row at positions 12, 13, 14, 15, step 3, epoch 0" in str(caught.value)
+    assert "3 worker processes died in a row at the batch with positions 12, 13, 14, 15, step 3, epoch 0" in str(
+        caught.value
+    )
     assert caught.value.ends == (how,) * 3
     del caught
     state = json.loads(json.dumps(loader.state_dict()))
@@ -389,7 +391,7 @@ class DeadlyBeside(Deadly):
         return super().__getitem__(position)
 
 
-def test_a_neighbour_in_the_same_worker_is_not_to_blame() -> None:
+def test_a_neighbor_in_the_same_worker_is_not_to_blame() -> None:
     """A worker with threads works on two batches at once: both die with it, and only one is the reason."""
     loader = stoker.DataLoader(DeadlyBeside(24), batch_size=4, num_workers=1, num_threads=2, seed=1)
     iterator = iter(loader)
@@ -914,7 +916,7 @@ def interrupted(do: Callable[[], Any], at: int) -> tuple[bool, Any]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sockets that it cut short
 @pytest.mark.parametrize("times", [1, 2], ids=["while loading", "while starting again"])
 def test_wherever_ctrl_c_strikes_the_same_iterator_goes_on(times: int) -> None:
-    """In any line of the engine: nothing is lost, nothing comes twice, nothing waits for ever."""
+    """In any line of the engine: nothing is lost, nothing comes twice, nothing waits forever."""
     loader = stoker.DataLoader(LargeKeyed(2000), batch_size=2, num_workers=1, seed=0)
     iterator = iter(loader)
     seen = [next(iterator)[0].tolist() for _ in range(3)]

@@ -83,7 +83,7 @@ def lengths_of(shard: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("which", range(12))
-def test_a_shard_that_is_cut_off_is_told(store: Store, which: int) -> None:
+def test_a_shard_that_is_cut_off_is_reported(store: Store, which: int) -> None:
     shard = store.manifest.shards[1]
     length = lengths_of(shard)[which]
     os.truncate(store.path / shard.file, length)
@@ -99,7 +99,7 @@ def test_a_shard_that_is_cut_off_is_told(store: Store, which: int) -> None:
                 other[first]
 
 
-def test_a_shard_that_is_too_long_is_told(store: Store) -> None:
+def test_a_shard_that_is_too_long_is_reported(store: Store) -> None:
     shard = store.manifest.shards[0]
     with open(store.path / shard.file, "ab") as file:
         file.write(b"\0")
@@ -108,7 +108,7 @@ def test_a_shard_that_is_too_long_is_told(store: Store) -> None:
 
 
 @pytest.mark.parametrize("magic", [b"\x93NUMPY\1\0", b"\0" * 8, b"\xff" * 8, b"PAR1" * 2, b'{"format'])
-def test_a_file_of_another_kind_is_told(store: Store, magic: bytes) -> None:
+def test_a_file_of_another_kind_is_reported(store: Store, magic: bytes) -> None:
     path = store.path / store.manifest.shards[0].file
     data = path.read_bytes()
     path.write_bytes(magic + data[8:])
@@ -117,7 +117,7 @@ def test_a_file_of_another_kind_is_told(store: Store, magic: bytes) -> None:
     assert not verify(store.path).is_sound
 
 
-def test_a_shard_that_is_missing_is_told(store: Store) -> None:
+def test_a_shard_that_is_missing_is_reported(store: Store) -> None:
     shard = store.manifest.shards[0]
     (store.path / shard.file).unlink()
     with pytest.raises(DamagedFile, match=f"{shard.file} is listed in the manifest, but missing\nhint: copy the file"):
@@ -132,7 +132,7 @@ def test_a_pipe_in_the_place_of_a_shard_is_not_waited_for(store: Store) -> None:
         store[0]
 
 
-def test_shards_of_the_same_size_that_were_swapped_are_told(tmp_path: Path) -> None:
+def test_shards_of_the_same_size_that_were_swapped_are_reported(tmp_path: Path) -> None:
     arrays = [by_hand.of_tokens([value] * 3, [0, 1, 3]) for value in (1, 2)]
     path = by_hand.write(tmp_path / "s", arrays)
     assert open_store(path).read_ragged("tokens", range(4))[0].tolist() == [1, 1, 1, 2, 2, 2]
@@ -146,7 +146,7 @@ def test_shards_of_the_same_size_that_were_swapped_are_told(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "shown"),
     [
         ({"num_samples": 1}, "does not match the manifest: tokens.offsets differ"),
         ({"num_samples": 2**40}, "does not match the manifest: tokens.offsets differ"),
@@ -159,15 +159,17 @@ def test_shards_of_the_same_size_that_were_swapped_are_told(tmp_path: Path) -> N
         ({"digest": "0" * 16}, "is not the file in the manifest"),
     ],
 )
-def test_a_manifest_that_disagrees_with_a_shard_is_told(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_a_manifest_that_disagrees_with_a_shard_is_reported(
+    tmp_path: Path, changes: dict[str, Any], shown: str
+) -> None:
     path = by_hand.write(
         tmp_path / "s", [by_hand.of_tokens([1, 2, 3], [0, 1, 3])], edit_entry=lambda entry: entry.update(changes)
     )
-    with pytest.raises(DamagedFile, match=told):
+    with pytest.raises(DamagedFile, match=shown):
         open_store(path)[0]
 
 
-def test_columns_of_another_type_of_the_same_size_are_told(tmp_path: Path) -> None:
+def test_columns_of_another_type_of_the_same_size_are_reported(tmp_path: Path) -> None:
     columns = by_hand.tokens_column()
     columns["tokens"]["dtype"] = "int16"
     path = by_hand.write(tmp_path / "s", [by_hand.of_tokens([1, 2, 3], [0, 1, 3])], columns=columns)
@@ -201,11 +203,11 @@ def header_edits() -> dict[str, tuple[Callable[[dict[str, Any]], Any], str]]:
 
 
 @pytest.mark.parametrize("lie", header_edits())
-def test_a_header_that_lies_is_told_even_if_its_checksum_is_right(tmp_path: Path, lie: str) -> None:
-    edit, told = header_edits()[lie]
+def test_a_header_that_lies_is_shown_even_if_its_checksum_is_right(tmp_path: Path, lie: str) -> None:
+    edit, shown = header_edits()[lie]
     arrays = by_hand.of_tokens([1, 2, 3], [0, 1, 3])
     path = by_hand.write(tmp_path / "s", [arrays], edit_header=edit)
-    with pytest.raises(DamagedFile, match=f"s0.safetensors .*{told}"):
+    with pytest.raises(DamagedFile, match=f"s0.safetensors .*{shown}"):
         open_store(path)[0]
     assert not verify(path).is_sound
 
@@ -292,7 +294,7 @@ OFFSETS = [
 
 
 @pytest.mark.parametrize("offsets", OFFSETS, ids=str)
-def test_hostile_offsets_with_right_checksums_are_told(tmp_path: Path, offsets: list[int]) -> None:
+def test_hostile_offsets_with_right_checksums_are_reported(tmp_path: Path, offsets: list[int]) -> None:
     path = by_hand.write(tmp_path / "s", [by_hand.of_tokens([1, 2, 3], offsets)])
     code = """if True:
         import sys, numpy as np
@@ -518,7 +520,7 @@ def test_nothing_is_left_of_a_piece_or_an_array_when_the_disk_is_full(small_disk
     assert sorted(file.name for file in small_disk.iterdir()) == ["s"]
 
 
-def test_a_limit_on_the_size_of_files_is_told(tmp_path: Path) -> None:
+def test_a_limit_on_the_size_of_files_is_reported(tmp_path: Path) -> None:
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
         with pytest.raises(OSError, match="File too large"), Writer(tmp_path / "s", TOKENS) as writer:
@@ -593,7 +595,7 @@ def test_threads_and_forks_read_at_once(store: Store) -> None:
 # ---------------------------------------------------------------- stores that are replaced
 
 
-def test_who_has_a_store_open_that_is_replaced_reads_the_old_one_or_is_told(store: Store) -> None:
+def test_who_has_a_store_open_that_is_replaced_reads_the_old_one_or_is_reported(store: Store) -> None:
     old = all_tokens(store)
     half = open_store(store.path)
     half[0]
@@ -608,7 +610,7 @@ def test_who_has_a_store_open_that_is_replaced_reads_the_old_one_or_is_told(stor
     assert all_tokens(open_store(store.path)) != old
 
 
-def test_pieces_made_again_under_their_names_are_told_apart(tmp_path: Path) -> None:
+def test_pieces_made_again_under_their_names_are_distinguished(tmp_path: Path) -> None:
     build = Build(tmp_path / "s", TOKENS)
     for value in (1, 2):
         with build.piece("a") as piece:

@@ -123,7 +123,7 @@ def test_children_and_their_children_are_found() -> None:
     assert machine.children(grandchild) == []
 
 
-def test_the_command_line_of_a_process_is_told_word_by_word() -> None:
+def test_the_command_line_of_a_process_is_shown_word_by_word() -> None:
     command = [sys.executable, "-c", "print(flush=True); input()", "two words", ""]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -155,9 +155,9 @@ def test_every_core_is_told_of() -> None:
 
 
 def test_the_cores_that_we_may_use_are_told_of_together() -> None:
-    told = machine.our_core_seconds()
-    assert told is not None
-    busy, there = told
+    shown = machine.our_core_seconds()
+    assert shown is not None
+    busy, there = shown
     assert 0 <= busy <= there
     assert there <= sum(seconds for _, seconds in machine.core_seconds()) + 1
 

@@ -134,7 +134,7 @@ def _run_ranks(module: Any, request: dict[str, Any]) -> list[int]:
             done, status = (pid, 0) if pid in statuses else os.waitpid(pid, os.WNOHANG)
             if done and pid not in statuses:
                 statuses[pid] = os.waitstatus_to_exitcode(status)
-                if statuses[pid]:  # the others wait for it, maybe for ever
+                if statuses[pid]:  # the others wait for it, maybe forever
                     end = min(end, time.monotonic() + 10)
         if time.monotonic() > end:
             for pid in set(pids) - set(statuses):

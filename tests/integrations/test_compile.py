@@ -81,7 +81,7 @@ def test_tensors_are_what_guards_saw_in_those_of_torchs_loader(engine: dict[str,
                     field.requires_grad,
                     field.is_inference(),
                     field.is_conj(),
-                    field.data_ptr() % 16,  # Inductor compiles anew for what is not aligned
+                    field.data_ptr() % 16,  # Inductor compiles again for what is not aligned
                 )
                 for name, field in batch.items()
             }

@@ -419,7 +419,7 @@ def test_without_a_state_batches_are_counted_and_there_is_a_warning(tmp_path: Pa
     assert "has no state of a stoker.DataLoader" in counted["warnings"][0]
     assert counted["global_step"] == 12
     assert trained_on(tmp_path / "counted") == [plain[0][8:], plain[1]]
-    # as the Trainer does it: the epoch begins anew, and the run ends after as many steps
+    # as the Trainer does it: the epoch begins again, and the run ends after as many steps
     assert again["global_step"] == again["max_steps"] == 12
     assert again["warnings"] == []
     log = [json.loads(line) for line in (tmp_path / "stopped" / "batches_1_0.jsonl").read_text().splitlines()]

@@ -52,7 +52,7 @@ class Page:
     _browser: Browser
     _session: str
     requests: list[str] = field(default_factory=list)
-    """What was asked for, beside the page itself."""
+    """What was asked for, next to the page itself."""
     complaints: list[str] = field(default_factory=list)
     """Errors and warnings in the console, and exceptions that nobody caught."""
 

@@ -81,7 +81,7 @@ def test_bytes_are_those_of_tensors_arrays_and_texts() -> None:
     assert num_bytes_in(Fields(IMAGES, None)) == num_bytes_in(Pair(IMAGES, None)) == 8 * 48 * 4
 
 
-def test_a_ring_is_not_followed_for_ever() -> None:
+def test_a_ring_is_not_followed_forever() -> None:
     ring: list[Any] = [LABELS]
     ring.append(ring)
     assert num_samples_in(ring) >= 1

@@ -98,7 +98,7 @@ def test_an_error_at_the_start_is_raised_to_whoever_waits() -> None:
     [(("die", signal.SIGKILL), "SIGKILL"), (("die", signal.SIGSEGV), "SIGSEGV"), (("print", 3), "exit code 3")],
     ids=["killed", "crashed", "exit"],
 )
-def test_an_end_is_told_with_its_name_and_the_last_words(question: tuple[str, int], end: str) -> None:
+def test_an_end_is_shown_with_its_name_and_the_last_words(question: tuple[str, int], end: str) -> None:
     with Child(adding, 0) as child:
         with pytest.raises(ChildEnded) as caught:
             child.ask(*question)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timed
 
 
 @pytest.mark.slow
-def test_torchs_and_our_loader_are_compared_and_the_others_are_told() -> None:
+def test_torchs_and_our_loader_are_compared_and_the_others_are_reported() -> None:
     sweep = compare(
         torch_loaders.make_dataset,
         batch_size=4,

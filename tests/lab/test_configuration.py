@@ -18,24 +18,24 @@ def about(*loaders: Stats, verdict: str = "compute-bound", **machine: Any) -> li
     return [finding.about for finding in check_configuration(run(*loaders, **machine), verdict=verdict)]
 
 
-def set_up(config: dict[str, Any] | None = None, facts: dict[str, Any] | None = None, **told: Any) -> Stats:
-    seen = stats(**{"wait": 0.0005, "cpu": 0.03} | told)
+def set_up(config: dict[str, Any] | None = None, facts: dict[str, Any] | None = None, **shown: Any) -> Stats:
+    seen = stats(**{"wait": 0.0005, "cpu": 0.03} | shown)
     return replace(seen, config=seen.config | (config or {}), facts=facts or {})
 
 
-def test_a_sound_configuration_has_nothing_to_be_told() -> None:
+def test_a_sound_configuration_has_nothing_to_be_shown() -> None:
     assert about(set_up()) == []
     assert check_configuration(Run(), verdict="nothing-seen") == []
 
 
-@pytest.mark.parametrize(("pageable", "blocking", "told"), [(0, 100, "non_blocking"), (100, 0, "pin_memory")])
-def test_pinned_memory_and_copies_that_do_not_block_go_together(pageable: int, blocking: int, told: str) -> None:
+@pytest.mark.parametrize(("pageable", "blocking", "shown"), [(0, 100, "non_blocking"), (100, 0, "pin_memory")])
+def test_pinned_memory_and_copies_that_do_not_block_go_together(pageable: int, blocking: int, shown: str) -> None:
     copies = Copies(num=100, num_pageable=pageable, num_blocking=blocking, seconds=0.01)
-    assert about(replace(set_up(), copies=copies)) == [told]
+    assert about(replace(set_up(), copies=copies)) == [shown]
     assert about(replace(set_up(), copies=replace(copies, num_pageable=0, num_blocking=0))) == []
 
 
-def test_pageable_memory_is_told_where_there_is_a_device() -> None:
+def test_pageable_memory_is_shown_where_there_is_a_device() -> None:
     copies = Copies(num=100, num_pageable=100, num_blocking=100, seconds=0.01)
     assert about(replace(set_up(), copies=copies)) == ["pin_memory"]
     assert about(replace(set_up(), copies=None)) == []
@@ -77,14 +77,14 @@ def test_memory_that_has_grown_much_in_a_short_run_is_not_kept_quiet_about() -> 
     def moments(*levels: float) -> list[Moment]:
         return [Moment(at=float(at), private_bytes=int(level * GIB)) for at, level in enumerate(levels)]
 
-    def told(*levels: float, verdict: str = "compute-bound") -> list[str]:
+    def shown(*levels: float, verdict: str = "compute-bound") -> list[str]:
         return [one.about for one in check_configuration(run(set_up(), moments=moments(*levels)), verdict=verdict)]
 
-    assert told(1, 1, 1.5, 2, 2.5) == ["memory growth"]
-    assert told(1, 1, 1.5, 2, 2.5, verdict="memory-growth") == []  # that says it all
-    assert told(0.2, 2, 2, 2, 2) == []  # a model was made
-    assert told(1, 1, 1.5, 2.5, 1) == []  # and let go of
-    assert told(1, 1) == []
+    assert shown(1, 1, 1.5, 2, 2.5) == ["memory growth"]
+    assert shown(1, 1, 1.5, 2, 2.5, verdict="memory-growth") == []  # that says it all
+    assert shown(0.2, 2, 2, 2, 2) == []  # a model was made
+    assert shown(1, 1, 1.5, 2.5, 1) == []  # and let go of
+    assert shown(1, 1) == []
 
 
 def test_shared_memory_has_to_hold_what_is_on_its_way() -> None:
@@ -154,7 +154,7 @@ def test_a_stream_that_never_asks_which_worker_it_is_in() -> None:
     assert about(set_up(stream, {"looked_at_worker": True})) == []
 
 
-def test_each_thing_is_told_once_however_many_ranks_there_are() -> None:
+def test_each_thing_is_shown_once_however_many_ranks_there_are() -> None:
     ranks = [replace(set_up({"batch_size": 100}), rank=rank) for rank in range(4)]
     assert about(*ranks, cores=64) == ["batch_size"]
     assert MACHINE["cores"] == 8

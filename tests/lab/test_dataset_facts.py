@@ -53,7 +53,7 @@ def test_arrays_are_not_objects() -> None:
     assert found["num_objects"] == 0
 
 
-def test_mapped_files_are_told_apart(tmp_path: Path) -> None:
+def test_mapped_files_are_distinguished(tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "tokens.bin", np.uint16, mode="w+", shape=(5000,))
     found = facts(tokens=mapped)
     assert found["mapped_bytes"] == 10_000

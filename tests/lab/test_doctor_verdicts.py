@@ -191,7 +191,7 @@ def neighbours(core: int) -> Iterator[None]:
 
 @pytest.mark.slow
 @KINDS
-def test_a_trainer_that_has_to_share_its_core_has_noisy_neighbours(kind: Any) -> None:
+def test_a_trainer_that_has_to_share_its_core_has_noisy_neighbors(kind: Any) -> None:
     with neighbours(max(os.sched_getaffinity(0))):
         loader = kind(Quick(), batch_size=16)
         diagnosis, run = found(lambda: watched(loader, step=partial(compute, 0.01), seconds=2.0), "noisy-neighbour")

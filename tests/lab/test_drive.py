@@ -77,7 +77,7 @@ def test_of_epochs_without_a_middle_all_is_counted(clock: Clock) -> None:
     assert found["seconds"] == pytest.approx(5.0), "five whole epochs, with the second that each begins with"
 
 
-def test_an_epoch_that_turns_out_to_be_short_is_counted_anew_as_a_whole(clock: Clock) -> None:
+def test_an_epoch_that_turns_out_to_be_short_is_counted_again_as_a_whole(clock: Clock) -> None:
     num_ahead = num_ahead_of({"num_workers": 1, "prefetch_factor": 2})
     loader = Timed(clock, lambda number: 0.0 if number else 1.0, num_ahead + 2, num_workers=1, prefetch_factor=2)
     driven = LoaderDrive(lambda: loader)
@@ -126,7 +126,7 @@ def test_cpu_time_is_shared_out_over_all_samples_that_came_meanwhile(clock: Cloc
     assert found["num_cpu_samples"] > found["num_samples"], "those at the start of epochs cost as much as others"
 
 
-def test_what_can_be_iterated_only_once_is_made_anew() -> None:
+def test_what_can_be_iterated_only_once_is_made_again() -> None:
     made = []
 
     def make() -> Iterator[list[int]]:

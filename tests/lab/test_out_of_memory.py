@@ -66,7 +66,7 @@ def test_other_errors_are_not_taken_for_it(error: BaseException) -> None:
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
     ],
 )
-def test_what_may_have_another_reason_is_told_apart(error: BaseException) -> None:
+def test_what_may_have_another_reason_is_distinguished(error: BaseException) -> None:
     assert may_be_out_of_memory(error) and not is_out_of_memory(error)
     assert may_be_out_of_memory(caused(ValueError("the step failed"), error))
     assert not may_be_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))

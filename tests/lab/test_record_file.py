@@ -14,7 +14,7 @@ from stoker.lab.watch.record_file import write_atomically
 from stoker.lab.watch.run import Run
 
 
-def test_a_file_is_replaced_and_nothing_lies_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_replaced_and_nothing_lies_next_to_it(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a.json", "one")
     write_atomically(tmp_path / "a.json", "twö")
     assert (tmp_path / "a.json").read_text("utf-8") == "twö"

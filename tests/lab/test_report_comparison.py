@@ -75,7 +75,7 @@ def test_settings_are_written_in_words(name: str, value: Any, expected: str) -> 
     assert not {"{", "["} & set(format_setting(name, value))
 
 
-def test_mean_p50_and_p99_of_one_duration_stand_beside_each_other() -> None:
+def test_mean_p50_and_p99_of_one_duration_stand_next_to_each_other() -> None:
     text = text_of(runs.healthy(), against=runs.starved()).partition("Differences")[2]
     names = ["from batch to batch, mean", "from batch to batch, p50", "from batch to batch, p99", "step, mean"]
     places = [text.index(name) for name in names]

@@ -181,7 +181,7 @@ def colors_in(path: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desk"])
-def test_the_picture_has_the_colors_of_the_scheme(
+def test_the_image_has_the_colors_of_the_scheme(
     browser: Browser, pages: dict[str, Path], dark: bool, width: int, tmp_path: Path
 ) -> None:
     with browser.open(pages["starved"], dark=dark, width=width) as page:

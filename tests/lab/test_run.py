@@ -34,7 +34,7 @@ def test_whole_numbers_and_others_stand_for_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "told"),
+    ("where", "value", "shown"),
     [
         ((), {"machine": None}, "machine: None is no dict"),
         ((), {"version": "x"}, "version: 'x' is no int"),
@@ -52,7 +52,7 @@ def test_whole_numbers_and_others_stand_for_each_other(tmp_path: Path) -> None:
     ],
 )
 def test_a_record_that_was_changed_is_refused_by_the_name_of_the_field(
-    where: tuple[Any, ...], value: dict[str, Any], told: str, tmp_path: Path
+    where: tuple[Any, ...], value: dict[str, Any], shown: str, tmp_path: Path
 ) -> None:
     values: Any = RUN.as_dict()
     inside = values
@@ -60,7 +60,7 @@ def test_a_record_that_was_changed_is_refused_by_the_name_of_the_field(
         inside = inside[step]
     inside.update(value)
     (tmp_path / "run.json").write_text(json.dumps(values))
-    with pytest.raises(ArgumentError, match=rf"is damaged: its fields do not fit together \(.*{told}\)"):
+    with pytest.raises(ArgumentError, match=rf"is damaged: its fields do not fit together \(.*{shown}\)"):
         Run.load(tmp_path / "run.json")
 
 

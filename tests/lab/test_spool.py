@@ -133,15 +133,15 @@ def test_what_is_told_of_many_loaders_gets_shorter_and_none_is_left_out(tmp_path
     now = Recording(str(tmp_path))
     config = {"num_workers": 2, "batch_size": 8, "prefetch_factor": None, "collate_fn": "default_collate" * 10}
     for number in range(num_loaders):
-        told = {"name": f"train.py:{number}", "config": config, "facts": {"dataset": "x" * 300}}
-        now.trainer_note.setdefault("loaders", {})[str(number)] = told
+        shown = {"name": f"train.py:{number}", "config": config, "facts": {"dataset": "x" * 300}}
+        now.trainer_note.setdefault("loaders", {})[str(number)] = shown
     now.write_trainer_note()
     now.close()
     reader = SpoolReader(str(next(tmp_path.glob("*.laps"))))
     loaders = reader.note()["loaders"]
     reader.close()
-    assert [told["name"] for told in loaders.values()] == [f"train.py:{number}" for number in range(num_loaders)]
-    assert all(told["config"]["num_workers"] == 2 for told in loaders.values())
+    assert [shown["name"] for shown in loaders.values()] == [f"train.py:{number}" for number in range(num_loaders)]
+    assert all(shown["config"]["num_workers"] == 2 for shown in loaders.values())
     assert ("facts" in loaders["0"]) == (num_loaders == 10)
     assert ("collate_fn" in loaders["0"]["config"]) == (num_loaders <= 50)
 

@@ -90,7 +90,7 @@ def test_batches_order_state_and_resuming_are_the_loaders_own(setting: dict[str,
 
 
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_each_batch_is_told_with_who_made_it_and_when(start_method: str) -> None:
+def test_each_batch_is_shown_with_who_made_it_and_when(start_method: str) -> None:
     loader: Any = StatefulDataLoader(
         Sleeping(0.002, 96), batch_size=8, num_workers=2, multiprocessing_context=start_method
     )

@@ -130,7 +130,7 @@ def test_a_process_that_was_not_always_there_had_nothing_then() -> None:
     }  # fmt: skip
 
 
-def test_a_configuration_that_failed_once_is_told_with_what_went_well() -> None:
+def test_a_configuration_that_failed_once_is_shown_with_what_went_well() -> None:
     result = summarize_trials({}, [trial(0, 0, 1.0), Trial(config={}, outcome=FAILED, error="once")])
     assert (result.outcome, result.num_ok, result.num_not, result.error) == (OK, 1, 1, "once")
 

@@ -86,7 +86,7 @@ def test_remarks_say_what_follows(bench: TrainBench) -> None:
     assert len(remarks) == 3
 
 
-def test_noise_and_shared_cores_are_told() -> None:
+def test_noise_and_shared_cores_are_reported() -> None:
     ways = [way(RESIDENT, 0.010, spread=0.3), way(CACHED, 0.010), way(REAL, 0.020, wait=0.002)]
     bench = TrainBench(ways=ways, counts_slowing=True, notes=["a note"], kind="torch", config={"num_workers": 2})
     remarks = " ".join(train_remarks(bench))
@@ -110,7 +110,7 @@ def test_who_slows_a_step_down_is_called_by_its_name(kind: str, config: dict[str
     assert "workers" not in remarks
 
 
-def test_a_way_that_noise_made_quicker_than_one_that_does_less_has_one_time_in_all_that_is_told() -> None:
+def test_a_way_that_noise_made_quicker_than_one_that_does_less_has_one_time_in_all_that_is_reported() -> None:
     bench = TrainBench(ways=[way(RESIDENT, 0.00508), way(CACHED, 0.00461), way(REAL, 0.01)], num_samples=32)
     assert any(line[:2] == ["compute", "4.61"] for line in text_of(parts_table(bench)))
     remarks = train_remarks(bench)
@@ -127,7 +127,7 @@ def test_a_way_that_noise_made_quicker_than_one_that_does_less_has_one_time_in_a
 
 
 @given(heights=st.lists(st.floats(0, 100), min_size=1, max_size=6).map(sorted), least=st.floats(0.1, 10))
-def test_numbers_beside_marks_never_cover_each_other(heights: list[float], least: float) -> None:
+def test_numbers_next_to_marks_never_cover_each_other(heights: list[float], least: float) -> None:
     written = spread_labels(heights, least)
     assert all(above - below >= least * (1 - 1e-9) for below, above in itertools.pairwise(written))
     assert written[0] >= least / 2 * (1 - 1e-9)

@@ -46,7 +46,7 @@ def stats(
     """Return the counters of a loader that gave 100 batches; times are per batch."""
     num, period = 100, wait + step
     read = num_workers * period * 0.98 - collate if read is None else read
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "kind": "torch",
         "engine": "processes",
         "config": {"num_workers": num_workers, "batch_size": 32, "prefetch_factor": 2, "start_method": "fork"},
@@ -73,7 +73,7 @@ def stats(
         ],
         "laps": laps(num, wait=wait, step=step),
     }
-    return Stats(**(told | more))
+    return Stats(**(shown | more))
 
 
 def run(*loaders: Stats, moments: list[Moment] | None = None, **machine: Any) -> Run:
@@ -211,7 +211,7 @@ def crowd(*, workers: float, others: float, num: int = 10) -> list[Moment]:
     ]
 
 
-def test_a_trainer_without_a_core_has_noisy_neighbours() -> None:
+def test_a_trainer_without_a_core_has_noisy_neighbors() -> None:
     delayed = ProcessStats(pid=1, role="trainer", delay_seconds=0.6)
     diagnosis = diagnose(run(stats(wait=0.0005, trainer=delayed), moments=crowd(workers=0.1, others=6.0)))
     assert diagnosis.verdict == "noisy-neighbour"
@@ -242,7 +242,7 @@ def test_of_waiting_only_that_for_a_core_is_lost_to_others() -> None:
     assert diagnosis.gain_share == pytest.approx(0.6 * 0.6, abs=0.05)
 
 
-def test_workers_without_cores_have_noisy_neighbours_unless_they_are_their_own() -> None:
+def test_workers_without_cores_have_noisy_neighbors_unless_they_are_their_own() -> None:
     crowded = stats(wait=0.03, cpu=0.03, delay=0.06)
     assert diagnose(run(crowded, moments=crowd(workers=2.0, others=6.0))).verdict == "noisy-neighbour"
     assert diagnose(run(crowded, moments=crowd(workers=7.0, others=0.1))).verdict == "decode-bound"
@@ -273,7 +273,7 @@ def memory(*levels: float) -> list[Moment]:
     ]
 
 
-def test_memory_that_grows_steadily_is_told_before_anything_else() -> None:
+def test_memory_that_grows_steadily_is_shown_before_anything_else() -> None:
     growing = memory(*(1 + at / 10 for at in range(40)))
     diagnosis = diagnose(run(stats(wait=0.03), moments=growing))
     assert diagnosis.verdict == "memory-growth"
@@ -335,8 +335,8 @@ def test_samples_that_come_from_several_workers_are_duplicated() -> None:
     assert "get_worker_info" in str(diagnosis.evidence)
 
 
-def ranked(rank: int, **told: Any) -> Stats:
-    return replace(stats(**told), rank=rank, num_ranks=4)
+def ranked(rank: int, **shown: Any) -> Stats:
+    return replace(stats(**shown), rank=rank, num_ranks=4)
 
 
 def test_the_rank_that_waits_while_others_do_not_is_the_slow_one() -> None:
@@ -511,10 +511,10 @@ def test_a_saved_record_gets_the_same_verdict(run: Run) -> None:
 
 
 def streamed(kind: str, num_workers: int = 0, **more: Any) -> Diagnosis:
-    told = stats(wait=0.03, step=0.01, num_workers=max(1, num_workers), kind=kind, **more)
+    shown = stats(wait=0.03, step=0.01, num_workers=max(1, num_workers), kind=kind, **more)
     engine = "processes" if num_workers else "inline"
-    config = told.config | {"is_iterable": True, "num_workers": num_workers}
-    return diagnose(run(replace(told, engine=engine, config=config)))
+    config = shown.config | {"is_iterable": True, "num_workers": num_workers}
+    return diagnose(run(replace(shown, engine=engine, config=config)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -546,35 +546,35 @@ def test_what_is_as_quick_as_looking_at_it_is_nobodys_fault(wait: float, is_heal
 
 @pytest.mark.parametrize(("seconds", "is_told"), [(10.0, True), (4.5, False)])
 def test_time_outside_of_loops_is_told_if_it_is_much(seconds: float, is_told: bool) -> None:
-    told = replace(run(stats(wait=0.03, step=0.01), moments=[Moment(at=1.0)]), seconds=seconds)  # 4 s in the loop
-    evidence = str(diagnose(told).evidence)
+    shown = replace(run(stats(wait=0.03, step=0.01), moments=[Moment(at=1.0)]), seconds=seconds)  # 4 s in the loop
+    evidence = str(diagnose(shown).evidence)
     assert ("6 s of 10 s were spent outside of the loop over this loader" in evidence) == is_told
     assert ("outside of" in evidence) == is_told
 
 
 @pytest.mark.parametrize(("first", "is_healthy"), [(0.002, True), (0.5, False)])
 def test_first_batches_that_are_there_at_once_are_no_slow_start(first: float, is_healthy: bool) -> None:
-    told = stats(wait=0.0, step=1e-4, first_batch_seconds=[first] * 100, num_iterations=100)
-    assert diagnose(run(told)).is_healthy == is_healthy
+    shown = stats(wait=0.0, step=1e-4, first_batch_seconds=[first] * 100, num_iterations=100)
+    assert diagnose(run(shown)).is_healthy == is_healthy
 
 
 @pytest.mark.parametrize("kind", ["torch", "stoker"])
 def test_small_batches_that_are_long_on_their_way_are_not_to_be_smaller(kind: str) -> None:
-    told = stats(wait=0.0006, step=0.0001, num_workers=4, read=0.0001, kind=kind, num_bytes=400)
-    diagnosis = diagnose(run(told))
+    shown = stats(wait=0.0006, step=0.0001, num_workers=4, read=0.0001, kind=kind, num_bytes=400)
+    diagnosis = diagnose(run(shown))
     assert diagnosis.verdict == "transport-bound"
     assert "num_workers=0" in diagnosis.advice[0]
     assert "larger batches" in diagnosis.advice[1]
     assert "half as large" not in str(diagnosis.advice)
-    assert diagnose(run(replace(told, stages={}))).advice  # of records that tell less
-    large = diagnose(run(replace(told, num_bytes=100 << 25)))
+    assert diagnose(run(replace(shown, stages={}))).advice  # of records that tell less
+    large = diagnose(run(replace(shown, num_bytes=100 << 25)))
     assert "uint8" in str(large.advice)
     assert "larger batches" not in str(large.advice)
 
 
 def test_collating_in_the_trainer_is_for_workers_to_do_and_what_is_torchs_is_nobodys_fault() -> None:
-    told = stats(wait=0.03, step=0.01, num_workers=1, read=0.001, collate=0.029)
-    inline = replace(told, engine="inline", workers=[], config=told.config | {"num_workers": 0})
+    shown = stats(wait=0.03, step=0.01, num_workers=1, read=0.001, collate=0.029)
+    inline = replace(shown, engine="inline", workers=[], config=shown.config | {"num_workers": 0})
     diagnosis = diagnose(run(replace(inline, config=inline.config | {"collate_fn": "mine"})))
     assert diagnosis.verdict == "collate-bound"
     assert "`mine` is yours" in diagnosis.advice[0]
@@ -585,10 +585,10 @@ def test_collating_in_the_trainer_is_for_workers_to_do_and_what_is_torchs_is_nob
 
 
 def test_workers_that_stay_start_once_and_that_is_no_part_of_an_epoch() -> None:
-    told = stats(wait=0.0, step=0.001, first_batch_seconds=[0.9, *[0.002] * 11], num_iterations=12, num_batches=240)
-    config = told.config | {"persistent_workers": True}
-    assert diagnose(run(replace(told, config=config))).is_healthy
-    each = replace(told, first_batch_seconds=[0.9] * 12)
+    shown = stats(wait=0.0, step=0.001, first_batch_seconds=[0.9, *[0.002] * 11], num_iterations=12, num_batches=240)
+    config = shown.config | {"persistent_workers": True}
+    assert diagnose(run(replace(shown, config=config))).is_healthy
+    each = replace(shown, first_batch_seconds=[0.9] * 12)
     assert diagnose(run(each)).verdict == "start-up-bound"
 
 

@@ -84,7 +84,7 @@ def test_batches_length_and_attributes_are_the_loaders_own(kind: Any, num_worker
 
 @KINDS
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_each_batch_is_told_with_who_made_it_and_when(kind: Any, start_method: str, tmp_path: Path) -> None:
+def test_each_batch_is_shown_with_who_made_it_and_when(kind: Any, start_method: str, tmp_path: Path) -> None:
     dataset = Meeting(0.002, 96, num=2, folder=tmp_path)
     loader = kind(dataset, batch_size=8, num_workers=2, multiprocessing_context=start_method)
     with watch(loader) as watched:
@@ -287,7 +287,7 @@ class Passing:
 @KINDS
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("wrapper", [Standing, Passing])
-def test_of_what_stands_for_a_loader_the_loader_is_told(wrapper: Any, num_workers: int, kind: Any) -> None:
+def test_of_what_stands_for_a_loader_the_loader_is_reported(wrapper: Any, num_workers: int, kind: Any) -> None:
     loader = kind(Sleeping(0.002, 96), batch_size=8, num_workers=num_workers)
     with watch(wrapper(loader), name="mine") as watched:
         for _ in range(2):
@@ -300,7 +300,7 @@ def test_of_what_stands_for_a_loader_the_loader_is_told(wrapper: Any, num_worker
 
 
 @pytest.mark.parametrize(("num_together", "seconds"), [(4, 0.0), (1, 0.02)])
-def test_of_what_does_something_with_a_loaders_batches_the_whole_is_told(num_together: int, seconds: float) -> None:
+def test_of_what_does_something_with_a_loaders_batches_the_whole_is_reported(num_together: int, seconds: float) -> None:
     """Batches of another size, or a wait that is not for the loader."""
     loader: Any = TorchLoader(Sleeping(0.0005, 96), batch_size=8)
     with watch(Passing(loader, num_together, seconds)) as watched:
@@ -333,7 +333,7 @@ def test_workers_that_were_there_before_are_judged_by_what_they_use() -> None:
 
 
 @KINDS
-def test_loaders_in_several_threads_are_told_apart(kind: Any) -> None:
+def test_loaders_in_several_threads_are_distinguished(kind: Any) -> None:
     loaders = [kind(Sleeping(0.0001 * factor, 400), batch_size=4) for factor in (4, 16, 32)]
     with ExitStack() as stack:
         watched = [stack.enter_context(watch(loader)) for loader in loaders]
@@ -361,12 +361,12 @@ class Pickling(Quick):
     """Sends what torch tells workers about themselves through a pickle, as some do to hand it to their own."""
 
     def __getitem__(self, position: int) -> torch.Tensor:
-        told: Any = torch.utils.data.get_worker_info()
-        content = pickle.dumps(told)
+        shown: Any = torch.utils.data.get_worker_info()
+        content = pickle.dumps(shown)
         again = pickle.loads(content)
         assert b"stoker.lab.watch.hook" not in content
-        assert str(type(told)) == str(type(again)) and isinstance(told, type(again))
-        return torch.tensor([position, again.id, copy.copy(told).num_workers])
+        assert str(type(shown)) == str(type(again)) and isinstance(shown, type(again))
+        return torch.tensor([position, again.id, copy.copy(shown).num_workers])
 
 
 def test_what_workers_are_told_of_themselves_is_what_it_was() -> None:
@@ -578,9 +578,9 @@ def test_a_loader_that_is_watched_already_is_asked() -> None:
 
 
 def test_diagnoses_can_be_printed() -> None:
-    told = str(doctor(TorchLoader(Sleeping(0.002), batch_size=8), seconds=0.3))
-    assert told.startswith("storage-bound: ")
-    assert "evidence\n" in told and "what to do\n" in told
+    shown = str(doctor(TorchLoader(Sleeping(0.002), batch_size=8), seconds=0.3))
+    assert shown.startswith("storage-bound: ")
+    assert "evidence\n" in shown and "what to do\n" in shown
 
 
 def test_a_step_that_is_no_function_is_refused() -> None:
@@ -597,7 +597,7 @@ def test_what_was_seen_is_kept_when_it_is_closed() -> None:
     assert watched.diagnosis().verdict in ("storage-bound", "noisy-neighbour")
     watched.close()
     assert watched.run().loaders[0].num_batches == 20
-    for _ in watched:  # and then it is watched anew
+    for _ in watched:  # and then it is watched again
         break
     assert watched.run().loaders[0].num_batches == 1
     watched.close()

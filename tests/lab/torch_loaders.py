@@ -58,7 +58,7 @@ def our_hoarding() -> stoker.DataLoader[Any]:
 
 
 def short_epochs() -> DataLoader[Any]:
-    """Workers that are started anew for each of many epochs."""
+    """Workers that are started again for each of many epochs."""
     dataset: Any = Sleepy(num_samples=16)
     return DataLoader(dataset, 4, num_workers=2)
 

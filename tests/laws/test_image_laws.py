@@ -54,7 +54,7 @@ def epochs(images: Images, *, num_epochs: int = 2, **options: Any) -> list[torch
 
 @pytest.mark.parametrize("engine", ENGINES[1:], ids=str)
 @pytest.mark.parametrize("chain", CHAINS)
-def test_every_engine_gives_the_same_pictures(chain: str, engine: dict[str, Any]) -> None:
+def test_every_engine_gives_the_same_images(chain: str, engine: dict[str, Any]) -> None:
     images = Images(InMemory(20, kinds=("JPEG", "JPEG", "PNG")), transform=CHAINS[chain])
     expected, found = epochs(images), epochs(images, **engine)
     assert len(expected) == len(found) == 6
@@ -88,14 +88,14 @@ def test_the_same_of_datasets_put_together(put_together: Any, engine: dict[str, 
         assert torch.equal(ours, theirs)
 
 
-def test_threads_in_the_trainer_give_the_same_pictures_too() -> None:
+def test_threads_in_the_trainer_give_the_same_images_too() -> None:
     images = Images(InMemory(20), transform=CHAINS["colours"], in_trainer=True)
     for ours, theirs in zip(epochs(images, num_threads=3), epochs(images)):
         assert torch.equal(ours, theirs)
 
 
 class Maps:
-    """Pictures whose colours tell where each pixel was: red across, green down."""
+    """Pictures whose colors tell where each pixel was: red across, green down."""
 
     classes: list[str] | None = None
     labels: NDArray[Any] | None = None

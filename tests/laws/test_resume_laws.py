@@ -190,8 +190,8 @@ def test_skipped_steps_survive_resume(
     state = json.loads(json.dumps(part.state_dict()))
     iterator.close()
     # with or without being told again, the ranges are skipped once
-    for told in ([], skip):
-        again = stoker.DataLoader(Numbers(length), batch_size, skip=told, **arguments)
+    for shown in ([], skip):
+        again = stoker.DataLoader(Numbers(length), batch_size, skip=shown, **arguments)
         again.load_state_dict(state)
         assert seen + listed(again) == epochs[0] or len(seen) == len(epochs[0])
         assert listed(again) == epochs[1] or len(seen) == len(epochs[0])

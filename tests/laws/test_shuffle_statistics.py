@@ -49,7 +49,7 @@ def test_every_slot_gets_every_position_equally_often(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [size for size in SIZES if size >= 1023])
-def test_neighbours_in_the_order_are_strangers_in_the_data(size: int) -> None:
+def test_neighbors_in_the_order_are_strangers_in_the_data(size: int) -> None:
     count = min(size, 50_000)
     counts = np.zeros((16, 16), dtype=np.int64)
     for epoch in range(max(1, 50_000 // count)):
@@ -59,7 +59,7 @@ def test_neighbours_in_the_order_are_strangers_in_the_data(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [size for size in SIZES if size >= 1023])
-def test_neighbours_in_the_data_are_strangers_in_the_order(size: int) -> None:
+def test_neighbors_in_the_data_are_strangers_in_the_order(size: int) -> None:
     count = min(size, 50_000)
     differences = np.zeros(32, dtype=np.int64)
     for epoch in range(max(1, 100_000 // count)):
@@ -121,7 +121,7 @@ def test_inside_a_window_the_order_is_a_shuffle(order: Order) -> None:
 
 
 def test_these_tests_tell_a_weak_shuffle_from_a_good_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rounds instead of six leave neighbours together, and the statistic shows it."""
+    """Two rounds instead of six leave neighbors together, and the statistic shows it."""
     # by its full name: in the package, `permutation` is the function
     monkeypatch.setattr(import_module("stoker.plan.permutation"), "NUM_ROUNDS", 2)
     size = 65_537

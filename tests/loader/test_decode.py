@@ -143,7 +143,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("decode", ["device", "auto"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc", "channels_last"])
 @pytest.mark.usefixtures("on_the_host")
-def test_the_same_pictures_come_whoever_decodes(folder: Path, decode: str, layout: str, engine: dict[str, Any]) -> None:
+def test_the_same_images_come_whoever_decodes(folder: Path, decode: str, layout: str, engine: dict[str, Any]) -> None:
     expected, _ = loaded(pictures(folder, "cpu", layout=layout))
     found, loader = loaded(pictures(folder, decode, layout=layout), **engine)
     assert len(found) == len(expected) == 4
@@ -200,7 +200,7 @@ def test_a_file_that_only_the_device_refuses_comes_all_the_same(
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.usefixtures("on_the_host")
-def test_a_picture_that_is_drawn_again_is_cut_anew_whoever_decodes(
+def test_a_image_that_is_drawn_again_is_cut_again_whoever_decodes(
     folder: Path, engine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_delivery, "NvJpeg", Refusing)
@@ -284,7 +284,7 @@ def test_a_bad_file_is_replaced_as_everywhere(
 
 
 @pytest.mark.usefixtures("on_the_host")
-def test_pictures_without_labels_and_a_resume(folder: Path) -> None:
+def test_images_without_labels_and_a_resume(folder: Path) -> None:
     dataset = pictures(folder, "device", labels=False)
 
     def images(loader: Any) -> list[Any]:

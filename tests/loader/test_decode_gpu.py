@@ -63,7 +63,7 @@ def loader(dataset: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("decode", ["device", "auto"])
-def test_the_same_pictures_come_whoever_decodes(folder: Path, decode: str, engine: dict[str, Any]) -> None:
+def test_the_same_images_come_whoever_decodes(folder: Path, decode: str, engine: dict[str, Any]) -> None:
     options: dict[str, Any] = {"layout": "channels_last"}
     ours, theirs = loader(pictures(folder, decode, **options), **engine), loader(pictures(folder, "cpu", **options))
     for _ in range(2):
@@ -79,7 +79,7 @@ def test_the_same_pictures_come_whoever_decodes(folder: Path, decode: str, engin
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_a_picture_that_is_drawn_again_is_cut_anew_whoever_decodes(folder: Path, engine: dict[str, Any]) -> None:
+def test_a_image_that_is_drawn_again_is_cut_again_whoever_decodes(folder: Path, engine: dict[str, Any]) -> None:
     ours, theirs = (
         stoker.DataLoader(pictures(folder, decode), 8, sampler=[7, 7, 5, 9] * 4, seed=3, device="cuda", **options)
         for decode, options in (("device", engine), ("cpu", {}))
@@ -160,7 +160,7 @@ def test_two_loaders_at_once(folder: Path) -> None:
         assert torch.equal(one.image, other.image)
 
 
-def test_torchs_own_forked_workers_live_beside_ours(folder: Path) -> None:
+def test_torchs_own_forked_workers_live_next_to_ours(folder: Path) -> None:
     """Nothing of ours on the device is left to the garbage collector, which would end a forked child."""
     plain = pictures(folder, "cpu")
     for _ in range(3):
@@ -170,7 +170,7 @@ def test_torchs_own_forked_workers_live_beside_ours(folder: Path) -> None:
         assert len(list(torch.utils.data.DataLoader(plain, batch_size=8, num_workers=2))) == 6
 
 
-def test_a_normalised_stream_of_many_epochs_holds_no_more_memory(folder: Path) -> None:
+def test_a_normalized_stream_of_many_epochs_holds_no_more_memory(folder: Path) -> None:
     normalize = ((0.5,) * 3, (0.5,) * 3)
     ours = loader(pictures(folder, "auto"), num_workers=2, normalize=normalize, persistent_workers=True)
     held = []

@@ -130,7 +130,7 @@ def test_killed_workers_do_not_show_on_the_device() -> None:
     assert step == 99
 
 
-def test_torchs_own_forked_workers_live_beside_ours() -> None:
+def test_torchs_own_forked_workers_live_next_to_ours() -> None:
     """Nothing of ours on the device is left to the garbage collector, which would end a forked child."""
     for _ in range(3):
         iterator = iter(stoker.DataLoader(Pictures(80), batch_size=8, num_workers=2, device="cuda"))

@@ -203,7 +203,7 @@ def test_a_pack_cannot_be_read_by_a_loader_that_does_not_pass_on_the_epoch() -> 
 
 
 class StartsOver:
-    """Wraps a batch sampler as tools do that count batches: its `__iter__` begins anew."""
+    """Wraps a batch sampler as tools do that count batches: its `__iter__` begins again."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler

@@ -150,7 +150,7 @@ def test_sources_and_their_epochs_draw_different_numbers(kind: Any) -> None:
         ([1], "source 'b' of type int"),
     ],
 )
-def test_samples_that_do_not_go_together_are_told_by_source(other: Any, text: str) -> None:
+def test_samples_that_do_not_go_together_are_shown_by_source(other: Any, text: str) -> None:
     mixture = stoker.mix({"a": (Named("a", 8), 0.5), "b": (other * 8, 0.5)})
     with pytest.raises(ArgumentError, match=text):
         next(iter(stoker.DataLoader(mixture, batch_size=4)))

@@ -102,7 +102,7 @@ def draws(dataset: Any, sampler: Any, **arguments: Any) -> list[tuple[int, float
     return [(position, number) for batch in listed(loader) for position, number in zip(*batch)]
 
 
-def test_each_draw_of_a_picture_is_cropped_anew_and_alike_in_every_engine() -> None:
+def test_each_draw_of_a_image_is_cropped_again_and_alike_in_every_engine() -> None:
     images = Images(InMemory(2), transform=CROP)
     found = {name: crops(images, weighted(), **engine) for name, engine in ENGINES.items()}
     assert len(set(found["inline"])) == 16
@@ -291,7 +291,7 @@ def test_a_draw_that_killed_its_worker_has_the_same_numbers_when_it_is_made_agai
     assert found == draws(KeyedOnly(3), Own(positions))
 
 
-def test_files_left_to_the_device_are_cut_anew_in_each_draw() -> None:
+def test_files_left_to_the_device_are_cut_again_in_each_draw() -> None:
     images = Images(InMemory(1, labels=None), transform=CROP, decode="device")
     loader: Any = stoker.DataLoader(Images(InMemory(1, labels=None), transform=CROP), 6, sampler=[0] * 6, seed=7)
     builders = batch_builders(loader)

@@ -185,7 +185,7 @@ def test_arguments_for_varlen_attention_are_those_it_takes() -> None:
     assert bound.arguments["max_q"] == bound.arguments["max_k"] == 16
 
 
-def test_a_torch_without_varlen_attention_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_varlen_attention_is_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch.nn.attention.varlen", None)
     with pytest.raises(ArgumentError, match="has no torch.nn.attention.varlen(.|\n)*2.10"):
         masks.varlen(Rows(16, [[4]]).batch())
@@ -315,7 +315,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 @given(length=st.integers(2, 5000), power=st.integers(1, 12))
-def test_the_block_size_is_told_by_the_tables(length: int, power: int) -> None:
+def test_the_block_size_is_shown_by_the_tables(length: int, power: int) -> None:
     from stoker.masks.block_mask import _size
 
     num = num_blocks(length, 1 << power)

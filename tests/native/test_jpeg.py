@@ -98,7 +98,7 @@ def test_a_region_has_the_pixels_of_the_whole_picture(
 
 @pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_so_it_is_with_every_way_to_store_colours(subsampling: str, channels: int) -> None:
+def test_so_it_is_with_every_way_to_store_colors(subsampling: str, channels: int) -> None:
     simplejpeg = pytest.importorskip("simplejpeg")
     rng = random.Random(subsampling)
     for size in ((150, 130), (97, 61), (33, 40)):
@@ -195,7 +195,7 @@ def test_how_small_it_is_decoded_is_for_the_caller_to_say() -> None:
         assert np.array_equal(out, expected)
 
 
-def test_large_pictures_are_decoded_like_small_ones() -> None:
+def test_large_images_are_decoded_like_small_ones() -> None:
     rng = random.Random(0)
     for subsampling in (0, 1, 2):
         data = jpeg(1100, 800, subsampling=subsampling)
@@ -252,7 +252,7 @@ def test_damage_in_the_data_is_a_fault_and_other_bytes_are_none() -> None:
         assert np.array_equal(decoded(harmless, (0, 0, 64, 64)), expected)
 
 
-def test_a_region_outside_the_picture_is_refused() -> None:
+def test_a_region_outside_the_image_is_refused() -> None:
     data = jpeg(20, 10)
     out = np.zeros((4, 4, 3), np.uint8)
     for region in [(0, 0, 21, 10), (0, 0, 20, 11), (-1, 0, 5, 5), (5, 5, 5, 9), (5, 5, 9, 4)]:
@@ -274,7 +274,7 @@ def test_more_scans_than_encoders_write_are_refused() -> None:
     assert "more than 100 scans" in fault(data[:begin] + 100 * scan + data[begin:])
 
 
-def test_a_picture_that_would_fill_the_memory_is_refused_before_it_does() -> None:
+def test_a_image_that_would_fill_the_memory_is_refused_before_it_does() -> None:
     data = jpeg(64, 64, progressive=True, subsampling=0)
     frame = data.index(b"\xff\xc2") + 5
     huge = data[:frame] + bytes((0xFF, 0, 0xFF, 0)) + data[frame + 4 :]

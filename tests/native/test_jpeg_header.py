@@ -121,7 +121,7 @@ def test_odd_notes_are_read_as_pillow_reads_them(notes: list[bytes], expected: i
 
 
 @pytest.mark.parametrize("transform", [0, 1, 2])
-def test_adobes_marker_is_told(transform: int) -> None:
+def test_adobes_marker_is_reported(transform: int) -> None:
     body = b"Adobe" + bytes((0, 100, 0, 0, 0, 0, transform))
     header = both(with_segment(jpeg(), 0xEE, body))
     assert header is not None and header.adobe_transform == transform

@@ -71,7 +71,7 @@ def test_without_a_library_numpy_does_it(checkout: Path) -> None:
 
 
 @pytest.mark.usefixtures("native")
-def test_a_library_beside_the_sources_is_used(checkout: Path) -> None:
+def test_a_library_next_to_the_sources_is_used(checkout: Path) -> None:
     built(checkout)
     assert run(SHOWS, folder=checkout) == ["in use", "True"]
 
@@ -83,7 +83,7 @@ def test_the_environment_turns_it_off(checkout: Path) -> None:
 
 
 @pytest.mark.usefixtures("native")
-def test_a_library_of_other_sources_is_not_loaded_and_built_anew(checkout: Path) -> None:
+def test_a_library_of_other_sources_is_not_loaded_and_built_again(checkout: Path) -> None:
     before = built(checkout).read_bytes()
     with (checkout / "stoker" / "native" / "rows.c").open("a") as file:
         file.write("/* changed */\n")
@@ -290,7 +290,7 @@ def test_a_wheel_without_it_is_for_all_machines(checkout: Path, tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("native")
-def test_an_editable_install_has_it_beside_the_sources(checkout: Path) -> None:
+def test_an_editable_install_has_it_next_to_the_sources(checkout: Path) -> None:
     hook = runpy.run_path(str(ROOT / "hatch_build.py"))["NativeHelpers"]
     data: dict[str, Any] = {"force_include": {}}
     hook(str(checkout.parent), {}, None, None, "", "wheel").initialize("editable", data)

@@ -20,7 +20,7 @@ from stoker.native import library as loading
 
 Pixels = NDArray[np.uint8]
 
-MODES = {1: "L", 3: "RGB", 4: "RGBX"}  # of RGBA Pillow multiplies the colours first
+MODES = {1: "L", 3: "RGB", 4: "RGBX"}  # of RGBA Pillow multiplies the colors first
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -73,7 +73,7 @@ fractions = st.floats(0, 1, width=32)
 @example((72, 1), (53, 41), 3, None, False, "pixels", 0)  # one column becomes many, each a copy
 @example((80, 80), (1, 1), 1, None, False, "pixels", 0)
 @example((5, 5), (7, 7), 4, (0.2, 0.2, 0.2, 0.2), False, "planes", 0)  # a box without an extent
-def test_a_picture_is_resized_as_pillow_does_it(
+def test_a_image_is_resized_as_pillow_does_it(
     size: tuple[int, int],
     target: tuple[int, int],
     channels: int,
@@ -112,7 +112,7 @@ def test_rows_may_lie_apart_or_go_up(size: tuple[int, int], target: tuple[int, i
     ("size", "target"), [((270, 350), (224, 224)), ((1, 20000), (1, 3)), ((30000, 1), (2, 2)), ((4, 9000), (4, 1))]
 )
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_large_pictures_too(size: tuple[int, int], target: tuple[int, int], channels: int) -> None:
+def test_large_images_too(size: tuple[int, int], target: tuple[int, int], channels: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (*size, channels), np.uint8)
     out = plain(*target, channels)
     box = (0.0, 0.0, float(size[1]), float(size[0]))
@@ -145,7 +145,7 @@ def test_every_processor_gives_the_same() -> None:
                 assert np.array_equal(out, by_pillow(pixels, box, (target[0], target[1])))
 
 
-def test_nothing_beside_the_output_is_written() -> None:
+def test_nothing_next_to_the_output_is_written() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (50, 60, 3), np.uint8)
     for width in range(1, 40):
         around = np.full((3, 12, width + 20), 77, np.uint8)
@@ -161,14 +161,14 @@ def test_nothing_beside_the_output_is_written() -> None:
 @pytest.mark.parametrize(
     "box", [(-1, 0, 5, 5), (0, 0, 11, 5), (0, 0, 5, 6), (5, 0, 4, 5), (0, 3, 5, 2), (float("nan"), 0, 5, 5)]
 )
-def test_a_box_outside_the_picture_is_refused(box: tuple[float, float, float, float]) -> None:
+def test_a_box_outside_the_image_is_refused(box: tuple[float, float, float, float]) -> None:
     out = plain(3, 3, 3)
     with pytest.raises(ArgumentError, match="not inside the image"):
         resize(plain(5, 10, 3), box, out)
     assert (out == 77).all()
 
 
-def test_what_is_no_picture_is_refused() -> None:
+def test_what_is_no_image_is_refused() -> None:
     fine, box = plain(5, 5, 3), (0, 0, 5, 5)
     wrong: list[Any] = [plain(5, 5, 2), fine[0], fine.astype(np.int32), plain(0, 5, 3), plain(5, 0, 3)]
     for pixels in wrong:

@@ -148,7 +148,7 @@ GOOD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         ({"elements": np.array([-1, 5])}, "outside the values"),
         ({"elements": np.array([0, 6])}, "outside the values"),
@@ -175,9 +175,9 @@ GOOD: dict[str, Any] = {
         ({"cu_seqlens": np.zeros((3, 4), np.int32)}, "shape"),
     ],
 )
-def test_what_cannot_be_is_refused(change: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_is_refused(change: dict[str, Any], shown: str) -> None:
     outputs = outputs_for(2, 8, 4)
-    with pytest.raises(ArgumentError, match=told):
+    with pytest.raises(ArgumentError, match=shown):
         fill_rows(np.arange(10, dtype=np.uint16), **{**GOOD, **outputs, **change})
 
 

@@ -1,4 +1,4 @@
-"""Best fit over counts, beside best fit item by item."""
+"""Best fit over counts, next to best fit item by item."""
 
 from __future__ import annotations
 

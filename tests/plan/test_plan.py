@@ -65,7 +65,7 @@ def test_epochs_differ_and_seeds_differ() -> None:
 
 
 def test_the_order_never_changes_between_versions() -> None:
-    """These numbers are for ever: a state saved today must mean the same tomorrow."""
+    """These numbers are forever: a state saved today must mean the same tomorrow."""
     small = Plan(num_samples=10, batch_size=10, order=Shuffle(), seed=7)
     large = Plan(num_samples=10**12, batch_size=4, order=Shuffle(), seed=7)
     window = Plan(num_samples=100_000, batch_size=4, order=Window(size=1024, block=64), seed=7)

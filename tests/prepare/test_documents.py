@@ -118,7 +118,7 @@ def test_blank_lines_between_objects_are_no_documents(tmp_path: Path, piece_byte
     assert not any(noted["count"] for noted in notes)
 
 
-def test_a_field_of_another_name_is_told_with_the_option_that_names_it(tmp_path: Path) -> None:
+def test_a_field_of_another_name_is_shown_with_the_option_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"id": 1, "content": "a"}\n')
     with pytest.raises(DataError, match=r"has no field 'text': there are 'id', 'content'\nhint: .*--text-column NAME"):
         texts_in(tmp_path)
@@ -157,7 +157,7 @@ def test_a_row_that_is_not_utf8_is_skipped_or_named(tmp_path: Path) -> None:
         texts_in(tmp_path)
 
 
-def test_a_column_that_is_not_there_or_not_text_is_told_with_those_that_are(tmp_path: Path) -> None:
+def test_a_column_that_is_not_there_or_not_text_is_shown_with_those_that_are(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", ["a"], column="content")
     with pytest.raises(DataError, match=r"no column 'text': there are 'id', 'content'\nhint: .*--text-column NAME"):
         texts_in(tmp_path)
@@ -292,7 +292,7 @@ def test_offsets_that_lead_out_of_the_data_are_not_followed(
         texts_in(tmp_path)
 
 
-def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
+def test_two_columns_of_one_name_are_reported(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match="it has 2 columns 'text'"):

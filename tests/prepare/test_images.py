@@ -46,7 +46,7 @@ def stored(folder: Path) -> dict[str, Any]:
 # ------------------------------------------------------------ as they are
 
 
-def test_pictures_stay_as_they_are_byte_for_byte(tmp_path: Path) -> None:
+def test_images_stay_as_they_are_byte_for_byte(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "photos")
     (folder / "class1" / "x.png").write_bytes(encoded(30, 20, "PNG", mode="RGBA"))
     (folder / "class1" / "y.webp").write_bytes(encoded(31, 21, "WEBP"))
@@ -74,7 +74,7 @@ def test_workers_and_pieces_of_other_runs_change_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet", "list", "store"])
-def test_every_source_of_pictures_can_be_prepared(tmp_path: Path, kind: str) -> None:
+def test_every_source_of_images_can_be_prepared(tmp_path: Path, kind: str) -> None:
     import tarfile
 
     folder = folder_of(tmp_path / "photos", 6)
@@ -136,7 +136,7 @@ def test_sides_are_limited_and_never_enlarged(
     assert abs(new_height - height * share) <= max(1.0, height / width)
 
 
-def test_large_pictures_become_smaller_jpegs_and_small_ones_stay(tmp_path: Path) -> None:
+def test_large_images_become_smaller_jpegs_and_small_ones_stay(tmp_path: Path) -> None:
     files = {
         "big.jpg": encoded(400, 200, quality=95),
         "small.jpg": encoded(40, 20),
@@ -166,7 +166,7 @@ def test_large_pictures_become_smaller_jpegs_and_small_ones_stay(tmp_path: Path)
         assert image.getexif().get(0x0112, 1) == 1
         assert image.mode == "L" or name == "small.jpg" or image.layer[1][1:3] == (1, 1)  # type: ignore[attr-defined]
         upright = ImageOps.exif_transpose(opened(files[name])).convert(image.mode)
-        # in grey: edges of colour alone are not sharp any more
+        # in gray: edges of color alone are not sharp any more
         expected = np.asarray(upright.resize(image.size, Image.Resampling.BILINEAR).convert("L"), np.float64)
         error = np.mean((np.asarray(image.convert("L"), np.float64) - expected) ** 2)
         assert error < 25, name  # turned or mirrored, it would be hundreds
@@ -194,7 +194,7 @@ def test_pillow_encodes_where_simplejpeg_is_missing(tmp_path: Path, monkeypatch:
 # ------------------------------------------------------------ again
 
 
-def test_a_second_run_makes_nothing_and_a_changed_picture_its_own_piece(tmp_path: Path) -> None:
+def test_a_second_run_makes_nothing_and_a_changed_image_its_own_piece(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "photos", 40)
     first = made(folder, tmp_path / "out", max_side=50)
     before = contents(tmp_path / "out")
@@ -244,7 +244,7 @@ def spoiled(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [{}, {"max_side": 50}], ids=["as they are", "smaller"])
-def test_bad_pictures_stop_it_or_are_left_out_and_listed(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_bad_images_stop_it_or_are_left_out_and_listed(tmp_path: Path, options: dict[str, Any]) -> None:
     folder = spoiled(tmp_path / "photos")
     with pytest.raises(BadImage, match=r"3\.jpg cannot be decoded"):
         made(folder, tmp_path / "out", **options)
@@ -274,7 +274,7 @@ def test_a_file_with_zeros_in_place_of_its_end_is_bad(tmp_path: Path) -> None:
             made(folder, tmp_path / f"out{len(options)}", **options)
 
 
-def test_a_picture_longer_than_jpeg_can_be_is_told_by_name(tmp_path: Path) -> None:
+def test_a_image_longer_than_jpeg_can_be_is_shown_by_name(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "photos", 2)
     Image.new("L", (70_000, 2)).save(folder / "class0" / "long.png")
     with pytest.raises(BadImage, match=r"long\.png .*its longer side would be 70,000 pixels.*limit max_side"):
@@ -283,7 +283,7 @@ def test_a_picture_longer_than_jpeg_can_be_is_told_by_name(tmp_path: Path) -> No
     assert made(folder, tmp_path / "out", max_side=32).skipped == 0
 
 
-def test_a_store_of_nothing_but_bad_pictures_is_not_made(tmp_path: Path) -> None:
+def test_a_store_of_nothing_but_bad_images_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jpg").write_bytes(b"")
     with pytest.raises(DataError, match="none of 1 images could be used"):
@@ -331,7 +331,7 @@ def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
 # ------------------------------------------------------------ the command
 
 
-def test_the_command_keeps_pictures_as_stored_and_classes_without_pictures(tmp_path: Path) -> None:
+def test_the_command_keeps_images_as_stored_and_classes_without_images(tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     for name in ("ant", "bee"):
         (folder / name).mkdir(parents=True)

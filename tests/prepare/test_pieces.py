@@ -42,7 +42,7 @@ def test_row_groups_are_put_together_up_to_the_size_of_a_piece(tmp_path: Path) -
     assert sum(piece.num_bytes for piece in pieces) == path.stat().st_size
 
 
-def test_keys_do_not_depend_on_place_time_or_neighbours(tmp_path: Path) -> None:
+def test_keys_do_not_depend_on_place_time_or_neighbors(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     write_jsonl(tmp_path / "one" / "m.jsonl", TEXTS)
     first = keys(tmp_path / "one")

@@ -1,4 +1,4 @@
-"""Files of the formats that others write, made by hand, and what holds for every source over them."""
+"""Files of the formats that others write, made by hand, and what holds forevery source over them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _read_all(source: Any, ends: Connection) -> None:
 
 
 def check_laws(source: Any) -> None:
-    """What holds for every source: addressing, batches, errors, pickling, forks, threads."""
+    """What holds forevery source: addressing, batches, errors, pickling, forks, threads."""
     size = len(source)
     singles = [source[position] for position in range(size)]
     assert same([source[position - size] for position in range(size)], singles)

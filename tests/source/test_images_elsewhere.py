@@ -92,7 +92,7 @@ def test_archives_are_walked_as_the_standard_library_does(
 
 
 @given(cut=st.floats(0, 1, exclude_max=True))
-def test_an_archive_that_is_cut_short_anywhere_is_told_by_name(cut: float) -> None:
+def test_an_archive_that_is_cut_short_anywhere_is_shown_by_name(cut: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = tar(Path(folder, "a.tar"), [(f"{number}.jpg", bytes(700 * number)) for number in range(5)])
         with tarfile.open(path) as archive:
@@ -225,7 +225,7 @@ def test_any_labels_are_read_or_refused(texts: list[str], has_classes: bool) -> 
         assert labels.values is not None and len(labels.values) == len(texts)
 
 
-def test_labels_that_some_pictures_lack_are_an_error(tmp_path: Path) -> None:
+def test_labels_that_some_images_lack_are_an_error(tmp_path: Path) -> None:
     one = tar(tmp_path / "a.tar", [("1.jpg", b""), ("1.cls", b"1"), ("2.jpg", b"")])
     with pytest.raises(ArgumentError, match=r"a\.tar has no label for 1 of its 2 images, the first of them 2\.jpg"):
         open_images(one)
@@ -316,7 +316,7 @@ def test_an_archive_is_indexed_once_and_again_when_it_changed(
         again.read(0)
 
 
-def test_an_archive_that_took_the_place_of_another_is_indexed_anew(tmp_path: Path) -> None:
+def test_an_archive_that_took_the_place_of_another_is_indexed_again(tmp_path: Path) -> None:
     for name, label in (("a", b"1"), ("b", b"2")):
         path = tar(tmp_path / f"{name}.tar", [(f"{name}.jpg", b""), (f"{name}.cls", label)])
         os.utime(path, (1e9, 1e9))
@@ -419,7 +419,7 @@ def test_a_saved_dataset_is_read_without_the_library_that_saved_it(tmp_path: Pat
 # ------------------------------------------------------------ stores and others
 
 
-def test_a_store_with_a_column_of_files_is_a_source_of_pictures(tmp_path: Path) -> None:
+def test_a_store_with_a_column_of_files_is_a_source_of_images(tmp_path: Path) -> None:
     columns = {"image": Column.blob(), "label": Column.fixed("int64"), "name": Column.blob()}
     with Writer(tmp_path / "store", columns, meta={"classes": ["a", "b"]}, shard_bytes=300) as writer:
         for number in range(9):

@@ -84,7 +84,7 @@ def test_files_of_the_library_itself_are_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [[1] * 40, [1] * 70, [0, 1 << 40, 1 << 40], [0, 1 << 61, 1 << 61]])
-def test_hostile_shapes_are_told(tmp_path: Path, shape: list[int]) -> None:
+def test_hostile_shapes_are_reported(tmp_path: Path, shape: list[int]) -> None:
     num_bytes = 0 if 0 in shape else 1
     header: dict[str, Any] = {"array": {"dtype": "U8", "shape": shape, "data_offsets": [0, num_bytes]}}
     (tmp_path / "a").write_bytes(by_hand.head_of(header) + bytes(num_bytes))
@@ -93,7 +93,7 @@ def test_hostile_shapes_are_told(tmp_path: Path, shape: list[int]) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 4, 8, 1000, 65535, 65536, 65536 + 23])
-def test_a_file_that_is_cut_off_is_told(tmp_path: Path, length: int) -> None:
+def test_a_file_that_is_cut_off_is_reported(tmp_path: Path, length: int) -> None:
     save_array(tmp_path / "a", np.arange(3.0))
     os.truncate(tmp_path / "a", length)
     with pytest.raises(DamagedFile, match="a "):

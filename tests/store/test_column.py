@@ -46,7 +46,7 @@ def test_a_column_is_told_from_a_sample(value: Any, column: Column) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "shown"),
     [
         (("complex128",), "stores do not support complex128\nhint: use one of bool, uint8"),
         (("O",), "stores do not support object"),
@@ -60,8 +60,8 @@ def test_a_column_is_told_from_a_sample(value: Any, column: Column) -> None:
         (("uint8", (1,) * 32), "is too large for NumPy"),
     ],
 )
-def test_what_cannot_be_a_column_is_refused(arguments: Any, told: str) -> None:
-    with pytest.raises(ArgumentError, match=told):
+def test_what_cannot_be_a_column_is_refused(arguments: Any, shown: str) -> None:
+    with pytest.raises(ArgumentError, match=shown):
         Column(*arguments)
 
 

@@ -49,7 +49,7 @@ def test_what_holds_is_accepted(store: Store, expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "told"),
+    ("expected", "shown"),
     [
         ({"shuffle": 5}, "\n  shuffle: expected 5, the store has None\nhint: prepare it again"),
         ({"settings": {"shuffle": 5, "new": 1}}, "settings.new: expected 1, the store has 'missing'"),
@@ -62,8 +62,8 @@ def test_what_holds_is_accepted(store: Store, expected: dict[str, Any]) -> None:
         ({"settings": 5}, "settings: expected 5, the store has {"),
     ],
 )
-def test_what_does_not_hold_is_told(store: Store, expected: dict[str, Any], told: str) -> None:
-    with pytest.raises(StoreMismatch, match=told) as caught:
+def test_what_does_not_hold_is_reported(store: Store, expected: dict[str, Any], shown: str) -> None:
+    with pytest.raises(StoreMismatch, match=shown) as caught:
         store.expect(expected)
     assert str(caught.value).startswith(f"{store.path} was prepared with other settings than expected:")
     assert pickle.loads(pickle.dumps(caught.value)).differences == caught.value.differences

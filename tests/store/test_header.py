@@ -42,13 +42,13 @@ def test_a_long_header_takes_several_blocks() -> None:
 
 
 @pytest.mark.parametrize("length", range(8))
-def test_a_file_that_ends_in_its_first_bytes_is_told(length: int) -> None:
+def test_a_file_that_ends_in_its_first_bytes_is_reported(length: int) -> None:
     with pytest.raises(DamagedFile, match=f"^{PATH} does not begin with the length of a safetensors header\nhint"):
         read(head_of({})[:length])
 
 
 @pytest.mark.parametrize(
-    ("first", "told"),
+    ("first", "shown"),
     [
         (0, "does not begin with the length"),
         (1, "does not begin with the length"),
@@ -57,8 +57,8 @@ def test_a_file_that_ends_in_its_first_bytes_is_told(length: int) -> None:
         ((1 << 64) - 1, "has a header of 18446744073709551615 bytes"),
     ],
 )
-def test_a_length_that_cannot_be_is_told(first: int, told: str) -> None:
-    with pytest.raises(DamagedFile, match=told):
+def test_a_length_that_cannot_be_is_reported(first: int, shown: str) -> None:
+    with pytest.raises(DamagedFile, match=shown):
         read(first.to_bytes(8, "little") + head_of({})[8:])
 
 
@@ -67,13 +67,13 @@ def test_a_header_longer_than_safetensors_allows_is_not_read() -> None:
         read((100_000_001).to_bytes(8, "little") + b"{}", 1 << 40)
 
 
-def test_a_file_that_ends_within_its_header_is_told() -> None:
+def test_a_file_that_ends_within_its_header_is_reported() -> None:
     with pytest.raises(DamagedFile, match=f"ends within its header of {BLOCK - 8} bytes"):
         read(head_of({})[:-1], BLOCK)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         ("", "Expecting value"),
         ("[]", "it is not a JSON object"),
@@ -91,14 +91,14 @@ def test_a_file_that_ends_within_its_header_is_told() -> None:
         ('{"a": "\xff', "'utf-8' codec"),
     ],
 )
-def test_a_header_that_is_not_one_is_told(text: str, told: str) -> None:
+def test_a_header_that_is_not_one_is_reported(text: str, shown: str) -> None:
     data = text.encode("latin-1").ljust(BLOCK - 8)
-    with pytest.raises(DamagedFile, match=f"has a header that cannot be read: .*{told}"):
+    with pytest.raises(DamagedFile, match=f"has a header that cannot be read: .*{shown}"):
         read((BLOCK - 8).to_bytes(8, "little") + data)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "shown"),
     [
         (entry(0, 4, dtype="F8_E4M3"), "unknown dtype 'F8_E4M3'"),
         (entry(0, 4, dtype="V4"), "unknown dtype 'V4'"),
@@ -119,18 +119,18 @@ def test_a_header_that_is_not_one_is_told(text: str, told: str) -> None:
         (entry(0, 5), f"is truncated: it has {BLOCK + 4} bytes, but {BLOCK + 5} according to its header"),
     ],
 )
-def test_an_array_that_cannot_be_is_told(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(DamagedFile, match=told):
+def test_an_array_that_cannot_be_is_reported(wrong: dict[str, Any], shown: str) -> None:
+    with pytest.raises(DamagedFile, match=shown):
         read(head_of({"a": wrong}) + b"1234")
 
 
-def test_arrays_that_overlap_or_leave_holes_are_told() -> None:
+def test_arrays_that_overlap_or_leave_holes_are_reported() -> None:
     for begin in (3, 5):
         with pytest.raises(DamagedFile, match=f"array 'b' begins at byte {BLOCK + begin} instead of {BLOCK + 4}"):
             read(head_of({"a": entry(0, 4), "b": entry(begin, 8)}) + bytes(8))
 
 
-def test_arrays_that_are_not_aligned_are_told() -> None:
+def test_arrays_that_are_not_aligned_are_reported() -> None:
     with pytest.raises(DamagedFile, match="has an array 'b' that is not aligned"):
         read(head_of({"a": entry(0, 2), "b": entry(2, 6, dtype="F32", shape=[1])}) + bytes(6))
 

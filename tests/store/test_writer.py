@@ -93,7 +93,7 @@ def test_data_begins_at_a_page_and_arrays_are_aligned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "told"),
+    ("column", "value", "shown"),
     [
         (Column("uint8"), 256, "'c' is a column of uint8, which cannot represent every value of the int64 given\nhint"),
         (Column("uint8"), -1, "cannot represent every value"),
@@ -117,9 +117,9 @@ def test_data_begins_at_a_page_and_arrays_are_aligned(tmp_path: Path) -> None:
         (Column.blob(), 5, "'c' is a column of bytes, not of int"),
     ],
 )
-def test_what_a_column_cannot_hold_is_refused(tmp_path: Path, column: Column, value: Any, told: str) -> None:
+def test_what_a_column_cannot_hold_is_refused(tmp_path: Path, column: Column, value: Any, shown: str) -> None:
     with Writer(tmp_path / "s", {"c": column}) as writer:
-        with pytest.raises(ArgumentError, match=told):
+        with pytest.raises(ArgumentError, match=shown):
             writer.append({"c": value})
         assert writer.num_samples == 0
     assert len(open_store(tmp_path / "s")) == 0
@@ -154,7 +154,7 @@ def test_not_a_number_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "shown"),
     [
         ({"t": ([1], [1])}, "samples have no x\nhint: pass a value for every column"),
         ({"t": ([1], [1]), "x": [1], "y": [1]}, "the store has no column 'y'\nhint: add it"),
@@ -167,9 +167,9 @@ def test_not_a_number_is_kept(tmp_path: Path) -> None:
         ({"t": ([1], [1]), "x": 5}, "got values of shape"),
     ],
 )
-def test_samples_that_do_not_fit_together_are_refused(tmp_path: Path, given: dict[str, Any], told: str) -> None:
+def test_samples_that_do_not_fit_together_are_refused(tmp_path: Path, given: dict[str, Any], shown: str) -> None:
     with Writer(tmp_path / "s", {"t": Column.ragged("uint8"), "x": Column("int64")}) as writer:
-        with pytest.raises(ArgumentError, match=told):
+        with pytest.raises(ArgumentError, match=shown):
             writer.extend(given)
         assert writer.num_samples == 0
 

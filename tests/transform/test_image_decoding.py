@@ -126,7 +126,7 @@ def test_what_is_not_jpeg_is_as_exact_when_quick(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_are_put_upright(orientation: int, kind: str, decoder: str) -> None:
+def test_images_are_put_upright(orientation: int, kind: str, decoder: str) -> None:
     options = {"quality": 95, "subsampling": 0} if kind == "JPEG" else {"lossless": True} if kind == "WEBP" else {}
     data = encoded(photograph(97, 83), kind, orientation=orientation, **options)
     seen_sizes = []

@@ -62,7 +62,7 @@ def drawn(image: Image.Image, chain: list[Geometric], seed: int, *, exact: bool)
 
 
 @given(width=sides, height=sides, chain=chains, seed=st.integers(0, 9))
-def test_steps_told_as_one_view_give_what_they_give_one_by_one(
+def test_steps_shown_as_one_view_give_what_they_give_one_by_one(
     width: int, height: int, chain: list[Geometric], seed: int
 ) -> None:
     image = photograph(width, height, seed=seed)
@@ -191,7 +191,7 @@ def test_alone_it_draws_from_the_sample() -> None:
     assert (first != second).any()
 
 
-def test_crops_of_small_pictures_are_padded_or_refused() -> None:
+def test_crops_of_small_images_are_padded_or_refused() -> None:
     image = photograph(6, 4)
     padded = np.asarray(CenterCrop(9)(image))
     assert (padded[2:6, 1:7] == np.asarray(image)).all()

@@ -338,7 +338,7 @@ def added(token: str, number: int, *, special: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("written", ["<|im_end|>", {"content": "<|im_end|>"}])
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
-def test_a_file_beside_the_tokenizer_names_the_end_where_its_tokens_do_not(
+def test_a_file_next_to_the_tokenizer_names_the_end_where_its_tokens_do_not(
     files: Files, tmp_path: Path, name: str, written: Any
 ) -> None:
     def for_chat(content: Any) -> None:

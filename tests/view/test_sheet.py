@@ -173,7 +173,7 @@ def test_grids_of_usual_batches_have_no_gaps() -> None:
     assert [_columns(number) for number in (1, 2, 4, 8, 16, 32, 64)] == [1, 2, 2, 4, 4, 8, 8]
 
 
-def test_the_sheet_holds_every_picture_where_it_belongs() -> None:
+def test_the_sheet_holds_every_image_where_it_belongs() -> None:
     sheet = np.asarray(stoker.view.batch(NCHW, columns=3, side=48, max_images=5))
     found_at = [np.argwhere((sheet == np.repeat(np.repeat(one, 2, 0), 2, 1)[0, 0]).all(-1)) for one in NHWC]
     corners = [tuple(places.min(0)) if len(places) else None for places in found_at]
