@@ -65,7 +65,7 @@ def test_files_that_are_gone_or_cut_off_are_named(store: Store) -> None:
     damage(store, 2, 0)
     result = run(store.path)
     assert result.exit_code == 1
-    assert f"damaged {gone.name}: is missing" in result.output
+    assert f"damaged {gone.name}: is listed in the manifest, but missing" in result.output
     assert f"damaged {cut.name}: is truncated" in result.output
     assert "damaged 1 block and 2 files as a whole, in 3 of " in result.output
 

@@ -52,7 +52,7 @@ def test_a_file_that_ends_in_its_first_bytes_is_reported(length: int) -> None:
     [
         (0, "does not begin with the length"),
         (1, "does not begin with the length"),
-        (BLOCK - 7, f"has a header of {BLOCK - 7} bytes, but the file has {BLOCK}"),
+        (BLOCK - 7, f"has a header of {BLOCK - 7} bytes according to its length, but the file has {BLOCK}"),
         (1 << 62, "has a header of 4611686018427387904 bytes"),
         ((1 << 64) - 1, "has a header of 18446744073709551615 bytes"),
     ],
