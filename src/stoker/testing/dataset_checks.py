@@ -310,7 +310,7 @@ class _MapChecks(_Checks):
             self.fail(f"it is {found!r} {what}, and was {expected!r}: a state could not be resumed")
 
     def _fingerprint_elsewhere(self) -> Any:
-        """Return the fingerprint in another process: one that was started anew, so that `hash` differs."""
+        """Return the fingerprint in another process: one that was newly started, so that `hash` differs."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_send_fingerprint, args=(pickle.dumps(self.dataset), theirs), daemon=True)
