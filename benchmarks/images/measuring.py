@@ -37,11 +37,11 @@ def turns(
     peaks = {}
 
     def watch_memory(name: str, child: Child, ask: Callable[[], Turn]) -> Turn:
-        with ProcessMemoryWatch(child.pid) as witness:
+        with ProcessMemoryWatch(child.pid) as memory:
             turn = ask()
-            witness.look()
+            memory.measure()
         if name in CONTENDERS:
-            peaks[name] = sum(one.held_bytes or 0 for one in witness.processes)
+            peaks[name] = sum(one.held_bytes or 0 for one in memory.processes)
         return turn
 
     taken = take_turns(

@@ -6,7 +6,7 @@ it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ForwardRef
 
 from stoker._version import __version__
 from stoker.trainers import watch as _watch_trainers
@@ -139,12 +139,22 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
         if name in _HOMES:
             value = getattr(import_module(_HOMES[name]), name)
+            _move_here(value)
         elif name in _ROOMS:
             value = import_module(f"stoker.{name}")
         else:
             raise AttributeError(f"module 'stoker' has no attribute {name!r}")
         globals()[name] = value
         return value
+
+
+def _move_here(value: Any) -> None:
+    """Let tracebacks, pickles and help() name the module that users import a class or function from: this one."""
+    home, value.__module__ = value.__module__, __name__
+    annotations = value.__annotations__ if isinstance(value, type) else {}
+    for name, annotation in annotations.items():
+        if isinstance(annotation, str):  # `typing.get_type_hints` would look up the names in it here
+            annotations[name] = ForwardRef(annotation, module=home, is_class=True)
 
 
 def __dir__() -> list[str]:

@@ -567,7 +567,7 @@ def test_what_is_no_record_is_refused(tmp_path: Path, saved: Path) -> None:
     (tmp_path / "other.json").write_text("[1, 2]")
     assert "is not a record of a run" in judged(tmp_path / "other.json", code=1)
     assert "there is no file" in judged(tmp_path / "nothing.json", code=1)
-    assert "are for commands" in judged(saved, "--save", tmp_path / "b.json", code=1)
+    assert "work with a command" in judged(saved, "--save", tmp_path / "b.json", code=1)
     assert "there is no folder" in judged("--save", tmp_path / "no" / "b.json", "--", "true", code=1)
     assert "Missing argument" in judged(code=2)
 

@@ -206,7 +206,7 @@ def test_a_damaged_store_tells_what_it_can(store: Store) -> None:
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     result = run(tmp_path / "none")
     assert result.exit_code == 1
-    assert "there is nothing at" in result.stderr
+    assert "does not exist" in result.stderr
 
 
 def test_bytes_that_are_text_are_shown_as_text() -> None:

@@ -58,7 +58,7 @@ def test_what_cannot_be_tuned_is_told() -> None:
     assert "hint: did you mean `long`" in run(f"{PLAIN}:lnog", *QUICK, code=1)
     told = run(f"{TORCH}:make_dataset", *QUICK, code=1)
     assert (
-        "make_dataset does not work as it is: make_dataset() returned a dataset (Sleepy), which gives samples" in told
+        "make_dataset does not work as it is: make_dataset() returned a dataset (Sleepy), which yields samples" in told
     )
     assert "hint: return a loader of it: `DataLoader(dataset, batch_size=32)`" in told
 

@@ -77,7 +77,7 @@ def test_nothing_that_fits_is_an_error(folder: Path) -> None:
     ("arguments", "shown"),
     [
         (("nowhere.py:make_step",), "there is no file nowhere.py"),
-        (("steps.py",), "say which one of the file"),
+        (("steps.py",), "add the name of the function"),
         (("steps.py:make_step", "--memory", "lots"), "must be a memory size, got 'lots'"),
     ],
 )

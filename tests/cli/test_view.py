@@ -49,7 +49,7 @@ def test_a_sheet_shows_the_batch_that_a_loader_gives(folder: Path, tmp_path: Pat
     sheet = np.asarray(Image.open(out))
     assert shown.startswith(f"{out}: {sheet.shape[1]} x {sheet.shape[0]} pixels")
     dataset = stoker.images(folder, transform=[RandomResizedCrop(48), RandomHorizontalFlip()])
-    loader: DataLoader[stoker.compose.images.Picture] = DataLoader(dataset, 6, shuffle=True, seed=5)
+    loader: DataLoader[stoker.compose.images.LabeledImage] = DataLoader(dataset, 6, shuffle=True, seed=5)
     _, batch = loader
     assert loader.recipe is not None
     expected = stoker.view.batch(
@@ -104,7 +104,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(out
 
 def test_a_folder_without_images_and_a_step_too_far_are_reported(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "holds no pictures" in run("images", tmp_path / "empty", "-o", tmp_path / "a.png", code=1)
+    assert "contains no images" in run("images", tmp_path / "empty", "-o", tmp_path / "a.png", code=1)
     shown = run("images", folder, "-o", tmp_path / "a.png", "--batch-size", "5", "--step", "3", code=1)
     assert "step 3 is out of range: an epoch has 3 steps of 5" in shown
     assert not (tmp_path / "a.png").exists()

@@ -13,7 +13,7 @@ import torch
 
 import stoker
 from stoker.batch.encoded import Encoded
-from stoker.compose.images import Images, Picture
+from stoker.compose.images import Images, LabeledImage
 from stoker.errors import ArgumentError, BadImage, BatchError, PositionError
 from stoker.transform import (
     CenterCrop,
@@ -35,14 +35,15 @@ CROP = [RandomResizedCrop((24, 20)), RandomHorizontalFlip(), RandomVerticalFlip(
 def batches(dataset: Any, batch_size: int = 8, **options: Any) -> list[Any]:
     loader: Any = stoker.DataLoader(dataset, batch_size=batch_size, shuffle=True, seed=7, **options)
     return [
-        Picture(*(part.clone() for part in batch)) if isinstance(batch, Picture) else batch.clone() for batch in loader
+        LabeledImage(*(part.clone() for part in batch)) if isinstance(batch, LabeledImage) else batch.clone()
+        for batch in loader
     ]
 
 
 def test_a_sample_is_a_image_and_its_label() -> None:
     images = Images(InMemory(), transform=CenterCrop(30))
     sample = images[4]
-    assert isinstance(sample, Picture)
+    assert isinstance(sample, LabeledImage)
     assert (sample.image.dtype, sample.image.shape, sample.label) == (np.uint8, (3, 30, 30), 1)
     assert sample.image.flags.c_contiguous
     assert images[-1].label == images[23].label
@@ -68,7 +69,7 @@ def test_it_tells_what_torchvisions_datasets_tell() -> None:
     assert images.describe(3) == "shelf/3.jpg"
     assert images.samples[3:5] == [("shelf/3.jpg", 0), ("shelf/4.jpg", 1)]
     assert images.subset([4]).samples == [("shelf/4.jpg", 1)]
-    assert repr(images) == "Images(7 pictures, 3 classes, transform=[])"
+    assert repr(images) == "Images(7 images, 3 classes, transform=[])"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_a_subset_has_the_same_classes_and_is_written_in_place_too() -> None:
     assert batches(chosen, num_workers=1)[0].image.shape == (4, 3, 24, 20)
     with pytest.raises(PositionError, match="position 24"):
         images.subset([24])
-    with pytest.raises(ArgumentError, match="choose no pictures"):
+    with pytest.raises(ArgumentError, match="positions must be integers in one dimension"):
         images.subset([0.5])
 
 
@@ -369,8 +370,8 @@ def test_a_row_put_again_is_of_the_other_picture() -> None:
     ("options", "words"),
     [
         ({"transform": [*CROP, ColorJitter(0.1)]}, "changes pixels"),
-        ({"transform": None}, "have to be|has to be of one"),
-        ({"transform": Resize(9)}, "has to be of one"),
+        ({"transform": None}, "different sizes, and a batch on the device has one"),
+        ({"transform": Resize(9)}, "different sizes, and a batch on the device has one"),
         ({"transform": CROP, "exact": True}, "exact=True"),
     ],
     ids=["colour", "none", "shorter side", "exact"],

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.processes.failure import MAX_BYTES, MAX_CHARACTERS, Failure
+from stoker.engine.processes.failure import MAX_BYTES, MAX_CHARACTERS, WorkerFailure
 from stoker.errors import BadLine, WorkerError
 
 
@@ -25,10 +25,10 @@ def sent(error: BaseException) -> BaseException:
     try:
         raise error
     except BaseException as raised:
-        data = pickle.dumps(Failure(raised))
+        data = pickle.dumps(WorkerFailure(raised))
     assert len(data) < 2 * MAX_BYTES
     failure = pickle.loads(data)
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, WorkerFailure)
     return failure.error()
 
 
@@ -160,7 +160,7 @@ def test_a_type_that_cannot_travel_becomes_a_worker_error_that_names_it() -> Non
 
 
 def test_a_type_that_is_not_found_in_the_trainer_becomes_a_worker_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    failure = pickle.dumps(Failure(Wrapping(7)))
+    failure = pickle.dumps(WorkerFailure(Wrapping(7)))
     monkeypatch.delattr(f"{__name__}.Wrapping")
     again = pickle.loads(failure).error()
     assert type(again) is WorkerError
@@ -185,7 +185,7 @@ def test_the_traceback_is_shown_as_the_cause_with_what_caused_it() -> None:
     try:
         fails()
     except ValueError as error:
-        again = Failure(error).error()
+        again = WorkerFailure(error).error()
     text = str(again.__cause__)
     assert text.startswith("in a worker process\n\nTraceback (most recent call last):\n")
     assert "in fails" in text
@@ -199,7 +199,7 @@ def test_a_long_or_circular_chain_is_shown_in_part() -> None:
         error.__context__ = ValueError(number)
         error = error.__context__
     error.__context__ = first
-    text = str(Failure(first).error().__cause__)
+    text = str(WorkerFailure(first).error().__cause__)
     assert "ValueError: 0" in text and "ValueError: 15" in text and "ValueError: 16" not in text
 
 

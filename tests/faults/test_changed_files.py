@@ -25,9 +25,9 @@ from stoker.foundation import file_watch
 from stoker.source import mapped_files
 from stoker.source.array_file import ArrayFile
 from stoker.source.arrow_folder import ArrowFolder
-from stoker.source.images.labels import Labels
+from stoker.source.images.labels import ImageLabels
 from stoker.source.images.listing_cache import ArrayCache
-from stoker.source.images.tar_shards import TarShards, Wanted, indexed
+from stoker.source.images.tar_shards import TarFields, TarShards, indexed
 from stoker.source.known_file import known_file
 from stoker.source.lines import Lines
 from stoker.source.megatron import Megatron
@@ -93,8 +93,8 @@ def write_tar(folder: Path, value: int) -> Path:
 
 def open_tar(path: Path) -> Any:
     files = [known_file(path)]
-    wanted = Wanted(("jpg",), None, None, has_labels=False)
-    return Members(TarShards(files, indexed(files, wanted, ArrayCache(cache=False)), Labels()))
+    wanted = TarFields(("jpg",), None, None, has_labels=False)
+    return Members(TarShards(files, indexed(files, wanted, ArrayCache(cache=False)), ImageLabels()))
 
 
 def write_lines(folder: Path, value: int) -> Path:

@@ -132,7 +132,7 @@ def running(photos: Path, out: Path, gate: Path) -> StoppedCommand:
 def test_a_killed_command_goes_on_where_it_was(photos: Path, tmp_path: Path) -> None:
     made(photos, tmp_path / "whole")
     with running(photos, tmp_path / "out", tmp_path / "gate") as command:
-        with pytest.raises(ArgumentError, match="somebody else is writing"):
+        with pytest.raises(ArgumentError, match="another process is writing"):
             made(photos, tmp_path / "out")
         family = [os.pidfd_open(pid) for pid in command.family()]
         assert len(family) == 2

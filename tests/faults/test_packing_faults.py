@@ -553,7 +553,7 @@ def test_a_store_made_anew_has_a_plan_of_its_own_and_no_old_one(store: Store, co
     assert counting.count == 2
     assert packed.plan_path != old.plan_path
     assert is_same(packed, stoker.pack(new, LENGTH, cache=False))
-    with pytest.raises(StaleSource, match="was prepared anew"):
+    with pytest.raises(StaleSource, match="was prepared again"):
         pickle.loads(sent)
 
 

@@ -334,7 +334,9 @@ def test_a_batch_that_kills_three_workers_is_named_and_passed_over(how: str) -> 
     seen = [plain(next(iterator)) for _ in range(3)]
     with pytest.raises(WorkerDied) as caught:
         next(iterator)
-    assert "3 worker processes died in a row at positions 12, 13, 14, 15, step 3, epoch 0" in str(caught.value)
+    assert "3 worker processes died in a row at the batch with positions 12, 13, 14, 15, step 3, epoch 0" in str(
+        caught.value
+    )
     assert caught.value.ends == (how,) * 3
     del caught
     state = json.loads(json.dumps(loader.state_dict()))

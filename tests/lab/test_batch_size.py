@@ -233,7 +233,7 @@ def test_every_size_is_compiled_for_itself(file: Path, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("device", "says"),
-    [("mps", "memory of mps cannot be limited"), ("nonsense", "'nonsense': "), ("cuda:99", "'cuda:99': there ")],
+    [("mps", "memory of mps cannot be limited"), ("nonsense", "'nonsense': "), ("cuda:99", "device 'cuda:99'")],
 )
 def test_a_device_that_cannot_be_had_is_refused(file: Path, device: str, says: str) -> None:
     with pytest.raises(ArgumentError, match=says):

@@ -370,6 +370,12 @@ def test_a_loader_is_reported_about_as_it_is() -> None:
         stoker.report({})
 
 
+def test_its_earlier_name_still_works() -> None:
+    assert stoker.view.report is stoker.report
+    with pytest.raises(AttributeError, match="no attribute 'reports'"):
+        _ = stoker.view.reports
+
+
 def test_a_report_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
     report = stoker.report(runs.one_batch(), title="A title of mine")
     path = report.save(tmp_path / "report.html")

@@ -27,7 +27,7 @@ from stoker.lab.trial.train_bench import (
     record_run,
 )
 from stoker.lab.trial.train_record import CACHED, COPY, DATA, FETCH, PREPARATION, REAL, RESIDENT, TrainBench
-from stoker.lab.trial.work_time import Effort
+from stoker.lab.trial.work_time import WorkTime
 
 pytestmark = pytest.mark.timed
 
@@ -153,7 +153,7 @@ def test_any_iterable_is_measured_though_its_stall_is_not_split() -> None:
     found = bench_train(step, Batches(), seconds=0.2, num_rounds=2)
     assert parts_of(found)[DATA] == pytest.approx(0.01, rel=0.5)
     assert found.kind == "iterable"
-    assert "not known who makes the batches" in found.split_by
+    assert "unknown what loads the batches" in found.split_by
     assert any("cached batches cannot be sent" in note for note in found.notes)
 
 
@@ -165,7 +165,7 @@ def test_epochs_that_are_short_are_begun_again_and_said_to_count() -> None:
 
 
 def test_a_generator_that_runs_out_is_told() -> None:
-    with pytest.raises(ArgumentError, match="can be iterated over only once"):
+    with pytest.raises(ArgumentError, match="can be iterated only once"):
         bench_train(step, (number for number in range(30)), seconds=0.2, num_rounds=2)
 
 
@@ -174,7 +174,7 @@ def test_an_empty_loader_and_a_step_that_is_none_are_refused() -> None:
         bench_train(step, [], num_rounds=1)
     with pytest.raises(ArgumentError, match="the step is int, which cannot be called"):
         bench_train(3, [1], num_rounds=1)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="nothing to measure"):
+    with pytest.raises(ArgumentError, match="num_rounds and seconds must be positive"):
         bench_train(step, [1], num_rounds=0)
 
 
@@ -342,19 +342,19 @@ def test_resident_batches_come_in_turn_and_in_new_containers() -> None:
 @pytest.mark.parametrize(
     ("effort", "share"),
     [
-        (Effort(1.0, 0.2, 0.1), 0.7),
-        (Effort(1.0, 1.3, 0.0), 0.0),
-        (Effort(2.0, 0.0, 0.0), 1.0),
-        (Effort(0.0005, 0.0, 0.0), None),
+        (WorkTime(1.0, 0.2, 0.1), 0.7),
+        (WorkTime(1.0, 1.3, 0.0), 0.0),
+        (WorkTime(2.0, 0.0, 0.0), 1.0),
+        (WorkTime(0.0005, 0.0, 0.0), None),
     ],
 )
-def test_blocked_is_who_is_busy_and_neither_on_a_core_nor_ready(effort: Effort, share: float | None) -> None:
+def test_blocked_is_who_is_busy_and_neither_on_a_core_nor_ready(effort: WorkTime, share: float | None) -> None:
     assert effort.blocked_share == (None if share is None else pytest.approx(share))
 
 
 def test_efforts_add_up_and_differ() -> None:
-    assert Effort(1, 2, 3) + Effort(10, 20, 30) == Effort(11, 22, 33)
-    assert Effort(11, 22, 33) - Effort(10, 20, 30) == Effort(1, 2, 3)
+    assert WorkTime(1, 2, 3) + WorkTime(10, 20, 30) == WorkTime(11, 22, 33)
+    assert WorkTime(11, 22, 33) - WorkTime(10, 20, 30) == WorkTime(1, 2, 3)
 
 
 @pytest.mark.gpu

@@ -235,47 +235,47 @@ def test_a_script_that_measures_when_it_is_imported_does_not_measure_for_ever(tm
         tried(f"{file}:make")
 
 
-def own(witness: ProcessMemoryWatch) -> list[ProcessMemory]:
+def own(memory: ProcessMemoryWatch) -> list[ProcessMemory]:
     """Return who was seen, without what other tests may have made Python start in this process."""
-    return [one for one in witness.processes if one.name not in HELPERS.values()]
+    return [one for one in memory.processes if one.name not in HELPERS.values()]
 
 
-def test_a_witness_sees_the_memory_of_a_process_and_its_children() -> None:
-    with ProcessMemoryWatch(os.getpid()) as witness:
-        witness.look()
+def test_the_memory_watch_sees_the_memory_of_a_process_and_its_children() -> None:
+    with ProcessMemoryWatch(os.getpid()) as memory:
+        memory.measure()
         held = bytearray(os.urandom(1 << 20) * 64)
-        witness.look()
-        before = own(witness)
+        memory.measure()
+        before = own(memory)
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         try:
             deadline = time.monotonic() + 10
-            while len(own(witness)) < 2 and time.monotonic() < deadline:
-                witness.look()
+            while len(own(memory)) < 2 and time.monotonic() < deadline:
+                memory.measure()
         finally:
             child.communicate(b"\n")
     assert len(held) == 64 << 20
     [trainer] = before
     assert trainer.name == "trainer"
     assert trainer.peak_bytes > 64 << 20
-    assert [one.name for one in own(witness)] == ["trainer", "worker 0"]
-    together = sum(one.held_bytes or 0 for one in witness.processes)
-    assert witness.private_bytes is not None
-    assert 64 << 20 < witness.private_bytes < together, "pages of Python itself are a file's"
+    assert [one.name for one in own(memory)] == ["trainer", "worker 0"]
+    together = sum(one.held_bytes or 0 for one in memory.processes)
+    assert memory.private_bytes is not None
+    assert 64 << 20 < memory.private_bytes < together, "pages of Python itself are a file's"
 
 
 def test_a_worker_that_takes_the_place_of_another_counts_as_the_same() -> None:
-    def seen(witness: ProcessMemoryWatch, num: int) -> None:
+    def seen(memory: ProcessMemoryWatch, num: int) -> None:
         """Look at so many children that come one after the other."""
         for _ in range(num):
             child = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1)
             assert child.stdout is not None
             child.stdout.readline()
-            witness.look()
+            memory.measure()
             child.communicate(b"\n")
 
-    with ProcessMemoryWatch(os.getpid()) as witness:
-        seen(witness, 3)
-    assert [one.name for one in own(witness)] == ["trainer", "worker 0"]
+    with ProcessMemoryWatch(os.getpid()) as memory:
+        seen(memory, 3)
+    assert [one.name for one in own(memory)] == ["trainer", "worker 0"]
 
 
 @pytest.mark.parametrize("function", ["hoarding", "our_hoarding"])

@@ -387,5 +387,5 @@ def test_places_that_fit_nobody_are_refused(sharing: Any, other: dict[str, Any])
     run = Workers(Stream(20, looks=True), sharing=sharing, num_workers=2)
     run.start()
     run.step()
-    with pytest.raises(StateError, match=r"has a place of its own, which fits no other set-up \(num_"):
+    with pytest.raises(StateError, match=r"has a place of its own, which does not fit another setup \(num_"):
         Workers(Stream(20, looks=True), **{"sharing": sharing, "num_workers": 2, **other}).load(run.progress.state())

@@ -445,7 +445,7 @@ def test_datapipes_still_run() -> None:
     pipe: Any = IterableWrapper(range(10))
     loader = stoker.DataLoader(pipe, batch_size=4)
     assert listed(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    with pytest.raises(stoker.errors.StateError, match="DataPipes cannot tell where they are"):
+    with pytest.raises(stoker.errors.StateError, match="DataPipes do not know where they are"):
         loader.state_dict()
 
 

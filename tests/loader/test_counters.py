@@ -275,7 +275,7 @@ def test_the_report_tells_people() -> None:
     loader = DataLoader(Sleeping(), batch_size=4, num_workers=2)
     page = io.StringIO()
     loader.report(file=page)
-    assert "has given no batch" in page.getvalue()
+    assert "has not yielded a batch" in page.getvalue()
     for _ in loader:
         pass
     page = io.StringIO()
@@ -288,6 +288,22 @@ def test_the_report_tells_people() -> None:
     assert "(1 worker of 2 threads)" in format_stats(
         replace(loader.stats(), config={"num_workers": 1, "num_threads": 2})
     )
+
+
+def test_the_methods_of_the_loader_are_those_of_its_metrics(tmp_path: Path) -> None:
+    loader = DataLoader(Sleeping(), batch_size=4)
+    loader.metrics.log(tmp_path / "run.jsonl", every=1000)
+    for _ in loader:
+        pass
+    assert loader.metrics.stats().num_samples == loader.stats().num_samples == 24
+    assert json.loads((tmp_path / "run.jsonl").read_text())["num_samples"] == 24
+    pages = io.StringIO(), io.StringIO()
+    loader.metrics.report(file=pages[0])
+    loader.report(file=pages[1])
+    first_lines = [page.getvalue().split(" in ")[0] for page in pages]
+    assert first_lines[0] == first_lines[1] != ""
+    loader.metrics.reset()
+    assert loader.stats().num_samples == 0
 
 
 def test_a_line_of_json_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
@@ -325,7 +341,7 @@ def test_a_log_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None
     loader = DataLoader(Sleeping(), batch_size=4)
     with pytest.raises(FileNotFoundError):
         loader.log_stats(tmp_path / "no" / "folder.jsonl")
-    with pytest.raises(ArgumentError, match="every=0 is no time"):
+    with pytest.raises(ArgumentError, match="every=0 is not a positive number"):
         loader.log_stats(tmp_path / "log.jsonl", every=0)
 
 
@@ -489,7 +505,7 @@ def test_prometheus_is_told_when_it_asks() -> None:
     assert 'stoker_stage_seconds_total{loader="train",rank="0",stage="read",state="busy"}' in text
     assert 'quantile="0.99"' in text
     assert text.count("# TYPE stoker_batches_total") == 1
-    with pytest.warns(UserWarning, match="another loader was told to Prometheus as 'train'"):
+    with pytest.warns(UserWarning, match="another loader was registered with Prometheus as 'train'"):
         other.prometheus("train", registry=registry)
     del other
     gc.collect()

@@ -113,7 +113,7 @@ def test_a_bad_sample_is_told_by_source() -> None:
 def test_an_order_of_the_loader_is_refused() -> None:
     mixture = stoker.mix({"a": (Numbers(30), 1)})
     for options in ({"shuffle": True}, {"order": "window"}, {"order": "sequential"}):
-        with pytest.raises(ArgumentError, match="a mixture has an order of its own"):
+        with pytest.raises(ArgumentError, match="a Mixture has an order of its own"):
             stoker.DataLoader(mixture, **options)
     assert len(stoker.DataLoader(mixture, shuffle=False, batch_size=10)) == 3
 
@@ -270,7 +270,7 @@ def test_a_schedule_of_other_steps_is_warned_of_unless_the_run_was_resumed() -> 
 
 def test_a_sampler_of_ones_own_is_refused_for_a_mixture() -> None:
     mixture = stoker.mix({"a": ([1, 2], 1), "b": ([3, 4], 1)})
-    with pytest.raises(ArgumentError, match="a sampler of your own: a mixture has an order of its own"):
+    with pytest.raises(ArgumentError, match="a sampler of your own: a Mixture has an order of its own"):
         stoker.DataLoader(mixture, sampler=[0, 1])
 
 

@@ -162,7 +162,8 @@ def test_each_workers_own_state_travels_back() -> None:
         iterator = iter(loader)
     other = stoker.DataLoader(SharingRemembering(), batch_size=4, num_workers=1)
     with pytest.raises(
-        stoker.errors.StateError, match="has a place of its own, which fits no other set-up.*num_workers was 2, is 1"
+        stoker.errors.StateError,
+        match="has a place of its own, which does not fit another setup.*num_workers was 2, is 1",
     ):
         other.load_state_dict(state)
 
@@ -314,7 +315,7 @@ def test_a_generator_cannot_be_skipped_through_and_says_why() -> None:
 def test_the_state_of_unordered_workers_is_refused() -> None:
     loader = stoker.DataLoader(Counting(50), batch_size=7, num_workers=2, shard="auto", in_order=False)
     assert sorted(sum(listed(loader), [])) == list(range(50))
-    with pytest.raises(stoker.errors.StateError, match="cannot be told with in_order=False"):
+    with pytest.raises(stoker.errors.StateError, match="is not defined with in_order=False"):
         loader.state_dict()
 
 

@@ -83,7 +83,7 @@ def test_a_store_that_is_open_is_read_to_its_end_whatever_is_prepared(
     assert not (out / GENERATIONS).exists()
     made(corpus, tmp_path / "fresh")
     assert contents(out) == contents(tmp_path / "fresh"), "nothing is left of what was before"
-    with pytest.raises(StaleSource, match="was prepared anew"):
+    with pytest.raises(StaleSource, match="was prepared again"):
         pickle.loads(sent)
 
 

@@ -144,7 +144,7 @@ def test_any_number_of_workers_finds_the_same_in_the_same_order(tmp_path: Path, 
 def test_odd_numbers_of_workers_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="num_workers must be a number of processes, got -1"):
         check_images(tmp_path, num_workers=-1)
-    with pytest.raises(ArgumentError, match="no pictures"):
+    with pytest.raises(ArgumentError, match="no images"):
         check_images(tmp_path)
 
 

@@ -339,7 +339,7 @@ def test_the_command_keeps_images_as_stored_and_classes_without_images(tmp_path:
     run = ["prepare", "images", str(folder), "--out", str(tmp_path / "out"), "--max-side", "40", "--workers", "0"]
     refused = CliRunner().invoke(app, run)
     assert refused.exit_code == 1
-    assert "without pictures: ant" in " ".join(refused.output.split()) and "(--allow-empty)" in refused.output
+    assert "without images: ant" in " ".join(refused.output.split()) and "(--allow-empty)" in refused.output
     result = CliRunner().invoke(app, [*run, "--allow-empty", "--no-apply-exif-orientation"])
     assert result.exit_code == 0, result.output
     store = stoker.images(tmp_path / "out")

@@ -181,10 +181,10 @@ HEADERS = {
     "{'descr': '<i8', 'fortran_order': 7, 'shape': (1,)}": "fortran_order is 7",
     "{'descr': 'odd', 'fortran_order': False, 'shape': (1,)}": "damaged .npy header",
     "{'descr': '|V0', 'fortran_order': False, 'shape': (1,)}": "descr is",
-    "{'descr': '<i8', 'fortran_order': False, 'shape': (9223372036854775807, 9223372036854775807)}": "cut short",
+    "{'descr': '<i8', 'fortran_order': False, 'shape': (9223372036854775807, 9223372036854775807)}": "truncated",
     "{'descr': '<i8', 'fortran_order': False, 'shape': (9223372036854775807, 9223372036854775807, 0)}": "damaged",
     "{'descr': '<i8', 'fortran_order': False, 'shape': (99999999999999999999, 0)}": "shape is",
-    "{'descr': '<i8', 'fortran_order': False, 'shape': (2,)}": "cut short: it should have .* and has",
+    "{'descr': '<i8', 'fortran_order': False, 'shape': (2,)}": "truncated: it has .* of .* bytes",
     "{'descr': '<i8', 'fortran_order': False, 'shape': (0,)}": "longer than an array int64",
 }
 
@@ -202,9 +202,9 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, header: str) -> None:
     [
         (b"", "it is empty"),
         (b"PK\x03\x04 a zip", "not a .npy file: its first bytes are 50 4b"),
-        (b"\x93NUMPY\x09\x00" + bytes(100), "unknown version: 9.0"),
+        (b"\x93NUMPY\x09\x00" + bytes(100), "unknown version of the .npy header: 9.0"),
         (b"\x93NUMPY\x02\x00\xff\xff\xff\x7f" + bytes(100), "header of 2147483647 bytes"),
-        (b"\x93NUMPY\x01\x00\x76\x00{", "cut short: its header takes 128 bytes"),
+        (b"\x93NUMPY\x01\x00\x76\x00{", "truncated: its header takes 128 bytes"),
         (b"\x93NUM", "not a .npy file"),
         (b"\x93NUMPY", "unknown version"),
     ],
@@ -221,21 +221,21 @@ def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "single.npy", np.array(7))
     with pytest.raises(errors.ArgumentError, match="both dtype and shape"):
         ArrayFile(path, dtype="uint8")
-    with pytest.raises(errors.ArgumentError, match="offset_bytes is for raw values"):
+    with pytest.raises(errors.ArgumentError, match="offset_bytes is only for raw values"):
         ArrayFile(path, offset_bytes=3)
-    with pytest.raises(errors.ArgumentError, match="offset_bytes=13 is not in"):
+    with pytest.raises(errors.ArgumentError, match="offset_bytes=13 is beyond"):
         ArrayFile(path, dtype="uint8", shape=(-1,), offset_bytes=13)
-    with pytest.raises(errors.ArgumentError, match="is no shape"):
+    with pytest.raises(errors.ArgumentError, match="is invalid"):
         ArrayFile(path, dtype="uint8", shape=(-1, -1))
-    with pytest.raises(errors.ArgumentError, match="no values of a fixed size"):
+    with pytest.raises(errors.ArgumentError, match="no fixed size"):
         ArrayFile(path, dtype=object, shape=(-1,))
     with pytest.raises(errors.ArgumentError, match="single value"):
         ArrayFile(tmp_path / "single.npy")
     with pytest.raises(errors.ArgumentError, match="is a folder"):
         ArrayFile(tmp_path)
-    with pytest.raises(errors.DamagedFile, match="no whole number of uint8"):
+    with pytest.raises(errors.DamagedFile, match="not a multiple of .*uint8"):
         ArrayFile(path, dtype="uint8", shape=(-1, 5))
-    with pytest.raises(errors.DamagedFile, match="cut short"):
+    with pytest.raises(errors.DamagedFile, match="truncated"):
         ArrayFile(path, dtype="uint8", shape=(4, 5))
     with pytest.raises(FileNotFoundError):
         ArrayFile(tmp_path / "none.npy")
@@ -246,5 +246,5 @@ def test_one_row_of_integers_gives_crops(tmp_path: Path) -> None:
     crops = ArrayFile(tmp_path / "x.npy").tokens(10)
     assert crops[1]["tokens"].tolist() == list(range(10, 20))
     np.save(tmp_path / "y.npy", np.zeros((3, 4)))
-    with pytest.raises(errors.ArgumentError, match="not tokens one after the other"):
+    with pytest.raises(errors.ArgumentError, match="which are not tokens"):
         ArrayFile(tmp_path / "y.npy").tokens(10)

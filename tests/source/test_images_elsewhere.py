@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from stoker.errors import ArgumentError, BadImage, DamagedFile, StaleSource
 from stoker.source.images import ImageSource, listing, open_images
 from stoker.source.images.labels import parsed
-from stoker.source.images.tar_members import Reading, members
+from stoker.source.images.tar_members import TarReader, members
 from stoker.source.known_file import known_file
 from stoker.store import Column, Writer
 
@@ -51,7 +51,7 @@ def walked(path: Path) -> list[tuple[str, bytes]]:
     file = known_file(path)
     with file.open() as opened:
         content = path.read_bytes()
-        found = members(Reading(file, opened.fileno()))
+        found = members(TarReader(file, opened.fileno()))
         return [(os.fsdecode(member.name), content[member.offset : member.offset + member.size]) for member in found]
 
 
@@ -98,7 +98,7 @@ def test_an_archive_that_is_cut_short_anywhere_is_shown_by_name(cut: float) -> N
         with tarfile.open(path) as archive:
             end = archive.offset if archive.getmembers() else 0
         os.truncate(path, int(cut * end))
-        with pytest.raises(DamagedFile, match=r"a\.tar is cut short"):
+        with pytest.raises(DamagedFile, match=r"a\.tar is truncated"):
             walked(path)
 
 
@@ -137,10 +137,10 @@ def test_compressed_archives_say_what_to_do(tmp_path: Path, packing: str) -> Non
     plain = tar(tmp_path / "plain.tar", [("a.jpg", b"")]).read_bytes()
     library: Any = {"gz": gzip, "bz2": bz2, "xz": lzma}[packing]
     (tmp_path / "a.tar").write_bytes(library.compress(plain))
-    with pytest.raises(ArgumentError, match=r"is compressed \(.*\nhint: unpack it"):
+    with pytest.raises(ArgumentError, match=r"is compressed \(.*\nhint: decompress it"):
         open_images(tmp_path / "a.tar")
     os.rename(tmp_path / "a.tar", tmp_path / f"a.tar.{packing}")
-    with pytest.raises(ArgumentError, match=r"is compressed, .*\nhint: unpack it"):
+    with pytest.raises(ArgumentError, match=r"is compressed, .*\nhint: decompress it"):
         open_images(tmp_path / f"a.tar.{packing}")
     (tmp_path / "b.tar").write_bytes(b"no archive at all" * 100)
     with pytest.raises(DamagedFile, match="is not a tar archive"):
@@ -185,7 +185,7 @@ def test_labels_are_text_or_a_field_of_json(tmp_path: Path) -> None:
     assert open_images(path, labels=False).labels is None
     by_name = open_images(path, labels={"1": "x", "0": "y"})
     assert by_name.labels is not None and by_name.labels.tolist() == [1, 0]
-    with pytest.raises(ArgumentError, match="holds no label 'nothing'"):
+    with pytest.raises(ArgumentError, match="has no label 'nothing'"):
         open_images(path, label="nothing")
 
 
@@ -227,27 +227,27 @@ def test_any_labels_are_read_or_refused(texts: list[str], has_classes: bool) -> 
 
 def test_labels_that_some_images_lack_are_an_error(tmp_path: Path) -> None:
     one = tar(tmp_path / "a.tar", [("1.jpg", b""), ("1.cls", b"1"), ("2.jpg", b"")])
-    with pytest.raises(ArgumentError, match=r"a\.tar has no label for 1 of its 2 pictures, the first of them 2\.jpg"):
+    with pytest.raises(ArgumentError, match=r"a\.tar has no label for 1 of its 2 images, the first of them 2\.jpg"):
         open_images(one)
     for ending, nothing in (("cls", b" \n"), ("json", b'{"label": ""}')):
         one = tar(
             tmp_path / f"{ending}.tar", [("1.jpg", b""), ("1.cls", b"1"), ("2.jpg", b""), (f"2.{ending}", nothing)]
         )
-        with pytest.raises(ArgumentError, match=r"has no label for 1 of its 2 pictures, the first of them 2\.jpg"):
+        with pytest.raises(ArgumentError, match=r"has no label for 1 of its 2 images, the first of them 2\.jpg"):
             open_images(one)
     tar(tmp_path / "b" / "0.tar", [("1.jpg", b""), ("1.cls", b"1")])
     tar(tmp_path / "b" / "1.tar", [("2.jpg", b"")])
-    with pytest.raises(ArgumentError, match=r"1\.tar holds no labels, and other archives do"):
+    with pytest.raises(ArgumentError, match=r"1\.tar has no labels, but other archives do"):
         open_images(tmp_path / "b")
     bad = tar(tmp_path / "c.tar", [("1.jpg", b""), ("1.json", b"{not")])
-    with pytest.raises(DamagedFile, match=r"c\.tar holds 1\.json, which is not JSON"):
+    with pytest.raises(DamagedFile, match=r"c\.tar contains 1\.json, which is not JSON"):
         open_images(bad)
-    with pytest.raises(ArgumentError, match="there are no pictures in"):
+    with pytest.raises(ArgumentError, match="there are no images in"):
         open_images(tar(tmp_path / "d.tar", [("a.txt", b"")]))
-    with pytest.raises(ArgumentError, match=r"no members that end in \.png in"):
+    with pytest.raises(ArgumentError, match=r"no members with extension \.png in"):
         open_images(tmp_path / "d.tar", column="png")
     whole = tar(tmp_path / "e.tar", [("1.jpg", b""), ("1.json", b'{"age": 3}')])
-    with pytest.raises(ArgumentError, match=r"label='json' is a whole JSON object in .*e\.tar, as in 1\.json"):
+    with pytest.raises(ArgumentError, match=r"label='json' is a complete JSON object in .*e\.tar, as in 1\.json"):
         open_images(whole, label="json")
     plain = tar(tmp_path / "f.tar", [("1.jpg", b""), ("1.json", b"3")])
     labels = open_images(plain, label="json").labels
@@ -295,13 +295,13 @@ def test_an_archive_is_indexed_once_and_again_when_it_changed(
     path = tar(tmp_path / "a.tar", SHARD)
     first = open_images(path)
     walks: list[Any] = []
-    walk = shards._walked
+    walk = shards._build_index
 
     def watched(*given: Any) -> Any:
         walks.append(given)
         return walk(*given)
 
-    monkeypatch.setattr(shards, "_walked", watched)
+    monkeypatch.setattr(shards, "_build_index", watched)
     second = open_images(path)
     assert not walks and second.fingerprint == first.fingerprint
     again = pickle.loads(pickle.dumps(second))
@@ -368,7 +368,7 @@ def test_hugging_face_columns_of_parquet_have_their_classes(tmp_path: Path) -> N
         assert pictures.classes == ["cat", "dog"] and pictures.labels is not None
         assert pictures.labels.tolist() == [1, 0, 1]
         assert [bytes(pictures.read(number)) for number in (0, 1)] == [b"one", b"file beside"]
-        with pytest.raises(BadImage, match=r"a\.parquet, row 2 cannot be decoded: the row has no picture"):
+        with pytest.raises(BadImage, match=r"a\.parquet, row 2 cannot be decoded: the row has no image"):
             pictures.read(2)
     again = pickle.loads(pickle.dumps(pictures))
     assert bytes(again.read(0)) == b"one" and again.fingerprint == pictures.fingerprint
@@ -391,10 +391,10 @@ def test_plain_columns_of_bytes_are_found_or_named(tmp_path: Path) -> None:
     assert bytes(pictures.read(1)) == b"y" and pictures.labels is not None and pictures.labels.tolist() == [0.5, 1.5]
     assert open_images(tmp_path / "a.parquet", labels=["q", "r"]).classes == ["q", "r"]
     pq.write_table(table(left=[b"x"], right=[b"y"], n=[1]), tmp_path / "b.parquet")
-    with pytest.raises(ArgumentError, match=r"several columns that may be pictures \(left, right\)"):
+    with pytest.raises(ArgumentError, match=r"several columns that may be images \(left, right\)"):
         open_images(tmp_path / "b.parquet")
     assert bytes(open_images(tmp_path / "b.parquet", column="right").read(0)) == b"y"
-    with pytest.raises(ArgumentError, match="holds int64, and no files of pictures"):
+    with pytest.raises(ArgumentError, match="contains int64, not image files"):
         open_images(tmp_path / "b.parquet", column="n")
     with pytest.raises(ArgumentError, match="has no labels"):
         open_images(tmp_path / "b.parquet", column="right", labels=True)
@@ -433,7 +433,7 @@ def test_a_store_with_a_column_of_files_is_a_source_of_images(tmp_path: Path) ->
         for number in range(9):
             assert bytes(source.read(number)) == bytes([number]) * 100 * (number % 3)
     assert pictures.name(3) == f"{tmp_path / 'store'}: n3\\xff"
-    with pytest.raises(ArgumentError, match="has no column 'photo' of pictures"):
+    with pytest.raises(ArgumentError, match="has no column 'photo' of images"):
         open_images(tmp_path / "store", column="photo")
 
 

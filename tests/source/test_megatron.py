@@ -126,7 +126,7 @@ LIES = {
     "one sequence more": (18, "<Q", 6, "should have"),
     "another version": (9, "<Q", 2, "version 2"),
     "an unknown dtype": (17, "<B", 99, "unknown code for its dtype: 99"),
-    "a wider dtype": (17, "<B", 5, "no whole number of int64 tokens"),
+    "a wider dtype": (17, "<B", 5, "not a multiple of int64 tokens"),
     "another magic": (0, "<B", 0, "not an index of Megatron-LM"),
 }
 
@@ -154,7 +154,7 @@ def test_files_that_are_cut_short_are_refused(tmp_path: Path) -> None:
         with pytest.raises(errors.DamagedFile, match="does not fit its .bin file"):
             Megatron(tmp_path / "x")
     (tmp_path / "x.bin").write_bytes(data[:-1])
-    with pytest.raises(errors.DamagedFile, match="no whole number of uint16"):
+    with pytest.raises(errors.DamagedFile, match="not a multiple of uint16"):
         Megatron(tmp_path / "x")
     (tmp_path / "x.bin").write_bytes(data)
     for end in range(len(index)):

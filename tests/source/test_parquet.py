@@ -215,5 +215,5 @@ def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
     with pytest.raises(errors.ArgumentError, match="is encrypted"):
         Parquet(tmp_path)
     pq.write_table(pa.table({"x": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(errors.ArgumentError, match="cache_bytes=-1 is negative"):
+    with pytest.raises(errors.ArgumentError, match="cache_bytes must not be negative, got -1"):
         Parquet(tmp_path, cache_bytes=-1)

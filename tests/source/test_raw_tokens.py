@@ -120,7 +120,7 @@ def test_tokens_in_npy_files_are_read(tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", np.array([3], np.uint16))
     assert RawTokens(tmp_path / "*.npy").windows(np.array([0]), 3).tolist() == [[1, 2, 3]]
     np.save(tmp_path / "c.npy", np.zeros((2, 2), np.uint16))
-    with pytest.raises(errors.ArgumentError, match="not tokens one after the other"):
+    with pytest.raises(errors.ArgumentError, match="which are not tokens"):
         RawTokens(tmp_path / "c.npy")
     np.save(tmp_path / "d.npy", np.array([3], np.int32))
     with pytest.raises(errors.ArgumentError, match=r"a.npy holds uint16 and .*d.npy int32"):
@@ -129,7 +129,7 @@ def test_tokens_in_npy_files_are_read(tmp_path: Path) -> None:
 
 def test_an_odd_number_of_bytes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(bytes(7))
-    with pytest.raises(errors.DamagedFile, match="has 7 bytes of data, no whole number of uint16 tokens"):
+    with pytest.raises(errors.DamagedFile, match="has 7 bytes of data, not a multiple of uint16 tokens"):
         RawTokens(tmp_path / "x.bin")
     with pytest.raises(errors.ArgumentError, match="offset_bytes=8 is not in"):
         RawTokens(tmp_path / "x.bin", offset_bytes=8)
@@ -139,7 +139,7 @@ def test_an_odd_number_of_bytes_is_refused(tmp_path: Path) -> None:
 
 
 def test_documents_are_not_known(tmp_path: Path) -> None:
-    with pytest.raises(errors.ArgumentError, match="does not say where its documents begin"):
+    with pytest.raises(errors.ArgumentError, match="has no offsets of documents"):
         RawTokens(write(tmp_path, [[1, 2]])).offsets(0, 1)
 
 

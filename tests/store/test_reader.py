@@ -90,9 +90,9 @@ def test_a_column_is_read_into_what_is_given(store: Store) -> None:
     with pytest.raises(ArgumentError, match="out must have shape \\(2, 3\\), got \\(3, 3\\)"):
         store.read("x", [1, 5], out=np.zeros((3, 3)))
     for kind in (np.int16, np.uint32, np.bool_):
-        with pytest.raises(ArgumentError, match=f"out is of {np.dtype(kind)}, which cannot hold every int32"):
+        with pytest.raises(ArgumentError, match=f"out is {np.dtype(kind)}, which cannot represent every int32"):
             store.read("x", [1, 5], out=np.zeros((2, 3), kind))
-    with pytest.raises(ArgumentError, match="cannot hold every float32"):
+    with pytest.raises(ArgumentError, match="cannot represent every float32"):
         store.read("y", [1], out=np.zeros(1, np.int64))
 
 

@@ -119,11 +119,11 @@ class Pool:
         return len(self._blocks) - 1
 
 
-class _Local(threading.local):
+class _PlacedThread(threading.local):
     take: Take | None = None
 
 
-_local = _Local()
+_local = _PlacedThread()
 
 
 class placed:  # noqa: N801  # a context manager by class: by a generator it would take as long as a small batch's copy

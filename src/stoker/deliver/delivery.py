@@ -18,7 +18,7 @@ from stoker.deliver.decode_thread import DecodeJob, DecodeRunner, DecodeThread, 
 from stoker.deliver.decoder import Decoder
 from stoker.deliver.split import DecodeSplit
 from stoker.deliver.structure import OnTensor, mapped, moved, put_row, tensors_in
-from stoker.engine.task import Engine
+from stoker.engine.engine_protocols import Engine
 from stoker.errors import ArgumentError
 
 T = TypeVar("T")

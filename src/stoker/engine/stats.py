@@ -34,9 +34,9 @@ class Plain:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Return the record of an `as_dict`; fields that a newer version has added are ignored.
+        """Return the record of an `as_dict`, skipping fields added by a newer version.
 
-        A value of another type than its field's is a `TypeError` that names the field.
+        Raise a `TypeError` that names the field if a value has the wrong type.
         """
         hints = _HINTS.get(cls) or _HINTS.setdefault(cls, get_type_hints(cls))
         known = {one.name for one in fields(cls)}  # type: ignore[arg-type]
@@ -52,16 +52,16 @@ class Plain:
 
 
 def _plain(value: Any) -> Any:
-    """Return a NumPy number as Python's; anything else as text."""
+    """Return a NumPy scalar, such as a loader's argument, as a Python number; anything else as text."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
 _HINTS: dict[type, dict[str, Any]] = {}
-"""The types of records' fields, once they were found: that takes a hundred times as long as to fill a record."""
+"""Cached types of records' fields: finding them takes a hundred times as long as filling a record."""
 
 
 def _rebuilt(hint: Any, value: Any) -> Any:
-    """Return a value as a field of this type has it; raise `TypeError` for what does not belong there."""
+    """Return a value as a field of this type has it; raise `TypeError` if the type is wrong."""
     if hint is Any:
         return value
     if get_origin(hint) in (Union, UnionType):
@@ -71,7 +71,7 @@ def _rebuilt(hint: Any, value: Any) -> Any:
         return _rebuilt(next(kind for kind in kinds if kind is not type(None)), value)
     if get_origin(hint) is list and isinstance(value, list):
         (kind,) = get_args(hint)
-        if kind is float and all(type(one) is float for one in value):  # laps: many, and mostly right
+        if kind is float and all(type(one) is float for one in value):  # batch times: many, and mostly right
             return list(value)
         return [_rebuilt(kind, one) for one in value]
     if get_origin(hint) is dict and isinstance(value, dict):
@@ -84,14 +84,14 @@ def _rebuilt(hint: Any, value: Any) -> Any:
 
 
 def _belongs(value: Any, hint: Any) -> bool:
-    """Whether a plain value is of a type. JSON does not tell whole numbers from others, and has ones of any size."""
+    """Whether a plain value is of a type. JSON has one kind of number, of any size."""
     if hint in (int, float):
         return isinstance(value, int | float | np.integer | np.floating) and bool(-MOST <= value <= MOST)
     return isinstance(value, hint) if hint in (str, bool) else not isinstance(hint, type) and not get_origin(hint)
 
 
 MOST = 1e100
-"""No number in a record is larger: what is reckoned with it stays a number."""
+"""No number in a record is larger, so that results computed from it are numbers."""
 
 
 MAX_MERGED = 1024

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from stoker.engine.task import BatchBuilder
+from stoker.engine.engine_protocols import BatchBuilder
 from stoker.errors import ForeignProcess, WorkerStuck
 from stoker.foundation.finalizer import Finalizer, run_interrupted
 from stoker.foundation.machine import current_frames
@@ -28,28 +28,28 @@ PIECE_SECONDS = 200e-6
 """The least work worth handing to another thread: below it, waking one up costs more than it takes off."""
 
 EXIT_SECONDS = 5.0
-"""How long leaving waits for a sample that is being read. A read that hangs for ever must not hang the exit too."""
+"""How long closing waits for a sample that is being read. A read that hangs must not hang the exit, too."""
 
 
 class _Entry(Generic[T]):
-    """One task and how far it is."""
+    """One batch, and how far it is built."""
 
-    __slots__ = ("claimed", "done", "error", "is_ready", "result", "size", "task")
+    __slots__ = ("builder", "claimed", "done", "error", "is_ready", "result", "size")
 
-    def __init__(self, task: BatchBuilder[T] | None, error: BaseException | None = None) -> None:
-        self.task = task
-        self.size = task.size if task is not None else 0
+    def __init__(self, builder: BatchBuilder[T] | None, error: BaseException | None = None) -> None:
+        self.builder = builder
+        self.size = builder.size if builder is not None else 0
         self.claimed = self.done = 0
         self.result: T | None = None
         self.error = error
         self.is_ready = error is not None
 
 
-class _ThreadsState(Generic[T]):
-    """What the threads share. They hold on to this and never to the `Threads`, whose end is their end."""
+class _SharedState(Generic[T]):
+    """What the threads share. They hold no reference to the `Threads` object, so that its end can stop them."""
 
-    def __init__(self, tasks: Iterator[BatchBuilder[T]], *, num_threads: int, depth: int, draws: bool) -> None:
-        self.tasks = tasks
+    def __init__(self, builders: Iterator[BatchBuilder[T]], *, num_threads: int, depth: int, draws: bool) -> None:
+        self.builders = builders
         self.num_threads, self.depth, self.draws = num_threads, depth, draws
         self.entries: deque[_Entry[T]] = deque()
         self.is_drawing = self.is_exhausted = False
@@ -87,7 +87,7 @@ class _ThreadsState(Generic[T]):
                 return
 
     def resize(self, num_threads: int, depth: int) -> None:
-        """Have so many threads, and so many tasks, from now on. Batches that are begun are completed."""
+        """Change the number of threads and of batches ahead. Batches that are begun are completed."""
         with self.work:
             self.num_threads, self.depth = num_threads, depth
             if self.is_running:
@@ -113,7 +113,7 @@ class _ThreadsState(Generic[T]):
         return not self.is_exhausted and len(self.entries) < self.depth
 
     def claimed(self) -> tuple[_Entry[T], int, int] | None:
-        """Take the next units of the earliest task that has any left."""
+        """Take the next parts of the earliest batch that has any left."""
         for entry in self.entries:
             if entry.claimed < entry.size:
                 # A share of what is left: large pieces first for little overhead, small ones last so that all threads
@@ -125,11 +125,11 @@ class _ThreadsState(Generic[T]):
         return None
 
     def draw(self) -> None:
-        """Begin the next task: with the lock held, which is let go meanwhile; by one thread at a time, so in order."""
+        """Open the next builder, one thread at a time, so that order is kept. The lock is released meanwhile."""
         self.work.release()
         entry: _Entry[T] | None = None
         try:
-            entry = _Entry(next(self.tasks))
+            entry = _Entry(next(self.builders))
         except StopIteration:
             pass
         except Exception as error:
@@ -154,12 +154,12 @@ class _ThreadsState(Generic[T]):
             self.work.notify()
 
     def do(self, entry: _Entry[T], start: int, stop: int) -> None:
-        assert entry.task is not None
+        assert entry.builder is not None
         self.work.release()
         error: BaseException | None = None
         began = time.perf_counter()
         try:
-            entry.task.do(start, stop)
+            entry.builder.do(start, stop)
         except BaseException as caught:
             error = caught
         finally:
@@ -177,16 +177,16 @@ class _ThreadsState(Generic[T]):
 
     def finish(self, entry: _Entry[T]) -> None:
         if entry.error is None:
-            assert entry.task is not None
+            assert entry.builder is not None
             self.work.release()
             try:
-                entry.result = entry.task.finish()
+                entry.result = entry.builder.finish()
             except BaseException as caught:
                 entry.error = caught
             finally:
                 self.work.acquire()
         entry.is_ready = True
-        entry.task = None
+        entry.builder = None
         self.ready.notify_all()
 
     def stop(self) -> None:
@@ -216,17 +216,23 @@ class _ThreadsState(Generic[T]):
 
 
 class Threads(Generic[T]):
-    """Runs tasks on `num_threads` threads, at most `depth` tasks ahead.
+    """Builds batches on `num_threads` threads, at most `depth` batches ahead.
 
-    `tasks` is drawn from by the caller, where it is quick and may have to do with the caller's random numbers; or,
-    with `draws`, by the threads, one at a time. The threads end with the last task, an error, Ctrl-C or `close`, with
-    the collection of this object and with the interpreter. After an error the next call starts them again.
+    The caller draws from `builders`, where that is quick and may use the caller's random numbers; with `draws`, the
+    threads do, one at a time. The threads end with the last batch, an error, Ctrl-C or `close`, when this object is
+    freed, and with the interpreter. After an error the next call starts them again.
     """
 
     def __init__(
-        self, tasks: Iterator[BatchBuilder[T]], *, num_threads: int, depth: int, timeout: float = 0, draws: bool = False
+        self,
+        builders: Iterator[BatchBuilder[T]],
+        *,
+        num_threads: int,
+        depth: int,
+        timeout: float = 0,
+        draws: bool = False,
     ) -> None:
-        self._state = _ThreadsState(tasks, num_threads=num_threads, depth=depth, draws=draws)
+        self._state = _SharedState(builders, num_threads=num_threads, depth=depth, draws=draws)
         self._timeout = timeout
         run_interrupted()
         Finalizer(self, self._state.stop)
@@ -274,12 +280,12 @@ class Threads(Generic[T]):
 
     @property
     def is_dry(self) -> bool:
-        """Whether nothing more will come: there are no more tasks, and all results were handed over."""
+        """Whether nothing more will come: there are no more builders, and all results were handed over."""
         state = self._state
         return state.is_exhausted and not state.entries
 
     def resize(self, num_threads: int, depth: int) -> None:
-        """Have so many threads, and so many tasks ahead, from now on. Order and results are as they would have been."""
+        """Change the number of threads, and of batches ahead. Order and batches stay what they would have been."""
         self._state.resize(num_threads, depth)
 
     def _fill(self) -> None:

@@ -53,7 +53,7 @@ def _wrapper_class(wrappers: Any) -> Any:
 
         def __iter__(self) -> Iterator[Any]:
             loader, device = self._dataloader, self._device
-            loader.set_epoch(loader.next_epoch)  # it counts epochs itself; a sampler of the user's is told
+            loader.set_epoch(loader.next_epoch)  # it counts epochs itself; a sampler of the user's needs to know
             for batch in loader:
                 yield batch if device is None else wrappers.move_data_to_device(batch, device)
 

@@ -76,7 +76,7 @@ def replace(module: ModuleType, name: str, make: Callable[[_Function], _Function
 def shared_out(loader: DataLoader[Any], ranks: dict[str, Any] | None, switch: str) -> dict[str, Any]:
     """Return the changes that give a loader its share, by the arguments that Lightning has for a `DistributedSampler`.
 
-    Without `ranks` nothing is shared out. A loader that was told its rank stays as it is, if Lightning agrees.
+    Without `ranks` nothing is shared out. A loader that was given its rank stays as it is, if Lightning agrees.
     """
     is_whole = loader.shard is None if loader._is_stream else not loader._is_planned
     if ranks is None or is_whole:
@@ -119,12 +119,12 @@ def changed_copy(loader: _L, changes: dict[str, Any]) -> _L:
     """Return a loader like this one but for `changes`, which counts where this one counts."""
     if loader._is_planned and "rank" not in changes:
         _ = loader._schedule.seed  # drawn by now, and the same for all copies
-    twin = loader.adapted(**changes)
-    twin.ledger = loader.ledger
+    changed = loader.adapted(**changes)
+    changed.ledger = loader.ledger
     if loader.auto is None:  # otherwise the counters describe arguments that the copy chooses for itself
-        twin.counters = loader.counters
-        twin.counters.rank, twin.counters.num_ranks = twin.rank, twin.num_ranks
-    return twin  # type: ignore[return-value]
+        changed.counters = loader.counters
+        changed.counters.rank, changed.counters.num_ranks = changed.rank, changed.num_ranks
+    return changed  # type: ignore[return-value]
 
 
 class LightningLoader(DataLoader[Any]):
@@ -237,9 +237,9 @@ class LightningLoader(DataLoader[Any]):
         return _Iteration(self)
 
     def _look(self) -> DataLoader[Any]:
-        twin = copy(self)
-        twin.__class__ = type(self._origin)  # type: ignore[assignment]
-        return twin
+        plain = copy(self)
+        plain.__class__ = type(self._origin)  # type: ignore[assignment]
+        return plain
 
     def begin(self) -> Any:
         """Return an iterator over the epoch that comes next."""

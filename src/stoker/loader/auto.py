@@ -69,7 +69,7 @@ class Auto:
         return self.__dict__ | {"_loader": _no_loader, "footprint": Footprint()}
 
     def follow(self, loader: Any) -> None:
-        """Let the attributes of a loader tell what is chosen."""
+        """Show the chosen values in the attributes of a loader."""
         self._loader, self.footprint = ref(loader), footprint_of(loader.dataset)
         self._show()
 
@@ -177,7 +177,7 @@ class TuningDriver:
         self._began: _CpuCounters | None = None
         """CPU counters at the beginning of the window."""
         self._is_settled = self._is_due = False
-        """Whether everything has become as the setting says, before which batches tell nothing; and whether there is a
+        """Whether the engine runs with the setting; batches before that are not measured. And whether there is a
         window to decide by.
         """
         self._num_before = 0
@@ -360,7 +360,7 @@ class Footprint:
 
 
 def _may_be_of_data(new: frozenset[str]) -> bool:
-    """Return whether what came between two looks may have to do with reading data.
+    """Return whether files or threads that appeared between two looks may come from reading data.
 
     It may be anybody's: rather no worker than one that shares a file. But a training, when it first computes, starts
     threads that Python knows nothing of, and opens devices, with pipes and the like beside them.

@@ -12,8 +12,8 @@ import torch
 from stoker.batch.builder import Builders, MapBuilders
 from stoker.batch.collation import Collation, positions_of
 from stoker.batch.result import BatchResult, EndOfStream
+from stoker.engine.engine_protocols import Engine
 from stoker.engine.inline import Inline
-from stoker.engine.task import Engine
 from stoker.foundation.torch_private import pin_memory
 from stoker.loader.requests import ErrorCapturingIterator, MapRequests, StreamRequests
 from stoker.loader.state.progress import Progress

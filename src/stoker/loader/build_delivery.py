@@ -11,7 +11,7 @@ from stoker.batch.builder import Builders, MapBuilders
 from stoker.batch.ledger import Skipped
 from stoker.batch.result import BatchResult, EndOfStream
 from stoker.deliver import Delivery, NvJpeg
-from stoker.engine.task import Engine
+from stoker.engine.engine_protocols import Engine
 from stoker.loader.build import batch_builders
 
 if TYPE_CHECKING:

@@ -34,10 +34,12 @@ def check_together(arguments: Arguments, *, is_stream: bool, is_planned: bool, o
             "that off, or write stoker.DataLoader(..., distributed=True) yourself",
         )
     if owns_order and (shuffle or order is not None or not is_planned):
+        name = type(arguments.dataset).__name__
         what = f"order={order!r}" if order is not None else "shuffle=True" if shuffle else "a sampler of your own"
         raise ArgumentError(
-            f"{what}: a mixture has an order of its own, and another one would undo its shares",
-            hint="leave it out; mix(order=..., seed=...) sets the order of its sources, which is shuffled by default",
+            f"{what}: a {name} has an order of its own, which another one would undo",
+            hint="leave it out; for a mixture, mix(order=..., seed=...) sets the order of its sources, which is "
+            "shuffled by default",
         )
     if tail is not None and arguments.drop_last and tail != "drop":
         raise ArgumentError(f"drop_last=True contradicts tail={tail!r}", hint="pass only one of them")
@@ -60,7 +62,7 @@ def check_together(arguments: Arguments, *, is_stream: bool, is_planned: bool, o
     if arguments.shard is not None and not is_stream:
         raise ArgumentError(
             "shard='auto' is for iterable datasets; a map-style dataset is never read twice",
-            hint="leave it out; several ranks are told by rank and num_ranks, or distributed=True",
+            hint="leave it out; for several ranks pass rank and num_ranks, or distributed=True",
         )
     if num_workers and sys.platform != "linux":
         raise ArgumentError(
@@ -128,7 +130,7 @@ def check_epoch(mixture: Any, progress: Any) -> None:
 
 
 def resolved_decode(dataset: Any, device: torch.device | None, *, collates: bool) -> str:
-    """Return who decodes the pictures of a dataset: "cpu", "device", or "auto" if the work is to be shared.
+    """Return what decodes the images of a dataset: "cpu", "device", or "auto" if they share the work.
 
     A dataset that leaves all to the device is refused where it cannot be; one that leaves it to us is read by the CPU.
     """
@@ -136,7 +138,7 @@ def resolved_decode(dataset: Any, device: torch.device | None, *, collates: bool
         raise ArgumentError(
             f"decode='device' leaves whole batches to the device, and torch's {type(dataset).__name__} is read sample "
             "by sample",
-            hint="choose pictures with images.subset(positions), or use decode='cpu' or 'auto'",
+            hint="choose images with images.subset(positions), or use decode='cpu' or 'auto'",
         )
     decode = decodes_on(dataset)
     if decode not in ("device", "auto") or not writes_rows(dataset):
@@ -146,7 +148,7 @@ def resolved_decode(dataset: Any, device: torch.device | None, *, collates: bool
     need = f"decode={decode!r}"
     if not collates and decode == "device":
         raise ArgumentError(
-            f"{need} leaves whole batches of pictures to the device, and this loader does not make batches itself",
+            f"{need} leaves whole batches of images to the device, and this loader does not make batches itself",
             hint="leave out collate_fn and batch_size=None, or use decode='cpu'",
         )
     try:
@@ -163,7 +165,7 @@ def check_expected(dataset: Any, settings: Mapping[str, Any]) -> None:
     """Let a dataset that knows how it was made refuse what it was not made with."""
     if not knows_settings(dataset):
         raise ArgumentError(
-            f"{type(dataset).__name__} does not tell how it was made, so nothing can be expected of it",
+            f"{type(dataset).__name__} does not know the settings it was prepared with, so expect= cannot check them",
             hint="expect= is for stores; leave it out, or prepare the data with `stoker prepare`",
         )
     dataset.expect(settings)

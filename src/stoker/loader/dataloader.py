@@ -100,7 +100,7 @@ class DataLoader(TorchDataLoader[T_co]):
         mesh: a torch `DeviceMesh`, the sizes of its dimensions by name, or a `stoker.Mesh`: under tensor, context or
             pipeline parallelism, ranks that share data get the same batches, and each data-parallel group its share.
         num_workers, num_threads, prefetch_factor: numbers, or "auto" to have them measured at the start and refined
-            while training; `loader.auto` tells what was chosen. `num_threads="auto"` is for datasets that may be read
+            while training; `loader.auto` shows what was chosen. `num_threads="auto"` is for datasets that may be read
             by several threads at once.
         num_threads: threads that load ahead, in this process or, with `num_workers`, in each worker process; the
             samples of one batch are spread over them. A dataset may ask for a process of their own by
@@ -175,7 +175,7 @@ class DataLoader(TorchDataLoader[T_co]):
         given = Arguments.of(locals())
         if expect is not None:
             check_expected(dataset, expect)
-        # the order is ours, whoever has taken it out of another loader
+        # a sampler of ours brings along the order of the loader that it was taken from
         arguments, taken_from = take_over(given)
         is_stream = isinstance(dataset, IterableDataset)
         self._is_foreign = isinstance(dataset, IterDataPipe | MapDataPipe)
@@ -184,7 +184,12 @@ class DataLoader(TorchDataLoader[T_co]):
         self._is_stream, self._is_planned = is_stream, is_planned
         self._resolve_device(given)
         placement = find_placement(arguments)
-        arguments = replace(arguments, rank=placement.rank, num_ranks=placement.num_ranks)
+        arguments = replace(
+            arguments,
+            rank=placement.rank,
+            num_ranks=placement.num_ranks,
+            seed=None if seed is None else operator.index(seed),
+        )
         self.auto: Auto | None
         """What was chosen for the arguments that are "auto", and why; None if there was nothing to choose."""
         arguments, self.auto = resolve_parallelism(arguments, is_stream=is_stream, is_foreign=self._is_foreign)
@@ -195,8 +200,6 @@ class DataLoader(TorchDataLoader[T_co]):
             owns_order=owns_order(dataset) and taken_from is None,
             sampler=describe_class(sampler if batch_sampler is None else batch_sampler),
         )
-        if seed is not None:
-            arguments = replace(arguments, seed=operator.index(seed))
         self._schedule = Schedule(arguments, placement)
         if taken_from is not None:
             self._schedule.next_epoch = taken_from.next_epoch

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.batch.result import BatchResult, EndOfStream
-from stoker.engine.processes.engine import Run
+from stoker.engine.processes.engine import WorkerRun
 from stoker.errors import WorkerStuck
 from stoker.loader.auto import Auto, TuningDriver
 from stoker.loader.sample_costs import CostRequests, PeekedRecipes
@@ -25,13 +25,13 @@ class EngineFactory:
 
     def __init__(self, builder: EngineBuilder, auto: Auto, recipes: Iterator[Any]) -> None:
         self._builder, self._auto = builder, auto
-        self._probe_run: Run[Any] | None = None
+        self._probe_run: WorkerRun[Any] | None = None
         self._is_closed = False
         self.recipes: Iterator[Any] = recipes
         if auto.setting.num_workers and auto.space.can_be_inline and not self.can_leave():
             auto.stay()
         if auto.is_to_measure:
-            # the worker starts now, and looks around when the first batch is asked for
+            # the worker starts now, and measures when the first batch is asked for
             self.recipes = ahead = PeekedRecipes(recipes)
             source: Any = CostRequests(ahead, chosen_epoch=builder.loader._chosen_epoch, hint=builder.peeked_hint)
             self._probe_run = builder.workers(auto.setting).run(source)
@@ -49,7 +49,7 @@ class EngineFactory:
             try:
                 found = next(probe_run)
             except WorkerStuck as error:
-                # slow, or stuck in earnest, and then the first batch will tell: by a worker that has nothing else to do
+                # slow, or really stuck: then the first batch will show it, in a worker with nothing else to do
                 probe_run.abandon()
                 self._probe_run = None
                 log.info("auto: the first samples took longer than the timeout (%s)", str(error).splitlines()[0])
@@ -64,7 +64,7 @@ class EngineFactory:
         return self._auto.choose(found)
 
     def start(self, setting: Parallelism, segment: EngineSegment) -> Runner[BatchResult | EndOfStream]:
-        """Return the engine for a setting; the workers that have scouted go on to work, if any are needed."""
+        """Return the engine for a setting; the worker that has measured is kept, if workers are needed."""
         builder, probe_run = self._builder, self._probe_run
         self._probe_run = None
         if not setting.num_workers:
@@ -89,7 +89,7 @@ class EngineFactory:
         return context.get_start_method() != "fork" or self._auto.footprint.is_clean()
 
     def close(self) -> None:
-        """End the worker that scouts, if it still does."""
+        """End the worker that measures, if it still does."""
         self._is_closed = True
         if self._probe_run is not None:
             self._probe_run.close()

@@ -12,7 +12,7 @@ from torch.autograd.profiler import record_function
 
 from stoker.batch.ledger import Ledger
 from stoker.batch.result import BatchResult, EndOfStream
-from stoker.engine.task import Engine
+from stoker.engine.engine_protocols import Engine
 from stoker.errors import NestedNext, TooManySkipped
 from stoker.foundation.torch_private import is_profiling
 from stoker.loader.metrics.counters import Counters
@@ -29,7 +29,7 @@ PROFILED_AS = "enumerate(DataLoader)#LoaderIterator.__next__"
 
 
 class LoaderIterator:
-    """One iteration over a loader: takes results from the engine, notes them, hands over the batches."""
+    """One iteration over a loader: takes results from the engine, records them, returns the batches."""
 
     def __init__(
         self,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def resolve_parallelism(arguments: Arguments, *, is_stream: bool, is_foreign: bool) -> tuple[Arguments, Auto | None]:
     """Return the arguments with numbers for "auto", and what tunes them while training if there is anything to tune."""
     num_workers = workers_for(arguments.dataset, arguments.num_workers, arguments.num_threads)
-    arguments = replace(arguments, num_workers=num_workers)
+    if num_workers != arguments.num_workers:
+        arguments = replace(arguments, num_workers=num_workers)
     if AUTO not in (num_workers, arguments.num_threads, arguments.prefetch_factor):
         return arguments, None
     from stoker.loader.auto import Auto

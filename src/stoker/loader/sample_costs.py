@@ -48,7 +48,7 @@ class PeekedRecipes:
     def __next__(self) -> Any:
         return self._seen.popleft() if self._seen else next(self._recipes)
 
-    def look(self) -> list[Any]:
+    def peek(self) -> list[Any]:
         """Return the recipes to be measured; none, if one of them cannot be drawn."""
         seen = self._seen
         num_positions = 0
@@ -71,7 +71,7 @@ class CostRequests:
         self._is_over = False
 
     def __next__(self) -> Any:
-        recipes = [] if self._is_over else self._recipes.look()
+        recipes = [] if self._is_over else self._recipes.peek()
         self._is_over = True
         if not recipes:
             raise StopIteration

@@ -8,8 +8,8 @@ from typing import Any
 from stoker.batch import stack_plainly
 from stoker.batch.builder import Builders, MapBuilders
 from stoker.batch.result import BatchResult, EndOfStream, encode_result
+from stoker.engine.engine_protocols import BatchBuilder
 from stoker.engine.slots.slot_writer import SlotWriter
-from stoker.engine.task import BatchBuilder
 from stoker.loader.requests import decode_recipe
 from stoker.loader.sample_costs import CostRequest, SampleCostBuilder
 from stoker.source.protocols import set_epoch

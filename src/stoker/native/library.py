@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,12 +74,11 @@ def _bind(library: Any, name: str) -> Callable[..., int]:
     if not taken:
         return lambda: function(b"")
     structure = declarations().structure(taken)
-    pack, pack_by_name = structure.layout.pack, structure.pack
-
-    def call(*values: float, **fields: float) -> int:
-        found: int = function(pack_by_name(fields) if fields else pack(*values))
-        return found
-
+    # A function of its own for each, as namedtuple makes them: the quickest way to take fields by name, and Python then
+    # refuses a field that is missing or unknown. `box[0]` becomes `box_0_`.
+    parameters = ", ".join(re.sub(r"\W", "_", field) for field in structure.names)
+    names = {"function": function, "pack": structure.layout.pack}
+    call: Callable[..., int] = eval(f"lambda {parameters}: function(pack({parameters}))", names)
     return call
 
 

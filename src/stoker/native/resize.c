@@ -224,7 +224,7 @@ void resizing_end(struct resizing *it)
     it->memory = 0;
 }
 
-/* ------------------------------------------------------------ a image in memory */
+/* ------------------------------------------------------------ an image in memory */
 
 struct resize {
     const uint8_t *pixels; /* rows of width * channels bytes, row_step from each to the next */

@@ -46,7 +46,7 @@ struct passes {
 /* The quickest that this processor can do. */
 const struct passes *the_passes(void);
 
-/* ------------------------------------------------------------ a image */
+/* ------------------------------------------------------------ an image */
 
 /* Where the new image goes: bytes from one row, pixel and channel to the next, any of them. */
 struct target {
@@ -66,7 +66,7 @@ struct resizing {
     uint8_t *line; /* a new row that goes where it belongs byte by byte; 0 if it goes there at once */
 };
 
-/* From a image of `width * height`, or its part `box` (left, top, right, bottom). Returns FINE, BAD_BOX or NO_MEMORY;
+/* From an image of `width * height`, or its part `box` (left, top, right, bottom). Returns FINE, BAD_BOX or NO_MEMORY;
    resizing_end has to be called in any case. Rows come from y.first_used to before y.end_used. */
 int resizing_begin(struct resizing *it, int64_t width, int64_t height, const double box[4], const struct target *target);
 

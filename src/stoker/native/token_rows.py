@@ -106,13 +106,16 @@ def fill_rows(
         num_rows=num_rows,
         num_places=num_places,
         length=length,
+        tokens=_address_or_0(tokens),
         token_bytes=token_bytes,
         pad=pad,
+        labels=_address_or_0(labels),
         label_bytes=label_bytes,
         ignored=ignored,
+        positions=_address_or_0(positions),
+        document_ids=_address_or_0(document_ids),
         cu_seqlens=_address_or_0(cu_seqlens),
         width=0 if cu_seqlens is None else cu_seqlens.shape[1],
-        **{name: _address_or_0(array) for name, array in columns.items()},
     )
     if found:
         raise_fault(found)

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.engine.processes.failure import Failure
+from stoker.engine.processes.failure import WorkerFailure
 from stoker.errors import WorkerDied
 from stoker.foundation.processes import describe_exit, die_with_parent, hold_interrupts
 
@@ -190,7 +190,7 @@ class _WorkerHandle:
                     self.is_ready = True
                     continue
                 self.job = None
-                if isinstance(result, Failure):
+                if isinstance(result, WorkerFailure):
                     raise result.error()
                 yield number, result
 
@@ -220,7 +220,7 @@ def _serve(
             try:
                 result = work(job, row[1:])
             except Exception as error:
-                result = Failure(error)
+                result = WorkerFailure(error)
             pipe.send((number, result))
 
 

@@ -1,7 +1,7 @@
-"""Samples out of what users already have.
+"""Sources: samples from existing data.
 
-Two protocols: a `Source` is addressed by position, a `Stream` is read from its start. A stream that
-can `split` shares itself out among workers and ranks without reading anything twice.
+Two protocols: a `Source` is addressed by position, a `Stream` is read from its start. A stream with `split` is sharded
+across workers and ranks without reading anything twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Positions as users give them, as positions from 0 that are known to be there."""
+"""Validate positions of samples: negative ones count from the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.errors import PositionError
 
 
 def position_in(position: SupportsIndex, length: int, owner: object) -> int:
-    """Return `position` from 0; a negative one counts from the end. `PositionError` where it is outside."""
+    """Return `position` from 0; a negative one counts from the end. Raise `PositionError` if it is out of range."""
     wanted = given = operator.index(position)
     if wanted < 0:
         wanted += length
@@ -25,7 +25,7 @@ def position_in(position: SupportsIndex, length: int, owner: object) -> int:
 def positions_in(
     positions: Sequence[SupportsIndex] | NDArray[np.integer[Any]], length: int, owner: object
 ) -> NDArray[np.int64]:
-    """Return `positions` as `position_in` does each, in one array, which may be the one that was given."""
+    """Return `positions` like `position_in`, as one array, which may be the given one."""
     found = np.asarray(positions)
     if found.dtype != np.int64 or found.ndim != 1:
         found = _one_by_one(positions, length, owner)
@@ -42,7 +42,7 @@ def positions_in(
 
 
 def _one_by_one(positions: Iterable[SupportsIndex], length: int, owner: object) -> NDArray[np.int64]:
-    # Not `astype`, which would round 1.5 and wrap what is too large.
+    # Not `astype`, which would truncate 1.5 and wrap large numbers.
     indices = [operator.index(position) for position in positions]
     try:
         return np.array(indices, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The rows of one array in a file as samples: `.npy`, or raw values of a given dtype and shape, memory-mapped."""
+"""Rows of an array in a file as samples: `.npy`, or raw values of a given dtype and shape, memory-mapped."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from stoker.source.addressing import position_in, positions_in
 from stoker.source.flat_values import ValueFile
 from stoker.source.known_file import KnownFile, fingerprint_of, known_file, named, single_path
 from stoker.source.mapped_files import MappedFiles
-from stoker.source.npy_header import Layout, check_size, read_npy_header
+from stoker.source.npy_header import NpyLayout, check_size, read_npy_header
 
 if TYPE_CHECKING:
     from stoker.store.crops import Crops
 
-# The dtypes that torch has as well, by NumPy's letters.
+# dtypes that torch supports, too, by NumPy's letters
 _TORCH_LETTERS = "?bBhHiIlLqQefdFD"
 
 
@@ -32,27 +32,27 @@ def is_safetensors(path: Path) -> bool:
         return file.read(10)[8:] == b'{"'
 
 
-def _own_layout(file: KnownFile) -> Layout:
+def _own_layout(file: KnownFile) -> NpyLayout:
     from stoker.store.array_file import array_extent
 
     extent = array_extent(file.path)
-    return Layout(np.dtype(extent.dtype).newbyteorder("<"), extent.shape, False, extent.begin)
+    return NpyLayout(np.dtype(extent.dtype).newbyteorder("<"), extent.shape, False, extent.begin)
 
 
 @final
 class ArrayFile:
     """The rows of an array in a file, memory-mapped: the sample at a position is what `array[position]` would be.
 
-    `path` is a `.npy` file or one of `stoker.store.save_array`; or, with `dtype` and `shape`, a file of raw values as
-    `np.memmap` and `tofile` write them, after `offset_bytes` of anything. One size in `shape` may be -1, and follows
-    from the size of the file.
+    `path` is a `.npy` file or one of `stoker.store.save_array`; or, with `dtype` and `shape`, a file of raw values, as
+    written by `np.memmap` and `tofile`, after `offset_bytes`. One size in `shape` may be -1: it follows from the size
+    of the file.
 
-    A sample is an array of its own, writable, in the machine's byte order; a NumPy scalar where the array has one
-    dimension; a dict by field where it is structured. Arrays of Python objects are refused: they are pickles.
+    A sample is a new array, writable, in native byte order; a NumPy scalar if the array has one dimension; a dict if it
+    is structured. Arrays of Python objects are not supported, because they are pickles.
 
-    Opening reads the header alone. A size that does not fit dtype and shape is `DamagedFile`; a file that changed
-    since, in this process or in one that this was sent to, is `StaleSource`. For any number of threads; pickles as
-    its path; works after a fork and in spawned processes.
+    Opening reads only the header. A file size that does not match dtype and shape raises `DamagedFile`; a file that
+    changed since raises `StaleSource`, also in other processes. Thread-safe; pickles as its path; works after a fork
+    and in spawned processes.
     """
 
     def __init__(
@@ -66,30 +66,30 @@ class ArrayFile:
         file = known_file(single_path(path, "ArrayFile"))
         if dtype is None and shape is None:
             if offset_bytes:
-                raise ArgumentError("offset_bytes is for raw values", hint="pass dtype= and shape= as well")
+                raise ArgumentError("offset_bytes is only for raw values", hint="pass dtype= and shape= as well")
             layout = _own_layout(file) if is_safetensors(file.path) else read_npy_header(file)
         elif dtype is None or shape is None:
             raise ArgumentError(
                 "raw values need both dtype and shape",
-                hint="e.g. dtype='float32', shape=(-1, 3, 32, 32); a .npy file knows both by itself",
+                hint="e.g. dtype='float32', shape=(-1, 3, 32, 32); a .npy file contains both",
             )
         else:
             layout = _raw_layout(file, np.dtype(dtype), shape, offset_bytes)
         if not layout.shape:
-            raise ArgumentError(f"{file.path} holds a single value and no rows", hint="np.load reads it")
+            raise ArgumentError(f"{file.path} contains a single value, not rows", hint="use np.load")
         self._set(file, layout)
 
-    def _set(self, file: KnownFile, layout: Layout) -> None:
+    def _set(self, file: KnownFile, layout: NpyLayout) -> None:
         self._file, self._layout = file, layout
         self._native = layout.dtype.newbyteorder("=")
         self._row_bytes = layout.dtype.itemsize * math.prod(layout.shape[1:])
         self._files = MappedFiles([file])
         self._array: NDArray[Any] | None = None
 
-    def __getstate__(self) -> tuple[KnownFile, Layout]:
+    def __getstate__(self) -> tuple[KnownFile, NpyLayout]:
         return self._file, self._layout
 
-    def __setstate__(self, state: tuple[KnownFile, Layout]) -> None:
+    def __setstate__(self, state: tuple[KnownFile, NpyLayout]) -> None:
         self._set(*state)
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class ArrayFile:
 
     @property
     def fingerprint(self) -> str:
-        """A short text that changes when the file does, judged by its name, size and ends."""
+        """Digest of the file's name, size and ends, and of the layout."""
         return fingerprint_of([self._file], repr(self._layout))
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class ArrayFile:
         return _sample(self._mapped(), position_in(position, len(self), self))
 
     def __getitems__(self, positions: Sequence[SupportsIndex], /) -> list[Any]:
-        """Return the rows at `positions`, in that order; they are rows of one array, gathered in one call."""
+        """Return the rows at `positions`, in that order, as views of one array."""
         wanted = positions_in(positions, len(self), self)
         if self._native.names is not None:
             array = self._mapped()
@@ -132,7 +132,7 @@ class ArrayFile:
     def __getbatch__(
         self, positions: NDArray[np.int64], empty: Callable[[tuple[int, ...], DTypeLike], NDArray[Any]], /
     ) -> Any:
-        """Return the rows at `positions` as one array, gathered straight into what `empty` returns."""
+        """Return the rows at `positions` as one array, gathered directly into memory from `empty`."""
         if self._native.char not in _TORCH_LETTERS:
             return NotImplemented
         wanted = positions_in(positions, len(self), self)
@@ -141,25 +141,25 @@ class ArrayFile:
         return batch
 
     def describe(self, position: SupportsIndex) -> str:
-        """Return where the sample at `position` comes from: the path, and the row counted from 0."""
+        """Return the location of a sample: path, and row from 0."""
         return f"{self._file.path}, row {position_in(position, len(self), self)}"
 
     def tokens(self, length: int = 2048, **options: Any) -> Crops:
-        """Return crops of `length` tokens, where the array is one row of integers; see `stoker.store.Crops`."""
+        """Return crops of `length` tokens, if the array is one-dimensional integers; see `stoker.store.Crops`."""
         from stoker.source.raw_tokens import RawTokens
         from stoker.store.crops import Crops
 
         if len(self.shape) != 1 or self._native.kind not in "iu":
             raise ArgumentError(
-                f"{self!r} holds {self._native} {self.shape}, which are not tokens one after the other",
-                hint="tokens are integers in an array of one dimension",
+                f"{self!r} contains {self._native} of shape {self.shape}, which are not tokens",
+                hint="tokens are integers in a one-dimensional array",
             )
         layout = self._layout
-        stretch = RawTokens.of([ValueFile(self._file, layout.offset_bytes, len(self))], layout.dtype)
-        return Crops(stretch, length=length, **options)
+        tokens = RawTokens.of([ValueFile(self._file, layout.offset_bytes, len(self))], layout.dtype)
+        return Crops(tokens, length=length, **options)
 
     def _mapped(self) -> NDArray[Any]:
-        """Return the whole array, after checking that the file is as long as it was."""
+        """Return the whole array, after checking that the file has not become shorter."""
         content = self._files[0].content
         if self._array is None:
             layout = self._layout
@@ -168,15 +168,15 @@ class ArrayFile:
         return self._array
 
     def _gather(self, positions: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Copy the rows at `positions`, which are known to be there, into `out`."""
+        """Copy the rows at `positions`, which exist, into `out`."""
         if not out.size:
             return
         if self._layout.is_fortran or not out.flags.c_contiguous:
             out[...] = self._mapped()[positions]
             self._files.check()
             return
-        # As bytes: `take` would first copy a whole array that is not aligned. "clip", because with "raise" it
-        # would gather into a copy of `out`; the positions are checked.
+        # As bytes, because `take` would first copy an array that is not aligned completely. mode="clip", because with
+        # "raise" it would gather into a copy of `out`; the positions are checked already.
         begin = self._layout.offset_bytes
         rows = self._files[0].content[begin : begin + self._layout.num_bytes].reshape(len(self), self._row_bytes)
         into = out.reshape(-1).view(np.uint8).reshape(len(positions), self._row_bytes)
@@ -194,29 +194,29 @@ def _sample(array: NDArray[Any], position: int) -> Any:
     return np.array(row, dtype=row.dtype.newbyteorder("="), order="C") if isinstance(row, np.ndarray) else row
 
 
-def _raw_layout(file: KnownFile, dtype: np.dtype[Any], shape: Sequence[int] | int, offset_bytes: int) -> Layout:
+def _raw_layout(file: KnownFile, dtype: np.dtype[Any], shape: Sequence[int] | int, offset_bytes: int) -> NpyLayout:
     if dtype.hasobject or dtype.itemsize == 0 or dtype.subdtype is not None:
-        raise ArgumentError(f"dtype={dtype} has no values of a fixed size in a file", hint="pass e.g. dtype='uint16'")
+        raise ArgumentError(f"dtype={dtype} has no fixed size in a file", hint="pass e.g. dtype='uint16'")
     if not 0 <= operator.index(offset_bytes) <= file.size_bytes:
         raise ArgumentError(
-            f"offset_bytes={offset_bytes} is not in {file.path}, which has {file.size_bytes} bytes",
+            f"offset_bytes={offset_bytes} is beyond {file.path}, which has {file.size_bytes} bytes",
             hint="it is the number of bytes before the first value",
         )
     sizes = (shape,) if isinstance(shape, int) else tuple(operator.index(size) for size in shape)
     if any(size < -1 for size in sizes) or sizes.count(-1) > 1:
         raise ArgumentError(
-            f"shape={shape} is no shape", hint="sizes are at least 0, and one of them may be -1, for whatever is there"
+            f"shape={shape} is invalid", hint="sizes are at least 0; one may be -1, to follow from the file"
         )
     if -1 in sizes:
-        known = Layout(dtype, tuple(size for size in sizes if size != -1), False, 0).num_bytes
+        known = NpyLayout(dtype, tuple(size for size in sizes if size != -1), False, 0).num_bytes
         data_bytes = file.size_bytes - offset_bytes
         if not known or data_bytes % known:
             raise DamagedFile(
                 file.path,
-                what=f"has {data_bytes} bytes of data, which are no whole number of {dtype} {sizes}",
-                hint="check dtype, shape and offset_bytes; if they are right, the file is cut short",
+                what=f"has {data_bytes} bytes of data, not a multiple of {known} ({dtype}, shape {sizes})",
+                hint="check dtype, shape and offset_bytes; if they are right, the file is truncated",
             )
         sizes = tuple(data_bytes // known if size == -1 else size for size in sizes)
-    layout = Layout(dtype, sizes, False, offset_bytes)
+    layout = NpyLayout(dtype, sizes, False, offset_bytes)
     check_size(file, layout)
     return layout

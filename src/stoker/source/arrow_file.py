@@ -1,7 +1,8 @@
-"""Rows in Arrow's IPC files, memory-mapped: the stream format, and the file format around it.
+"""Rows of Arrow IPC files, memory-mapped: the stream format, and the file format, which wraps a stream.
 
-A stream is a schema, then record batches one after the other, then an end mark. To read a row, only the batch that it
-is in is looked at, and of its content only that row; opening looks at the head of each batch, to count the rows.
+Layout of a stream: a schema, record batches, an end mark. The file format adds the magic `ARROW1` and padding (8 bytes)
+before, and a footer, its length (4 bytes) and the magic after it. Reading a row touches only its batch, and in it only
+that row; opening reads the metadata of each batch, to count the rows.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from stoker.source.recent import Recent
 FILE_MAGIC = b"ARROW1"
 STREAM_MAGIC = b"\xff\xff\xff\xff"
 
-_END_MARKS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")  # since 0.15, and before
+_END_MARKS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")  # since Arrow 0.15, and before
 
-# Batches that are mapped take no memory; those of a compressed file do.
+# For compressed files: mapped batches take no memory.
 _CACHE_BYTES = 64 << 20
 
 
-class Batches(NamedTuple):
-    """The record batches of a file: how many rows there are up to the end of each, and where it lies, in bytes."""
+class RecordBatches(NamedTuple):
+    """The record batches of a file: for each the number of rows up to its end, and its byte range."""
 
     ends: NDArray[np.int64]
     begin_bytes: NDArray[np.int64]
@@ -37,10 +38,10 @@ class Batches(NamedTuple):
 
 
 class ArrowFiles:
-    """The rows of some Arrow files, all of one schema, as if they were one. Threads, forks, pickling: as `MappedFiles`.
+    """The rows of Arrow files with the same schema. Threads, forks, pickling: as `MappedFiles`.
 
-    Opening costs some microseconds for each record batch. What is read is checked first: damage that Arrow can see is
-    `DamagedFile`, and offsets that lead out of the data are never followed.
+    Opening costs some microseconds per record batch. Data is validated before it is read: damage that Arrow detects
+    raises `DamagedFile`, and offsets outside the data are never followed.
     """
 
     def __init__(self, files: Sequence[KnownFile]) -> None:
@@ -53,21 +54,21 @@ class ArrowFiles:
                 ours, theirs = (one.to_string(show_schema_metadata=False) for one in (schema, other))
                 raise ArgumentError(
                     f"{files[0].path} and {file.path} have different columns:\n{ours}\nand\n{theirs}",
-                    hint="open them apart, or write them again with one schema",
+                    hint="open them separately, or write them again with one schema",
                 )
         self._set(mapped, schema, [batches for _, batches in walked])
 
-    def _set(self, mapped: MappedFiles, schema: Any, batches: Sequence[Batches]) -> None:
+    def _set(self, mapped: MappedFiles, schema: Any, batches: Sequence[RecordBatches]) -> None:
         self._mapped, self.schema, self._batches = mapped, schema, batches
         counts = [int(one.ends[-1]) if len(one.ends) else 0 for one in batches]
         self._ends = np.cumsum(counts, dtype=np.int64)
         self.num_rows = int(self._ends[-1])
         self._recent: Recent[tuple[int, int], Any] = Recent(_CACHE_BYTES)
 
-    def __getstate__(self) -> tuple[MappedFiles, bytes, Sequence[Batches]]:
+    def __getstate__(self) -> tuple[MappedFiles, bytes, Sequence[RecordBatches]]:
         return self._mapped, self.schema.serialize().to_pybytes(), self._batches
 
-    def __setstate__(self, state: tuple[MappedFiles, bytes, Sequence[Batches]]) -> None:
+    def __setstate__(self, state: tuple[MappedFiles, bytes, Sequence[RecordBatches]]) -> None:
         pa = arrow_library("reading Arrow files")
         mapped, schema, batches = state
         self._set(mapped, pa.ipc.read_schema(pa.py_buffer(schema)), batches)
@@ -78,12 +79,12 @@ class ArrowFiles:
         return self._mapped.files
 
     def place_of(self, position: int) -> tuple[int, int]:
-        """Return the number of the file that holds a row, and the row's number there."""
+        """Return the number of a row's file, and the row's number there."""
         number = int(np.searchsorted(self._ends, position, side="right"))
         return number, position - (int(self._ends[number - 1]) if number else 0)
 
     def read(self, positions: NDArray[np.int64], columns: list[str]) -> list[dict[str, Any]]:
-        """Return the rows at `positions`, which are there, in that order; they are read as they lie on disk."""
+        """Return the rows at `positions`, which exist, in that order; they are read in the order on disk."""
         order = np.argsort(positions, kind="stable")
         parts: list[Any] = []
         for number, rows in _groups(self._ends, positions[order]):
@@ -94,7 +95,7 @@ class ArrowFiles:
         if len(positions):
             first = self.files[self.place_of(int(positions[order[0]]))[0]]
             with refusals(first, "in one of its rows, or in the files behind it"):
-                # all rows at once: each column of each piece costs as much as many rows of it
+                # all rows at once, because each column of each part has a cost of many rows
                 for slot, sample in zip(order.tolist(), samples_in(parts)):
                     samples[slot] = sample
             self._mapped.check()
@@ -103,11 +104,11 @@ class ArrowFiles:
     def _part(
         self, number: int, batch: int, content: NDArray[np.uint8], rows: NDArray[np.int64], columns: list[str]
     ) -> Any:
-        """Return some rows of a record batch, in ascending order, as a record batch that is known to be valid."""
+        """Return rows of a record batch, given in ascending order, as a validated record batch."""
         with refusals(self.files[number], f"in record batch {batch}"):
             found = self._recent.get((number, batch), lambda: self._batch(number, batch, content))
             first, last = int(rows[0]), int(rows[-1])
-            # Only the part that is read, and with all that is in it: offsets, and whether text is UTF-8.
+            # Validate only the part that is read, but completely: offsets, and UTF-8.
             part = (found if columns == self.schema.names else found.select(columns)).slice(first, last - first + 1)
             part.validate(full=True)
             return part if len(rows) == 1 else picked(part, rows - first)
@@ -126,7 +127,7 @@ class ArrowFiles:
 
 
 def _groups(ends: NDArray[np.int64], places: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
-    """Return the parts, by their ends, that ascending places are in, and the places counted from where each begins."""
+    """Group ascending places by part, given the ends of the parts; return (part, places relative to its begin)."""
     if not len(places):
         return []
     parts = np.searchsorted(ends, places, side="right")
@@ -138,8 +139,8 @@ def _groups(ends: NDArray[np.int64], places: NDArray[np.int64]) -> list[tuple[in
     return found
 
 
-def _walk(file: KnownFile, content: NDArray[np.uint8]) -> tuple[Any, Batches]:
-    """Return the schema of a file, and where its record batches are."""
+def _walk(file: KnownFile, content: NDArray[np.uint8]) -> tuple[Any, RecordBatches]:
+    """Return the schema of a file, and its record batches."""
     import pyarrow as pa
 
     is_file = content[: len(FILE_MAGIC)].tobytes() == FILE_MAGIC
@@ -158,7 +159,7 @@ def _walk(file: KnownFile, content: NDArray[np.uint8]) -> tuple[Any, Batches]:
                 break
             if message.type == "schema" and schema is None:
                 schema = pa.ipc.read_schema(message)
-                _ = schema.names  # not decoded before they are asked for
+                _ = schema.names  # force decoding, which is lazy
             elif message.type == "record batch" and schema is not None:
                 rows.append(pa.ipc.read_record_batch(message, schema).num_rows)
                 places.append((begin, reader.tell()))
@@ -170,28 +171,28 @@ def _walk(file: KnownFile, content: NDArray[np.uint8]) -> tuple[Any, Batches]:
             else:
                 raise pa.ArrowInvalid(f"a message of type {message.type} at byte {begin}")
     if schema is None:
-        raise DamagedFile(file.path, what="is empty or holds no schema: it is not Arrow data, or cut short")
+        raise DamagedFile(file.path, what="is empty or has no schema: it is not Arrow data, or truncated")
     _check_end(file, content, begin, is_file)
     if any(count < 0 for count in rows):
         raise DamagedFile(file.path, what="has a record batch with a negative number of rows")
     begins, ends = np.array(places, dtype=np.int64).reshape(-1, 2).T
-    return schema, Batches(np.cumsum(rows, dtype=np.int64), begins.copy(), ends.copy())
+    return schema, RecordBatches(np.cumsum(rows, dtype=np.int64), begins.copy(), ends.copy())
 
 
 def _check_end(file: KnownFile, content: NDArray[np.uint8], at: int, is_file: bool) -> None:
     """Raise `DamagedFile` unless the stream ends with its mark, at the end of the file or before the footer.
 
-    Arrow takes a stream that was cut off between two record batches for a whole one.
+    Arrow accepts a stream that was truncated between two record batches.
     """
     mark = next((mark for mark in _END_MARKS if content[at : at + len(mark)].tobytes() == mark), None)
     end = None if mark is None else at + len(mark)
     if end is not None and is_file:
-        # footer, its length in 4 bytes, and the magic once more
+        # footer, its length (4 bytes) and the magic (6 bytes)
         tail = content[-10:].tobytes()
         end = end + int.from_bytes(tail[:4], "little") + 10 if tail.endswith(FILE_MAGIC) else None
     if end != file.size_bytes:
         raise DamagedFile(
             file.path,
-            what=f"does not end where its data does: there is no end mark at byte {at}, or something behind it",
-            hint="it is cut short, or still being written; copy or make the file again",
+            what=f"has no end mark at byte {at}, or more data after it",
+            hint="it is truncated, or still being written; copy or create the file again",
         )

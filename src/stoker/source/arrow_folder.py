@@ -1,4 +1,4 @@
-"""Datasets as Hugging Face's `datasets` saves them, read without it."""
+"""Datasets saved by Hugging Face `datasets`, read without that library."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ STATE_FILE, DICT_FILE = "state.json", "dataset_dict.json"
 
 @final
 class ArrowFolder:
-    """The rows of a dataset that `datasets.Dataset.save_to_disk` has written, memory-mapped.
+    """The rows of a dataset written by `datasets.Dataset.save_to_disk`, memory-mapped.
 
-    `path` is the folder. One of a `DatasetDict` holds several datasets: `split` says which. Files of Arrow data (IPC
-    streams such as those in the cache of `datasets`, or IPC files), a pattern for them, or several, can be given as
-    well. `columns` are those to read, by default all, or what `set_format` had chosen when the dataset was saved. A
-    mapping of indices, such as older versions saved with a shuffled dataset, is followed.
+    `path` is the folder. That of a `DatasetDict` contains several datasets, of which `split` selects one. Arrow files
+    (IPC streams, such as those in the cache of `datasets`, or IPC files), a pattern, or a list of them work as well.
+    `columns` are those to read, by default all, or those of `set_format` when the dataset was saved. A mapping of
+    indices, which older versions saved with a shuffled dataset, is followed.
 
-    A sample is a dict by column. Numbers, strings, bytes and booleans are Python's; what is missing is None. A list of
-    numbers is a NumPy array of its own, writable; so is a list of lists where those are of one length. A struct is a
-    dict, and any other list a list. Pictures and sound come as they were saved: `{"bytes": ..., "path": ...}`.
+    A sample is a dict by column. Numbers, strings, bytes and booleans are Python's; null is None. A list of numbers is
+    a new NumPy array, writable; so is a list of lists of equal length. A struct is a dict, any other list a list.
+    Images and audio are as saved: `{"bytes": ..., "path": ...}`.
 
-    Opening looks at the head of each record batch (of 1000 rows, as a rule). A file that is cut short or damaged is
-    `DamagedFile`, one that changed since it was opened is `StaleSource`. For any number of threads; pickles as its
-    paths, and where the batches are; works after a fork and in spawned processes.
+    Opening reads the metadata of each record batch (usually 1000 rows). A truncated or damaged file raises
+    `DamagedFile`, one that changed since it was opened `StaleSource`. Thread-safe; pickles as its paths and the offsets
+    of the batches; works after a fork and in spawned processes.
     """
 
     def __init__(self, path: Paths, *, split: str | None = None, columns: Sequence[str] | str | None = None) -> None:
@@ -46,8 +46,8 @@ class ArrowFolder:
             columns = shown if columns is None else columns
         elif split is not None:
             raise ArgumentError(
-                f"split={split!r} is for a folder with a {DICT_FILE}, and there is none at {path}",
-                hint="leave split away, or pass the folder that save_to_disk has made",
+                f"split={split!r} is only for a folder with a {DICT_FILE}, and {path} has none",
+                hint="omit split, or pass the folder that save_to_disk created",
             )
         else:
             files = list(files_at(path, suffixes=(".arrow",)))
@@ -76,17 +76,17 @@ class ArrowFolder:
 
     @property
     def files(self) -> tuple[KnownFile, ...]:
-        """The files of data, in order."""
+        """The data files, in order."""
         return self._rows.files
 
     @property
     def schema(self) -> Any:
-        """What Arrow says of all columns, those that are not read included."""
+        """Arrow schema of all columns, including those that are not read."""
         return self._rows.schema
 
     @property
     def fingerprint(self) -> str:
-        """A short text that changes when the files do, judged by their names, sizes and ends."""
+        """Digest of the names, sizes and ends of the files, and of the columns."""
         more = self._mapping.files if self._mapping is not None else ()
         return fingerprint_of([*self._rows.files, *more], *self._columns)
 
@@ -98,17 +98,17 @@ class ArrowFolder:
         return self.__getitems__([position_in(position, len(self), self)])[0]
 
     def __getitems__(self, positions: Sequence[SupportsIndex], /) -> list[dict[str, Any]]:
-        """Return the rows at `positions`, in that order; they are read in the order in which they lie on disk."""
+        """Return the rows at `positions`, in that order; they are read in the order on disk."""
         return self._rows.read(self._mapped(positions_in(positions, len(self), self)), self._columns)
 
     def describe(self, position: SupportsIndex) -> str:
-        """Return where the sample at `position` comes from: the path, and the row counted from 0."""
+        """Return the location of a sample: path, and row from 0."""
         place = self._mapped(np.array([position_in(position, len(self), self)]))
         number, row = self._rows.place_of(int(place[0]))
         return f"{self._rows.files[number].path}, row {row}"
 
     def _mapped(self, positions: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return which rows are at `positions`."""
+        """Return the rows at `positions`, according to the mapping of indices."""
         if self._mapping is None:
             return positions
         found = [sample["indices"] for sample in self._mapping.read(positions, ["indices"])]
@@ -116,7 +116,7 @@ class ArrowFolder:
         if outside:
             raise DamagedFile(
                 self._mapping.files[0].path,
-                what=f"maps a position to row {outside[0]!r}, and there are {self._rows.num_rows} rows",
+                what=f"maps a position to row {outside[0]!r}, but there are {self._rows.num_rows} rows",
             )
         return np.array(found, dtype=np.int64)
 
@@ -128,20 +128,20 @@ class ArrowFolder:
         if schema.names != ["indices"] or not pa.types.is_integer(schema.field(0).type):
             raise DamagedFile(
                 self._mapping.files[0].path,
-                what=f"should hold a mapping, a column 'indices' of integers, and has {', '.join(schema.names)}",
+                what=f"should have one column 'indices' of integers, but has {', '.join(schema.names)}",
             )
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Whether `datasets` has saved a dataset in this folder, or several."""
+    """Return whether `datasets` saved one or several datasets in this folder."""
     return (folder / STATE_FILE).is_file() or (folder / DICT_FILE).is_file()
 
 
 def _folder_of(folder: Path, split: str | None) -> Path:
-    """Return the folder of a split, or the folder itself where it holds one dataset."""
+    """Return the folder of a split, or the folder itself if it is one dataset."""
     if not (folder / DICT_FILE).is_file():
         if split is not None:
-            raise ArgumentError(f"{folder} is a single dataset, and split={split!r} was given", hint="leave split away")
+            raise ArgumentError(f"{folder} is a single dataset, got split={split!r}", hint="omit split")
         return folder
     listed = _json(folder / DICT_FILE).get("splits")
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
@@ -150,7 +150,7 @@ def _folder_of(folder: Path, split: str | None) -> Path:
         if len(listed) == 1:
             return folder / _plain_name(listed[0], folder / DICT_FILE)
         raise ArgumentError(
-            f"{folder} holds several datasets: {', '.join(listed)}",
+            f"{folder} contains several datasets: {', '.join(listed)}",
             hint=f"choose one, e.g. split={listed[0]!r}" if listed else "it is empty",
         )
     if split not in listed:
@@ -159,15 +159,15 @@ def _folder_of(folder: Path, split: str | None) -> Path:
 
 
 def _saved(folder: Path) -> tuple[list[KnownFile], list[KnownFile], list[str] | None]:
-    """Return the files of a saved dataset, those of its mapping of indices, and the columns that it shows."""
+    """Return the data files of a saved dataset, the files of its mapping of indices, and its formatted columns."""
     state_path = folder / STATE_FILE
     if not state_path.is_file():
-        raise DamagedFile(folder, what=f"has no {STATE_FILE}", hint="copy the folder again, with all that is in it")
+        raise DamagedFile(folder, what=f"has no {STATE_FILE}", hint="copy the complete folder again")
     state = _json(state_path)
     files = _listed(state, "_data_files", state_path)
     if not files:
-        raise DamagedFile(state_path, what="lists no files of data")
-    # the second name is that of versions before 1.5
+        raise DamagedFile(state_path, what="lists no data files")
+    # the second name is from versions before 1.5
     mapping = _listed(state, "_indices_files", state_path) or _listed(state, "_indices_data_files", state_path)
     shown = state.get("_format_columns")
     if state.get("_output_all_columns") or not shown:
@@ -194,7 +194,7 @@ def _listed(state: dict[str, Any], key: str, state_path: Path) -> list[KnownFile
             files.append(known_file(path))
         except FileNotFoundError as error:
             raise DamagedFile(
-                state_path, what=f"lists {name}, which is not there", hint="copy the folder again, with all its files"
+                state_path, what=f"lists {name}, which does not exist", hint="copy the complete folder again"
             ) from error
     return files
 

@@ -1,4 +1,4 @@
-"""Rows of Arrow data as samples: dicts of what the default collation takes."""
+"""Convert rows of Arrow data to samples: dicts of values that the default collate function accepts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ def arrow_library(need: str) -> ModuleType:
 
 @contextmanager
 def refusals(file: KnownFile, what: str) -> Iterator[None]:
-    """Turn what Arrow says of bytes that it does not understand, in many ways, into `DamagedFile`.
-
-    What the system says, such as that too many files are open, stays as it is.
-    """
+    """Convert errors of Arrow, which has many, into `DamagedFile`; errors of the operating system pass through."""
     try:
         yield
     except StokerError:
@@ -36,25 +33,25 @@ def refusals(file: KnownFile, what: str) -> Iterator[None]:
     except Exception as error:
         import pyarrow as pa
 
-        is_own = isinstance(error, pa.ArrowException)  # its MemoryError, too, comes of lengths that cannot be
+        is_own = isinstance(error, pa.ArrowException)  # including its MemoryError, which results from corrupt lengths
         if not is_own and (isinstance(error, MemoryError) or getattr(error, "errno", None) is not None):
             raise
-        file.check_now()  # a file that changed under our hands is not damaged
+        file.check_now()  # a file that changed meanwhile is not damaged
         raise DamagedFile(file.path, what=f"cannot be read, {what}: {error}") from error
 
 
 def chosen_columns(names: Sequence[str], columns: Sequence[str] | str | None, owner: object) -> list[str]:
-    """Return the columns that were asked for; None asks for all, and one that is not there is an `ArgumentError`."""
+    """Return the requested columns, all if None; raise `ArgumentError` for one that does not exist."""
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ArgumentError(f"{owner} has several columns named {', '.join(twice)}", hint="give each its own name")
     if not names:
-        raise ArgumentError(f"{owner} has no columns", hint="there is nothing in its rows to be read")
+        raise ArgumentError(f"{owner} has no columns", hint="its rows are empty")
     if columns is None:
         return list(names)
     wanted = [columns] if isinstance(columns, str) else list(columns)
     if not wanted:
-        raise ArgumentError("columns is empty", hint="pass at least one, or None for all")
+        raise ArgumentError("columns must not be empty", hint="pass at least one, or None for all")
     for name in wanted:
         if name not in names:
             raise ArgumentError(f"{owner} has no column {name!r}", hint=f"it has {', '.join(names)}")
@@ -62,16 +59,16 @@ def chosen_columns(names: Sequence[str], columns: Sequence[str] | str | None, ow
 
 
 def samples_in(parts: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return every row of some record batches or tables of one schema, one after the other; each is a dict by column.
+    """Return all rows of record batches or tables with one schema, each as a dict by column.
 
-    Numbers, strings, bytes and booleans are Python's; what is missing is None. A list of numbers is an array of its
-    own, writable; so is a list of lists, where those are of one length. A struct is a dict, any other list a list.
-    The data must be valid: Arrow looks at offsets without checking them.
+    Numbers, strings, bytes and booleans are Python's; null is None. A list of numbers is a new array, writable; so is a
+    list of lists of equal length. A struct is a dict, any other list a list. The data must be validated: Arrow follows
+    offsets without checking them.
     """
     import pyarrow as pa
 
     if len(parts) > 1:
-        # one by one where that cannot be: more text than offsets of 32 bits can span, or a type that cannot be joined
+        # one by one if this fails: more text than 32-bit offsets can address, or a type without concatenation
         with suppress(pa.ArrowException):
             parts = [pa.concat_batches(parts)]
     samples: list[dict[str, Any]] = []
@@ -82,20 +79,20 @@ def samples_in(parts: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def picked(rows: Any, numbers: NDArray[np.int64]) -> Any:
-    """Return the rows `numbers` of a record batch or a table, in that order, as another."""
+    """Return rows of a record batch or table, in the order of `numbers`."""
     import pyarrow as pa
 
     if len(numbers) == 1:
         return rows.slice(int(numbers[0]), 1)
     try:
         return rows.take(pa.array(numbers))
-    except pa.ArrowNotImplementedError:  # Arrow cannot take every type
+    except pa.ArrowNotImplementedError:  # not implemented for every type
         pieces = [rows.slice(number, 1) for number in numbers.tolist()]
         return pa.concat_tables(pieces) if isinstance(rows, pa.Table) else pa.concat_batches(pieces)
 
 
 def _joined(column: Any) -> Any:
-    """Return a column as one array; in a table it may be in pieces."""
+    """Return a column as one array; in a table it may have several chunks."""
     if not hasattr(column, "chunks"):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
@@ -137,18 +134,18 @@ def _lists(array: Any) -> list[Any]:
             numbers = _numbers(flat)
             ends = np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False), dtype=np.int64).tolist()
             return [numbers[begin:end].copy() for begin, end in zip([0, *ends], ends)]
-    # Row by row: whether the lists in a row are of one length must not depend on the rows read with it.
+    # Row by row, so that the result for a row does not depend on the rows read with it.
     return [None if not array[row].is_valid else _list(array.slice(row, 1)) for row in range(len(array))]
 
 
 def _list(row: Any) -> Any:
-    """Return the list of the only row of an array: an array where it can be one."""
+    """Return the list in the only row of an array, as an array if possible."""
     block = _block(row)
     return block[0].copy() if block is not None else _values(row.flatten())
 
 
 def _block(array: Any) -> NDArray[Any] | None:
-    """Return lists in lists, each of one length at its level, as one array; None where they are not."""
+    """Return nested lists of equal length at each level as one array; otherwise None."""
     if array.null_count:
         return None
     if _is_number(array.type):

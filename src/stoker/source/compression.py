@@ -1,4 +1,4 @@
-"""Compressed files as a stream of plain bytes: gzip, zstd, xz and bzip2, known by the file's suffix."""
+"""Decompress files: gzip, zstd, xz and bzip2, by suffix."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _UNREADABLE: dict[str, str] = {
     ".7z": "7z x", ".br": "brotli -d", ".lz4": "lz4 -d", ".lzma": "xz -d", ".rar": "unrar x", ".sz": "snzip -d",
     ".tar": "tar xf", ".tbz2": "tar xf", ".tgz": "tar xf", ".txz": "tar xf", ".z": "uncompress", ".zip": "unzip",
 }  # fmt: skip
-"""Suffixes of files that would be read as text and are not, and what unpacks them."""
+"""Suffixes of files that would be mistaken for text, and the commands that unpack them."""
 
 _TOOLS: dict[Compression, str] = {"gzip": "gzip -t", "zstd": "zstd -t", "xz": "xz -t", "bzip2": "bzip2 -t"}
 
 # zstd frames may announce windows up to 2 GiB (`zstd --long=31`); the library's own limit is 128 MiB.
 _MAX_WINDOW_BYTES = 1 << 31
 
-# One call of the zstd object unpacks all it was given, so this bounds its memory: 32 KiB become a few hundred.
+# One call of the zstd object decompresses all its input, so this bounds its memory: 32 KiB become a few hundred.
 _ZSTD_INPUT_BYTES = 32 << 10
 
 
 def compression_of(path: Path) -> Compression | None:
-    """Return how the file is compressed, judged by its suffix alone."""
+    """Return the compression of a file, by its suffix only."""
     return SUFFIXES.get(path.suffix.lower())
 
 
@@ -50,7 +50,7 @@ def check_readable(path: Path) -> None:
 
 
 def check_magic(path: Path, compression: Compression) -> None:
-    """Raise `DamagedFile` unless the file begins as files of its suffix do."""
+    """Raise `DamagedFile` unless the first bytes of the file match its suffix."""
     with open(path, "rb") as file:
         head = file.read(6)
     if compression == "gzip":
@@ -71,7 +71,7 @@ def check_magic(path: Path, compression: Compression) -> None:
 
 
 def require_library(compression: Compression) -> None:
-    """Raise `MissingExtra` where the library that unpacks is not installed."""
+    """Raise `MissingExtra` if the library to decompress is not installed."""
     if compression == "zstd":
         try:
             import zstandard  # noqa: F401
@@ -82,10 +82,10 @@ def require_library(compression: Compression) -> None:
 def decompress(
     file: IO[bytes], compression: Compression, *, path: Path, chunk_bytes: int
 ) -> Generator[bytes, None, None]:
-    """Yield the unpacked content of `file` in pieces of about `chunk_bytes`, never an empty one.
+    """Yield the decompressed content of `file` in non-empty chunks of about `chunk_bytes`.
 
-    Several gzip members, zstd frames or xz and bzip2 streams one after the other are one content. Data that ends early
-    or is damaged raises `DamagedFile` after the pieces before it. `file` stays the caller's to close.
+    Concatenated gzip members, zstd frames, or xz and bzip2 streams are one content. Truncated or damaged data raises
+    `DamagedFile` after the chunks before it. The caller closes `file`.
     """
     num_bytes = 0
     if compression == "gzip":
@@ -99,13 +99,13 @@ def decompress(
             num_bytes += len(piece)
             yield piece
     except EOFError as error:
-        raise _damaged(path, compression, num_bytes, "the data ends early, as if the file had been cut off") from error
+        raise _damaged(path, compression, num_bytes, "the data ends early: the file is truncated") from error
     except (zlib.error, gzip.BadGzipFile, lzma.LZMAError, _FrameError) as error:
         raise _damaged(path, compression, num_bytes, f"the data is damaged ({error})") from error
 
 
 class _FrameError(Exception):
-    """The zstd library refused the data; a name of ours, as the library is imported late."""
+    """Error of the zstd library or of bz2; a class of its own, because zstandard is imported late."""
 
 
 def _damaged(path: Path, compression: Compression, num_bytes: int, reason: str) -> DamagedFile:
@@ -127,7 +127,7 @@ def _unpacked_zstd(file: IO[bytes]) -> Iterator[bytes]:
     require_library("zstd")
     import zstandard
 
-    # Not `stream_reader`: it takes data that ends inside a frame for a complete file.
+    # Not `stream_reader`, which accepts data that ends inside a frame.
     context = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
     frame = None
     while packed := file.read(_ZSTD_INPUT_BYTES):
@@ -148,7 +148,7 @@ def _unpacked_zstd(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unpacked_streams(file: IO[bytes], compression: Compression, chunk_bytes: int) -> Iterator[bytes]:
-    """Yield what xz and bzip2 streams hold. Between xz streams there may be zeros."""
+    """Yield the content of xz and bzip2 streams. Between xz streams there may be zeros."""
     stream: lzma.LZMADecompressor | bz2.BZ2Decompressor | None = None
     packed, is_first = b"", True
     while True:

@@ -1,4 +1,4 @@
-"""Values of one dtype, one after the other, in one file or several; memory-mapped."""
+"""Values of one dtype in one or several files, as one sequence; memory-mapped."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from stoker.source.known_file import KnownFile
 from stoker.source.mapped_files import MappedFiles
 
-# From so many values on, a row that goes straight to its place costs less than one gathered on the way there.
+# From this length on, copying rows one by one is faster than gathering them first.
 _LONG = 128
 
 
 class ValueFile(NamedTuple):
-    """A file, and where its values are."""
+    """A file, and the location of its values."""
 
     file: KnownFile
     offset_bytes: int
@@ -25,14 +25,14 @@ class ValueFile(NamedTuple):
 
 
 class FlatValues:
-    """The values of some files as if they were one array. Threads, forks and pickling: as `MappedFiles`."""
+    """The values of several files as one array. Threads, forks and pickling: as `MappedFiles`."""
 
     def __init__(self, parts: Sequence[ValueFile], dtype: np.dtype[Any]) -> None:
         self.parts, self._stored = tuple(parts), dtype
         self.dtype = dtype.newbyteorder("=")
-        """The dtype of what is read, in the machine's byte order."""
+        """The dtype of results, in native byte order."""
         self.ends = np.array(list(accumulate(part.num_values for part in parts)), dtype=np.int64)
-        """Where each file ends, counted in values."""
+        """End of each file, counted in values."""
         self._sizes = np.array([part.num_values for part in parts], dtype=np.int64)
         self._begins = self.ends - self._sizes
         self.num_values = int(self.ends[-1])
@@ -45,19 +45,19 @@ class FlatValues:
         FlatValues.__init__(self, *state)
 
     def place_of(self, value: int) -> tuple[int, int]:
-        """Return the number of the file that holds a value, and the value's number there."""
+        """Return the number of a value's file, and the value's number there."""
         number = int(np.searchsorted(self.ends, value, side="right"))
         return number, value - (int(self.ends[number - 1]) if number else 0)
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
-        """Return the values from `begin` to before `end`, which are there, as an array of its own."""
+        """Return the values from `begin` to `end` (exclusive), which exist, as a new array."""
         out = np.empty(end - begin, self.dtype)
         self._copy(begin, out)
         self._files.check()
         return out
 
     def flat(self) -> NDArray[Any]:
-        """Return the values of the one file that there is, as they lie in memory. Keep it only while it is read."""
+        """Return a view of the values of the only file. Do not keep it."""
         assert len(self.parts) == 1
         return self._values_of(0)
 
@@ -66,7 +66,7 @@ class FlatValues:
         return self.windows(places, 1).reshape(-1)
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """Return `length` values from each of `starts` on, which are there, as rows of an array of its own."""
+        """Return `length` values from each of `starts`, which exist, as rows of a new array."""
         if not length or not len(starts):
             return np.empty((len(starts), length), self.dtype)
         if len(self.parts) == 1:
@@ -90,7 +90,7 @@ class FlatValues:
     def _fill_rows(
         self, out: NDArray[Any], first: NDArray[np.int64], local: NDArray[np.int64], is_inside: NDArray[np.bool_]
     ) -> None:
-        """Copy rows that are each inside one file, one by one."""
+        """Copy the rows that are within one file, one by one."""
         length = out.shape[1]
         values = {number: self._values_of(number) for number in set(first.tolist())}
         for row, number, begin, is_whole in zip(out, first.tolist(), local.tolist(), is_inside.tolist()):
@@ -100,7 +100,7 @@ class FlatValues:
     def _fill_groups(
         self, out: NDArray[Any], first: NDArray[np.int64], local: NDArray[np.int64], is_inside: NDArray[np.bool_]
     ) -> None:
-        """Gather the rows that are each inside one file, file by file."""
+        """Gather the rows that are within one file, file by file."""
         order = np.argsort(first, kind="stable")
         order = order[is_inside[order]]
         in_order = first[order]
@@ -109,7 +109,7 @@ class FlatValues:
             out[together] = self._windows_of(int(first[together[0]]), out.shape[1])[local[together]]
 
     def _copy(self, begin: int, out: NDArray[Any]) -> None:
-        """Fill `out` with the values from `begin` on, over the borders of files."""
+        """Fill `out` with the values from `begin`, across files."""
         number, local = self.place_of(begin)
         done = 0
         while done < len(out):
@@ -122,13 +122,13 @@ class FlatValues:
         return self._view(number, (self.parts[number].num_values,), (self._stored.itemsize,))
 
     def _windows_of(self, number: int, length: int) -> NDArray[Any]:
-        """Return every window of one file as a row, all of them over the same memory."""
+        """Return all windows of one file as rows, as a view with overlapping strides."""
         itemsize = self._stored.itemsize
         return self._view(number, (self.parts[number].num_values - length + 1, length), (itemsize, itemsize))
 
     def _view(self, number: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[Any]:
         if not self.parts[number].num_values:
             return np.empty(shape, self._stored)
-        # Not `as_strided`, which takes ten times as long and does not see whether the shape fits the memory.
+        # Not `as_strided`, which takes ten times as long and does not check the shape against the memory.
         content = self._files[number].content
         return np.ndarray(shape, self._stored, content, self.parts[number].offset_bytes, strides)

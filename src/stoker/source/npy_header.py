@@ -1,4 +1,4 @@
-"""What stands in front of the data of a `.npy` file."""
+"""Read the header of a `.npy` file."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from stoker.source.known_file import KnownFile
 
 MAGIC = b"\x93NUMPY"
 
-# NumPy's own limit: what evaluates the header could run out of stack on a longer one.
+# NumPy's own limit: evaluating a longer header could overflow the stack.
 _MAX_HEADER_BYTES = 10_000
 
 
-class Layout(NamedTuple):
-    """How an array lies in a file."""
+class NpyLayout(NamedTuple):
+    """Layout of an array in a file."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     is_fortran: bool
-    """The first index runs fastest, so that a row's values are far apart."""
+    """Column-major order: the values of a row are not contiguous."""
     offset_bytes: int
-    """Where the data begins."""
+    """Offset of the data."""
 
     @property
     def num_bytes(self) -> int:
-        """The size of the data, without any limit."""
+        """Size of the data, as an unbounded integer."""
         product = self.dtype.itemsize
         for size in self.shape:
             product *= size
         return product
 
 
-def read_npy_header(file: KnownFile) -> Layout:
-    """Return how the array lies in a `.npy` file whose size fits it exactly.
+def read_npy_header(file: KnownFile) -> NpyLayout:
+    """Return the layout of a `.npy` file, after checking that its size matches.
 
-    Raises `DamagedFile` for a file that is cut short, longer than it says, or not a `.npy` file at all, and
-    `ArgumentError` for one that holds pickled objects.
+    Raises `DamagedFile` for a file that is truncated, too long, or not a `.npy` file, and `ArgumentError` for one that
+    contains pickled objects.
     """
     head = file.head(12 + _MAX_HEADER_BYTES)
     if not head.startswith(MAGIC):
@@ -47,20 +47,20 @@ def read_npy_header(file: KnownFile) -> Layout:
         raise DamagedFile(file.path, what=f"is not a .npy file: {found}")
     version = tuple(head[6:8])
     if version not in ((1, 0), (2, 0), (3, 0)):
-        raise DamagedFile(file.path, what=f"has a .npy header of an unknown version: {'.'.join(map(str, version))}")
+        raise DamagedFile(file.path, what=f"has an unknown version of the .npy header: {'.'.join(map(str, version))}")
     begin = 10 if version == (1, 0) else 12
     end = begin + int.from_bytes(head[8:begin], "little")
     if end - begin > _MAX_HEADER_BYTES:
-        raise DamagedFile(file.path, what=f"has a .npy header of {end - begin} bytes, and {_MAX_HEADER_BYTES} may be")
+        raise DamagedFile(file.path, what=f"has a .npy header of {end - begin} bytes, more than {_MAX_HEADER_BYTES}")
     if len(head) < end:
-        raise DamagedFile(file.path, what=f"is cut short: its header takes {end} bytes, and it has {file.size_bytes}")
+        raise DamagedFile(file.path, what=f"is truncated: its header takes {end} bytes, but it has {file.size_bytes}")
     try:
         layout = _layout(head[begin:end].decode("latin1" if version < (3, 0) else "utf-8"), end)
-    except Exception as error:  # of any kind: what is evaluated may be anything
+    except Exception as error:  # any error: the header may contain any expression
         raise DamagedFile(file.path, what=f"has a damaged .npy header: {type(error).__name__}: {error}") from error
     if layout.dtype.hasobject:
         raise ArgumentError(
-            f"{file.path} holds pickled Python objects, and loading those can run any code",
+            f"{file.path} contains pickled Python objects, and loading those could run any code",
             hint="save the numbers as an array of a plain dtype (for rows of different lengths: a store, with "
             "stoker.store.Writer); pickled data is never loaded",
         )
@@ -68,21 +68,20 @@ def read_npy_header(file: KnownFile) -> Layout:
     return layout
 
 
-def check_size(file: KnownFile, layout: Layout) -> None:
-    """Raise `DamagedFile` unless the data is as long as the layout says."""
+def check_size(file: KnownFile, layout: NpyLayout) -> None:
+    """Raise `DamagedFile` unless the size of the file matches the layout."""
     wanted = layout.offset_bytes + layout.num_bytes
     if file.size_bytes < wanted:
-        raise DamagedFile(file.path, what=f"is cut short: it should have {wanted} bytes, and has {file.size_bytes}")
+        raise DamagedFile(file.path, what=f"is truncated: it has {file.size_bytes} of {wanted} bytes")
     if file.size_bytes > wanted:
         raise DamagedFile(
             file.path,
-            what=f"is longer than an array {layout.dtype} {layout.shape}: it should have {wanted} bytes, and has "
-            f"{file.size_bytes}",
-            hint="if several arrays were saved into one file, save each into its own; otherwise copy or make it again",
+            what=f"is too long for {layout.dtype} {layout.shape}: it has {file.size_bytes} bytes, expected {wanted}",
+            hint="save each array into a file of its own; or copy the file again",
         )
 
 
-def _layout(header: str, offset_bytes: int) -> Layout:
+def _layout(header: str, offset_bytes: int) -> NpyLayout:
     fields = ast.literal_eval(header.strip())
     if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
         raise ValueError("it is not a dict of descr, fortran_order and shape")
@@ -94,7 +93,7 @@ def _layout(header: str, offset_bytes: int) -> Layout:
     dtype = np.lib.format.descr_to_dtype(fields["descr"])
     if dtype.itemsize == 0 or dtype.subdtype is not None:
         raise ValueError(f"descr is {fields['descr']!r}")
-    layout = Layout(dtype, shape, is_fortran and len(shape) > 1, offset_bytes)
+    layout = NpyLayout(dtype, shape, is_fortran and len(shape) > 1, offset_bytes)
     if not layout.num_bytes:
-        np.empty(shape, dtype)  # no size to compare, so that NumPy says whether there can be such a shape
+        np.empty(shape, dtype)  # no size to compare: let NumPy check the shape
     return layout

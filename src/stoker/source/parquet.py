@@ -1,4 +1,4 @@
-"""The rows of Parquet files as samples, read by row group."""
+"""Rows of Parquet files as samples, read by row group."""
 
 from __future__ import annotations
 
@@ -17,38 +17,37 @@ from stoker.source.recent import Recent
 
 MAGIC = b"PAR1"
 
-# A footer of a hundred row groups is some hundred kilobytes.
+# The footer of a hundred row groups takes some hundred kilobytes.
 _FOOTERS_BYTES = 8 << 20
 
 
-class _Groups(NamedTuple):
-    """The row groups of all files, one after the other."""
+class _RowGroups(NamedTuple):
+    """The row groups of all files, in order."""
 
     ends: NDArray[np.int64]
-    """How many rows there are up to the end of each."""
+    """Number of rows up to the end of each row group."""
     file: NDArray[np.int32]
     first: NDArray[np.int64]
-    """For each file, the number of its first row group among all."""
+    """For each file, the number of its first row group."""
 
 
 @final
 class Parquet:
-    """The rows of Parquet files, addressed by position. Opening reads the footers alone.
+    """The rows of Parquet files, addressed by position. Opening reads only the footers.
 
-    `paths` is a file, a pattern, a folder of `.parquet` files, or several of these; rows follow one another in that
-    order. `columns` are those to read, by default all.
+    `paths` is a file, a pattern, a folder of `.parquet` files, or a list of these. `columns` are those to read, by
+    default all.
 
-    A sample is a dict by column. Numbers, strings, bytes and booleans are Python's; what is missing is None. A list of
-    numbers is a NumPy array of its own, writable; so is a list of lists where those are of one length. A struct is a
-    dict, and any other list a list.
+    A sample is a dict by column. Numbers, strings, bytes and booleans are Python's; null is None. A list of numbers is
+    a new NumPy array, writable; so is a list of lists of equal length. A struct is a dict, any other list a list.
 
-    Parquet is decoded by whole row groups. The latest are kept, up to `cache_bytes` of them in each process, and one
-    call reads each row group once. Rows in order, or shuffled within windows, are read quickly so; rows from
-    everywhere decode a row group each, and are better served by a store (`stoker prepare`).
+    Parquet is decoded by complete row groups. The latest are cached, up to `cache_bytes` in each process, and one call
+    decodes each row group once. So rows in order, or shuffled within windows, are read fast; a fully random order
+    decodes one row group per row, and needs a store instead (`stoker prepare`).
 
-    A damaged file is `DamagedFile`, one that changed since it was opened is `StaleSource`. For any number of threads;
-    pickles as its paths and the number of rows in each row group; no descriptor stays open; works after a fork and in
-    spawned processes.
+    A damaged file raises `DamagedFile`, one that changed since it was opened `StaleSource`. Thread-safe; pickles as its
+    paths and the number of rows in each row group; no descriptor stays open; works after a fork and in spawned
+    processes.
     """
 
     def __init__(
@@ -57,7 +56,9 @@ class Parquet:
         arrow_library("reading Parquet files")
         files = files_at(paths, suffixes=(".parquet", ".pq"))
         if cache_bytes < 0:
-            raise ArgumentError(f"cache_bytes={cache_bytes} is negative", hint="0 keeps the latest row group alone")
+            raise ArgumentError(
+                f"cache_bytes must not be negative, got {cache_bytes}", hint="0 keeps only the latest row group"
+            )
         counts: list[int] = []
         owners: list[int] = []
         firsts: list[int] = []
@@ -72,19 +73,19 @@ class Parquet:
             firsts.append(len(counts))
             counts.extend(_row_counts(file, footer))
             owners.extend([number] * (len(counts) - firsts[-1]))
-        groups = _Groups(np.cumsum(counts, dtype=np.int64), np.array(owners, np.int32), np.array(firsts, np.int64))
+        groups = _RowGroups(np.cumsum(counts, dtype=np.int64), np.array(owners, np.int32), np.array(firsts, np.int64))
         self._set(files, groups, names, cache_bytes)
 
-    def _set(self, files: tuple[KnownFile, ...], groups: _Groups, columns: list[str], cache_bytes: int) -> None:
+    def _set(self, files: tuple[KnownFile, ...], groups: _RowGroups, columns: list[str], cache_bytes: int) -> None:
         self._files, self._groups, self._columns, self._cache_bytes = files, groups, columns, cache_bytes
         self._num_rows = int(groups.ends[-1]) if len(groups.ends) else 0
         self._tables: Recent[int, Any] = Recent(cache_bytes)
         self._footers: Recent[int, Any] = Recent(_FOOTERS_BYTES)
 
-    def __getstate__(self) -> tuple[tuple[KnownFile, ...], _Groups, list[str], int]:
+    def __getstate__(self) -> tuple[tuple[KnownFile, ...], _RowGroups, list[str], int]:
         return self._files, self._groups, self._columns, self._cache_bytes
 
-    def __setstate__(self, state: tuple[tuple[KnownFile, ...], _Groups, list[str], int]) -> None:
+    def __setstate__(self, state: tuple[tuple[KnownFile, ...], _RowGroups, list[str], int]) -> None:
         self._set(*state)
 
     def __repr__(self) -> str:
@@ -102,7 +103,7 @@ class Parquet:
 
     @property
     def fingerprint(self) -> str:
-        """A short text that changes when the files do, judged by their names, sizes and ends."""
+        """Digest of the names, sizes and ends of the files, and of the columns."""
         return fingerprint_of(self._files, *self._columns)
 
     def __len__(self) -> int:
@@ -113,7 +114,7 @@ class Parquet:
         return self.__getitems__([position_in(position, len(self), self)])[0]
 
     def __getitems__(self, positions: Sequence[SupportsIndex], /) -> list[dict[str, Any]]:
-        """Return the rows at `positions`, in that order; each row group that they are in is read once."""
+        """Return the rows at `positions`, in that order; each row group is decoded once."""
         wanted = positions_in(positions, len(self), self)
         samples: list[Any] = [None] * len(wanted)
         groups = np.searchsorted(self._groups.ends, wanted, side="right")
@@ -124,7 +125,7 @@ class Parquet:
         return samples
 
     def describe(self, position: SupportsIndex) -> str:
-        """Return where the sample at `position` comes from: the path, and the row counted from 0."""
+        """Return the location of a sample: path, and row from 0."""
         place = position_in(position, len(self), self)
         group = int(np.searchsorted(self._groups.ends, place, side="right"))
         number = int(self._groups.file[group])
@@ -150,13 +151,13 @@ class Parquet:
         footer = self._footers.get(number, lambda: _sized_footer(file))
         file.check_now()
         with self._refusals(group):
-            # Opened for this one read: a reader is not for several threads, and holds a descriptor. In one thread, as
-            # the loader's workers are many already. Checksums are verified where the writer has made them.
+            # Opened for this read only: a reader is not thread-safe, and holds a descriptor. use_threads=False, because
+            # the loader has many workers already. Page checksums are verified if the file has them.
             with pyarrow.parquet.ParquetFile(file.path, metadata=footer, page_checksum_verification=True) as reader:
                 table = reader.read_row_group(
                     group - int(self._groups.first[number]), columns=self._columns, use_threads=False
                 )
-            table = table.select(self._columns)  # in the order asked for, and without those of like names
+            table = table.select(self._columns)  # in the requested order, and without nested columns of the same name
             table.validate()
             rows = int(self._groups.ends[group]) - self._begin(group)
             if table.num_rows != rows:
@@ -190,7 +191,7 @@ def _sized_footer(file: KnownFile) -> tuple[Any, int]:
 def _schema(file: KnownFile, footer: Any) -> Any:
     with refusals(file, "in its schema"):
         schema = footer.schema.to_arrow_schema()
-        _ = schema.names  # not decoded before they are asked for
+        _ = schema.names  # force decoding, which is lazy
         return schema
 
 
@@ -209,5 +210,5 @@ def _check_columns(first: KnownFile, schema: Any, file: KnownFile, found: Any, n
         if theirs != schema.field(name).type:
             raise ArgumentError(
                 f"column {name!r} is {schema.field(name).type} in {first.path} and {theirs} in {file.path}",
-                hint="open them apart, or pass columns= with those that agree",
+                hint="open them separately, or pass columns= with those that agree",
             )

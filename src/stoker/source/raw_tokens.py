@@ -1,4 +1,4 @@
-"""Tokens one after the other in plain files, without documents: as nanoGPT, llm.c and others write them."""
+"""Tokens in plain files, without documents: as written by nanoGPT, llm.c and others."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from stoker.source.npy_header import read_npy_header
 if TYPE_CHECKING:
     from stoker.store.crops import Crops
 
-# llm.c: 256 int32, of which the first three are magic, version and number of tokens, and the others 0.
+# Header of llm.c: 256 int32; magic, version, number of tokens, then zeros.
 _LLM_C_BYTES = 1024
 _LLM_C_DTYPES: dict[tuple[int, int], np.dtype[Any]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 
 
 @final
 class RawTokens:
-    """The tokens of some files as one long row, memory-mapped. `tokens(length)` gives crops of it to train on.
+    """The tokens of files as one sequence, memory-mapped. `tokens(length)` returns crops of it for training.
 
-    `paths` is a file, a pattern, a folder of `.bin` files, or several of these; what they hold follows one another in
-    that order, and crops reach over the borders of files. Each file is one of:
+    `paths` is a file, a pattern, a folder of `.bin` files, or a list of these; crops cross from file to file. Each file
+    is one of:
 
-    - raw token ids, as nanoGPT writes them: of `dtype`, by default uint16, after `offset_bytes` of anything.
-    - the same after the header of llm.c (1024 bytes, magic 20240520 or 20240801), which is recognised and skipped.
+    - raw token ids, as written by nanoGPT: of `dtype`, by default uint16, after `offset_bytes`.
+    - the same after the header of llm.c (1024 bytes, magic 20240520 or 20240801), which is detected and skipped.
     - a `.npy` file of integers in one dimension.
 
-    Where documents begin is not in these files: `num_documents` is 0. As a source, each token is a sample of its own.
+    These files have no offsets of documents: `num_documents` is 0. As a source, each token is a sample.
 
-    A size that is no whole number of tokens, or not what a header says, is `DamagedFile`; a file that changed since it
-    was opened is `StaleSource`. For any number of threads; pickles as its paths; works after a fork and in spawned
+    A size that is not a multiple of a token, or does not match a header, raises `DamagedFile`; a file that changed
+    since it was opened raises `StaleSource`. Thread-safe; pickles as its paths; works after a fork and in spawned
     processes.
     """
 
@@ -59,7 +59,7 @@ class RawTokens:
 
     @classmethod
     def of(cls, parts: Sequence[ValueFile], dtype: np.dtype[Any]) -> Self:
-        """Return the tokens of files of which all is known."""
+        """Return the tokens of files whose layout is known."""
         made = cls.__new__(cls)
         made._values = FlatValues(parts, dtype)
         return made
@@ -69,7 +69,7 @@ class RawTokens:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the tokens, in the machine's byte order."""
+        """The dtype of the tokens, in native byte order."""
         return self._values.dtype
 
     @property
@@ -79,23 +79,23 @@ class RawTokens:
 
     @property
     def num_documents(self) -> int:
-        """0: where documents begin is not known."""
+        """0: the offsets of documents are unknown."""
         return 0
 
     @property
     def fingerprint(self) -> str:
-        """A short text that changes when the files do, judged by their names, sizes and ends."""
+        """Digest of the names, sizes and ends of the files, and of the layout."""
         begins = " ".join(str(part.offset_bytes) for part in self._values.parts)
         return fingerprint_of([part.file for part in self._values.parts], str(self.dtype), begins)
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """Return `length` tokens from each of `starts` on, as rows of an array of its own. All must be there."""
+        """Return `length` tokens from each of `starts`, as rows of a new array. All must exist."""
         return self._values.windows(starts, length)
 
     def offsets(self, first: int, last: int) -> NDArray[np.int64]:
-        """Raise `ArgumentError`: there are no documents to have borders."""
+        """Raise `ArgumentError`: there are no documents."""
         raise ArgumentError(
-            f"{self!r} does not say where its documents begin (asked for {first} to {last})",
+            f"{self!r} has no offsets of documents (requested: {first} to {last})",
             hint="take crops across documents, or make a store of the text with `stoker prepare tokens`",
         )
 
@@ -119,7 +119,7 @@ class RawTokens:
         return tokens
 
     def describe(self, position: SupportsIndex) -> str:
-        """Return where the sample at `position` comes from: the path, and the token counted from 0."""
+        """Return the location of a sample: path, and token from 0."""
         number, token = self._values.place_of(position_in(position, len(self), self))
         return f"{self._values.parts[number].file.path}, token {token}"
 
@@ -127,7 +127,7 @@ class RawTokens:
 def _token_file(
     file: KnownFile, dtype: np.dtype[Any] | None, offset_bytes: int | None
 ) -> tuple[ValueFile, np.dtype[Any]]:
-    """Return where the tokens of a file are, and of which dtype."""
+    """Return the location of the tokens of a file, and their dtype."""
     if offset_bytes is not None:
         if not 0 <= operator.index(offset_bytes) <= file.size_bytes:
             raise ArgumentError(

@@ -1,4 +1,4 @@
-"""What was made last, kept for those who ask again: a cache for several threads, bounded in bytes."""
+"""Thread-safe cache of the most recent values, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """The values that were asked for last, up to `capacity_bytes` of them, and always the latest one.
+    """Cache of the most recently used values, up to `capacity_bytes`, and always the latest one.
 
-    A value is made by one thread while others that ask for it wait. A forked child begins with nothing: its parent's
+    One thread makes a value while others wait for it. A forked child starts with an empty cache, because its parent's
     locks may be held by threads that it does not have.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
-        self._shelves: dict[int, _Shelf[K, V]] = {}
+        self._caches: dict[int, _ProcessCache[K, V]] = {}
 
     def get(self, key: K, make: Callable[[], tuple[V, int]]) -> V:
-        """Return the value of `key`, made now if it is not here; `make` returns it and the bytes it takes."""
-        shelf = self._shelves.get(os.getpid())
-        if shelf is None:
-            # another thread may do the same; all of them take the one that came first
-            shelf = self._shelves.setdefault(os.getpid(), _Shelf(self._capacity_bytes))
-            for process in set(self._shelves) - {os.getpid()}:
-                self._shelves.pop(process, None)
-        return shelf.get(key, make)
+        """Return the value of `key`, calling `make`, which returns the value and its size, if it is not cached."""
+        cache = self._caches.get(os.getpid())
+        if cache is None:
+            # race: several threads may do this; all use the one that was set first
+            cache = self._caches.setdefault(os.getpid(), _ProcessCache(self._capacity_bytes))
+            for process in set(self._caches) - {os.getpid()}:
+                self._caches.pop(process, None)
+        return cache.get(key, make)
 
 
-class _Shelf(Generic[K, V]):
-    """The values of one process."""
+class _ProcessCache(Generic[K, V]):
+    """The cache of one process."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -65,7 +65,7 @@ class _Shelf(Generic[K, V]):
                     self._turns.pop(key, None)
 
     def _keep(self, key: K, value: V, num_bytes: int) -> None:
-        if key in self._kept:  # made twice, when it was dropped between two turns
+        if key in self._kept:  # made twice: it was dropped while another thread waited
             return
         self._kept[key] = value, num_bytes
         self._num_bytes += num_bytes

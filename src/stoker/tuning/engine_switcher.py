@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from stoker.engine.inline import Inline
-from stoker.engine.processes.engine import Run
+from stoker.engine.processes.engine import WorkerRun
 from stoker.engine.threads import Threads
 from stoker.errors import StokerError
 from stoker.tuning.parallelism import Parallelism
 
 T = TypeVar("T")
 
-Runner = Inline[Any, T] | Threads[T] | Run[T]
+Runner = Inline[Any, T] | Threads[T] | WorkerRun[T]
 
 log = logging.getLogger("stoker")
 
@@ -160,7 +160,7 @@ class EngineSwitcher(Generic[T]):
         engine, before, self.setting = self._engine, self.setting, setting
         if engine is None or self._segment.is_closed:
             return  # the next engine starts with this setting
-        if isinstance(engine, Run) and setting.num_workers:
+        if isinstance(engine, WorkerRun) and setting.num_workers:
             engine.resize(setting.num_workers, setting.num_threads, setting.prefetch_factor)
         elif isinstance(engine, Threads) and setting.num_threads and not setting.num_workers:
             engine.resize(setting.num_threads, setting.prefetch_factor)
@@ -172,12 +172,12 @@ class EngineSwitcher(Generic[T]):
         """Whether the engine has the numbers of workers and threads of the setting."""
         if self._engine is None or self._segment.is_closed:
             return False
-        return self._engine.is_settled if isinstance(self._engine, Run) else True
+        return self._engine.is_settled if isinstance(self._engine, WorkerRun) else True
 
     @property
     def most_workers(self) -> int | None:
         """The maximum number of worker processes, if it is known."""
-        return self._engine.most_workers if isinstance(self._engine, Run) else None
+        return self._engine.most_workers if isinstance(self._engine, WorkerRun) else None
 
     @property
     def is_ready(self) -> bool:

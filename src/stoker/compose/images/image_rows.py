@@ -1,4 +1,7 @@
-"""Batches of pictures: each is decoded where it belongs, or left as a file for the device."""
+"""Batches of images: each image is decoded straight into its row, or left as a file for the device to decode.
+
+Shapes: B rows, C channels, H x W pixels.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class UndecodedImage(NamedTuple):
-    """A picture that the device is to decode, and what of it."""
+    """An image that the device is to decode, and which part of it."""
 
     data: NDArray[np.uint8]
     position: int
@@ -32,9 +35,9 @@ class UndecodedImage(NamedTuple):
 
 
 class ImageRowWriter:
-    """A batch of pictures of one size: pixels in rows, by the layout, and labels.
+    """Writes a batch of images of one size: pixels [B, C, H, W] or [B, H, W, C], by the layout, and labels.
 
-    Of `num_files` rows, spread evenly, the files are kept as they are, as far as the device can decode them.
+    `num_files` of the rows, spread evenly, keep their files undecoded, if the device can decode them.
     """
 
     def __init__(self, images: Images, num_samples: int, empty: Empty, *, num_files: int = 0) -> None:
@@ -52,7 +55,7 @@ class ImageRowWriter:
         self._files: list[UndecodedImage | None] = [None] * num_samples if num_files else []
 
     def write(self, row: int, position: int) -> None:
-        """Decode the picture at `position` into its row, or keep its file."""
+        """Decode the image at `position` into its row, or keep its file."""
         position = self._images.checked(position)
         self._labels.write(row, position)
         if self._files and self._is_for_file(row):
@@ -61,17 +64,18 @@ class ImageRowWriter:
             self._images.found(position, self._rows[row])
 
     def batch(self) -> Any:
-        """Return pixels, or pixels and files; with the labels."""
+        """Return the pixels, or pixels and files, with the labels."""
         is_last = self._images.layout == "nhwc"
         kept = [(row, file) for row, file in enumerate(self._files) if file is not None]
-        return self._labels.beside(self._encoded(kept, is_last) if kept else self._rows if is_last else self._pixels)
+        return self._labels.joined(self._encoded(kept, is_last) if kept else self._rows if is_last else self._pixels)
 
     def _is_for_file(self, row: int) -> bool:
+        # as in drawing a line: num_files of num_samples rows, evenly spread
         num_files, num_samples = self._num_files, self._num_samples
         return (row + 1) * num_files // num_samples > row * num_files // num_samples
 
     def _write_file(self, row: int, position: int) -> None:
-        """Keep the file of a picture, or decode it if the device cannot."""
+        """Keep the file of an image, or decode it if the device cannot."""
         self._files[row] = None
         images = self._images
         data, drawing = images.pictures.read(position), images.drawing(position)
@@ -80,7 +84,7 @@ class ImageRowWriter:
             header is not None
             and is_plain_jpeg(header)
             and (header.orientation == UPRIGHT or not images.decoding["apply_exif_orientation"])
-            and header.adobe_transform != 0  # RGB as it is, which nvJPEG takes for YCbCr
+            and header.adobe_transform != 0  # plain RGB, which nvJPEG would take for YCbCr
             and header.has_end
             and header.width * header.height <= images.decoding["max_pixels"]
         ):
@@ -119,57 +123,57 @@ class ImageRowWriter:
 
 
 class LooseImageWriter:
-    """A batch of pictures whose size is only known when they are there: they are collected, then collated."""
+    """Collects images whose size is only known once they are decoded, then collates them."""
 
     def __init__(self, images: Images, num_samples: int, empty: Empty) -> None:
         self._images = images
         self._labels = BatchLabels(images.labels, num_samples, empty)
-        self._pictures: list[Any] = [None] * num_samples
+        self._collected: list[Any] = [None] * num_samples
         self._positions = [0] * num_samples
 
     def write(self, row: int, position: int) -> None:
-        """Read the picture at `position`."""
+        """Read the image at `position`."""
         position = self._images.checked(position)
         self._labels.write(row, position)
         self._positions[row] = position
-        self._pictures[row] = self._images.arranged(self._images.found(position))
+        self._collected[row] = self._images.arranged(self._images.found(position))
 
     def batch(self) -> Any:
-        """Return the pictures collated, or say why they cannot be; with the labels."""
-        shapes = {tuple(picture.shape) for picture in self._pictures if hasattr(picture, "shape")}
+        """Return the collated images with the labels; raise `BatchError` if their sizes differ."""
+        shapes = {tuple(image.shape) for image in self._collected if hasattr(image, "shape")}
         if len(shapes) > 1:
             some = ", ".join(map(str, sorted(shapes)[:3]))
             raise BatchError(
-                f"pictures of different sizes do not make a batch: {some}{', ...' if len(shapes) > 3 else ''}\n"
+                f"images of different sizes cannot be collated: {some}{', ...' if len(shapes) > 3 else ''}\n"
                 "hint: let the transforms end in one size: stoker.transform.RandomResizedCrop(224), or Resize(256) and "
                 "CenterCrop(224), or Resize((height, width)); otherwise load with batch_size=None, or pass a collate_fn"
             )
         try:
-            image = plain_collate()(self._pictures)
+            image = plain_collate()(self._collected)
         except Exception as error:
-            explain(error, self._pictures, lambda row: self._images.describe(self._positions[row]))
+            explain(error, self._collected, lambda row: self._images.describe(self._positions[row]))
             raise
-        if self._images.layout == "channels_last" and isinstance(self._pictures[0], np.ndarray) and image.dim() == 4:
+        if self._images.layout == "channels_last" and isinstance(self._collected[0], np.ndarray) and image.dim() == 4:
             image = image.contiguous(memory_format=torch.channels_last)
-        return self._labels.beside(image)
+        return self._labels.joined(image)
 
 
 class BatchLabels:
-    """The labels of a batch, of the type that they have in the dataset; or none."""
+    """The labels of a batch, with the dtype of the dataset's labels; or none."""
 
     def __init__(self, known: NDArray[Any] | None, num_samples: int, empty: Empty) -> None:
         self._known = known
         self._found = None if known is None else empty((num_samples, *known.shape[1:]), known.dtype)
 
     def write(self, row: int, position: int) -> None:
-        """Write the label of the picture at `position`."""
+        """Write the label of the image at `position`."""
         if self._known is not None and self._found is not None:
             self._found[row] = self._known[position]
 
-    def beside(self, image: Any) -> Any:
-        """Return the pictures of a batch with their labels, or alone if there are none."""
+    def joined(self, image: Any) -> Any:
+        """Return the images of a batch with their labels, or alone if there are none."""
         if self._found is None:
             return image
-        from stoker.compose.images.image_dataset import Picture
+        from stoker.compose.images.image_dataset import LabeledImage
 
-        return Picture(image, self._found)
+        return LabeledImage(image, self._found)

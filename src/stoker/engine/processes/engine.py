@@ -34,7 +34,7 @@ class Processes(Generic[T]):
         self._team: Team | None = None
         self._is_persistent = is_persistent
 
-    def run(self, source: RequestSource[T]) -> Run[T]:
+    def run(self, source: RequestSource[T]) -> WorkerRun[T]:
         """Make what `source` says, from the first recipe to the last."""
         run_interrupted()
         queue: Queue[T] = Queue(source, in_order=self._options.in_order)
@@ -42,7 +42,7 @@ class Processes(Generic[T]):
             team = Team(self._job, self._options, self._ring, self._totals)
             try:
                 team.start()
-                return Run(team, queue, is_owner=True)
+                return WorkerRun(team, queue, is_owner=True)
             except BaseException:
                 team.close()
                 raise
@@ -57,10 +57,10 @@ class Processes(Generic[T]):
                 source.restarted([], [])  # the workers it knew are gone
         if not team.is_running:
             team.start()
-        return Run(team, queue, is_owner=False)
+        return WorkerRun(team, queue, is_owner=False)
 
 
-class Run(Generic[T]):
+class WorkerRun(Generic[T]):
     """One iteration's results, in the order of the recipes or as they come.
 
     Workers that are not persistent end with this object, or before. The team holds on to the queue, and never to this.
@@ -169,13 +169,13 @@ class Run(Generic[T]):
                     return
             team.give(pending)
 
-    def followed_by(self, source: RequestSource[T]) -> Run[T]:
+    def followed_by(self, source: RequestSource[T]) -> WorkerRun[T]:
         """Return the results of another source, made by the same workers from now on. This one is over."""
         team = self._team
         self._end.detach()
         with team.lock:
             team.end(self._queue)
-        return Run(team, Queue(source, in_order=team.options.in_order), is_owner=self._is_owner)
+        return WorkerRun(team, Queue(source, in_order=team.options.in_order), is_owner=self._is_owner)
 
     def resize(self, num_workers: int, num_threads: int, prefetch_factor: int) -> None:
         """Change the number of workers, of threads in each, and of batches in flight for each.

@@ -36,10 +36,10 @@ MAX_GROUP = 64
 Reduced = tuple[type[BaseException], tuple[Any, ...], dict[str, Any]]
 
 
-class Failure:
+class WorkerFailure:
     """An exception that was raised in a worker, in a form that always pickles and is never large.
 
-    `Failure(error)` is made in the worker, `error()` is called in the trainer.
+    `WorkerFailure(error)` is made in the worker, `error()` is called in the trainer.
     """
 
     def __init__(self, error: BaseException) -> None:

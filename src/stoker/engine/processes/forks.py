@@ -45,12 +45,12 @@ class Sharer(Protocol):
         ...
 
 
-class _Local(threading.local):
+class _ForkingThread(threading.local):
     pipe: tuple[int, int] | None = None
     is_worker: bool = False
 
 
-_local = _Local()
+_local = _ForkingThread()
 _sharers: WeakSet[Any] = WeakSet()
 
 

@@ -35,7 +35,7 @@ _REPLY = struct.Struct("<IIQQQQQQdd")
 _TICKET = struct.Struct("<Q")
 
 
-class Request(NamedTuple):
+class WorkerRequest(NamedTuple):
     """A request for a batch."""
 
     ticket: int
@@ -59,7 +59,7 @@ class Request(NamedTuple):
         return head + self.content
 
 
-_NOTHING = Request(0, 0, 0, False, Extent(0, 0), 0, 0, b"")
+_NOTHING = WorkerRequest(0, 0, 0, False, Extent(0, 0), 0, 0, b"")
 
 RETIRE = _NOTHING.packet()
 """The worker that takes this retires."""
@@ -68,11 +68,11 @@ END_OF_ITERATION = _NOTHING._replace(slot=1).packet()
 """The iteration is over: the worker that takes this closes what it was reading from."""
 
 
-def request_in(packet: memoryview) -> Request:
+def request_in(packet: memoryview) -> WorkerRequest:
     """Return the request that a packet holds."""
     ticket, slot, in_slot, is_alone, offset, num_bytes, end, wanted = _REQUEST.unpack_from(packet)
     extent = Extent(offset, num_bytes)
-    return Request(ticket, slot, in_slot, is_alone, extent, end, wanted, bytes(packet[_REQUEST.size :]))
+    return WorkerRequest(ticket, slot, in_slot, is_alone, extent, end, wanted, bytes(packet[_REQUEST.size :]))
 
 
 class _CpuTime:

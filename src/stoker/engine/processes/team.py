@@ -47,7 +47,7 @@ from stoker.engine.processes.messages import (
     RETIRED,
     VIEWS,
     Reply,
-    Request,
+    WorkerRequest,
     channel,
     file_of,
     reply_in,
@@ -423,7 +423,7 @@ class Team:
             self._backlog.append(pending)  # no request may overtake another
             return
         where = slot.extent, slot.window.stop, self.ring.sizes.usual_bytes
-        request = Request(pending.ticket, slot.number, in_slot, pending.is_suspected, *where, content)
+        request = WorkerRequest(pending.ticket, slot.number, in_slot, pending.is_suspected, *where, content)
         try:
             self._requests[pending.worker][0].send(request.packet(), socket.MSG_DONTWAIT)
         except BlockingIOError:

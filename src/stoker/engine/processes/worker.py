@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from stoker.engine.engine_protocols import BatchBuilder, BuilderFactory
 from stoker.engine.processes import worker_info as identity
-from stoker.engine.processes.failure import Failure
+from stoker.engine.processes.failure import WorkerFailure
 from stoker.engine.processes.in_flight import LANES
 from stoker.engine.processes.messages import (
     APART,
@@ -29,7 +30,7 @@ from stoker.engine.processes.messages import (
     VIEWS,
     WHOLE,
     Reply,
-    Request,
+    WorkerRequest,
     request_in,
     send_file,
 )
@@ -38,7 +39,6 @@ from stoker.engine.processes.stacks import Stacks
 from stoker.engine.slots.arena import Arena, Extent
 from stoker.engine.slots.batch_pickle import BatchPickler
 from stoker.engine.slots.slot_writer import SlotWriter
-from stoker.engine.task import BatchBuilder, BuilderFactory
 from stoker.engine.threads import Threads
 from stoker.errors import NotPicklable, OutOfSharedMemory, WorkerError
 from stoker.foundation.processes import die_with_process
@@ -157,7 +157,7 @@ class _Inbox:
         self._buffer = memoryview(bytearray(PACKET_BYTES))
         self.is_over = self.is_to_retire = False
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[WorkerRequest]:
         while not self.is_over and (size := self._requests.recv_into(self._buffer)):
             request = request_in(self._buffer[:size])
             if request.ticket:
@@ -213,14 +213,14 @@ class _Lane:
         self.slot = SlotWriter(settings.arena)
         self._pickler = BatchPickler(self.slot, small_bytes=settings.small_bytes)
 
-    def opened(self, request: Request) -> Any:
+    def opened(self, request: WorkerRequest) -> Any:
         """Begin a request, and return its content. From here on, the table shows that this worker has it."""
         self._cells[self._cell] = request.ticket
         self.slot.open(request.slot, request.extent, request.end, request.wanted)
         self._in_slot = request.in_slot
         return pickle.loads(self.slot.read(request.in_slot) if request.in_slot else request.content)
 
-    def built(self, request: Request, builders: Factory) -> bytes:
+    def built(self, request: WorkerRequest, builders: Factory) -> bytes:
         """Build what a request asks for in this thread; return the packet that answers it."""
         try:
             result = builders.build(self.opened(request), self.slot)
@@ -299,7 +299,7 @@ class _InLanes:
 class _RequestBuilder:
     """Builds the packet that answers a request. Errors are answers, too, and do not end the threads."""
 
-    def __init__(self, lane: _Lane, request: Request, builders: Factory) -> None:
+    def __init__(self, lane: _Lane, request: WorkerRequest, builders: Factory) -> None:
         self._lane, self._ticket, self._encode = lane, request.ticket, builders.encode
         self._error: BaseException | None = None
         self._builder: BatchBuilder[Any] | None = None
@@ -333,4 +333,4 @@ class _RequestBuilder:
 
 
 def _pickled_failure(error: BaseException) -> bytes:
-    return pickle.dumps(Failure(error), 5)
+    return pickle.dumps(WorkerFailure(error), 5)

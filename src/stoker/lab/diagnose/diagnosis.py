@@ -8,7 +8,7 @@ from stoker.engine.stats import Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class VerdictKind:
     """What can be said of a run. A module of `stoker.lab.diagnose.verdicts` defines each, decides whether it holds, and
     words it.
     """

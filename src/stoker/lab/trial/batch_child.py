@@ -205,9 +205,7 @@ def _choose(device: str | None) -> None:
     except RuntimeError as error:
         raise ArgumentError(f"device {device!r}: {str(error).partition(chr(10))[0]}", hint=hint) from error
     if chosen.type != "cuda":
-        raise ArgumentError(
-            f"device {device!r} is not supported: the memory of {chosen.type} cannot be limited", hint=hint
-        )
+        raise ArgumentError(f"device {device!r} is not supported: memory of {chosen.type} cannot be limited", hint=hint)
     if not torch.cuda.is_available():
         raise ArgumentError(f"device {device!r}: CUDA is not available", hint="leave it out, or use cpu")
     if (chosen.index or 0) >= torch.cuda.device_count():

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from stoker.engine.processes.failure import Failure, WorkerTraceback
+from stoker.engine.processes.failure import WorkerFailure, WorkerTraceback
 from stoker.foundation.processes import describe_exit, die_with_parent
 from stoker.lab.watch.supervised_process import SupervisedProcess
 
@@ -154,7 +154,7 @@ class Child:
             self._is_ready = False
             self._end_process(PATIENCE_SECONDS)
             raise ChildEnded(describe_exit(self._end or 0), self.said()) from None
-        if isinstance(answer, Failure):
+        if isinstance(answer, WorkerFailure):
             raise answer.error()
         return answer
 
@@ -207,7 +207,7 @@ def forked(function: Callable[..., Any], *args: Any) -> Any:
         ours.close()
         process.join()
         process.close()
-    if isinstance(answer, Failure):
+    if isinstance(answer, WorkerFailure):
         raise answer.error()
     return answer
 
@@ -243,7 +243,7 @@ def serve(descriptor: int) -> None:
 
 def _send_failure(connection: Connection, error: BaseException) -> None:
     with contextlib.suppress(BrokenPipeError):
-        connection.send(Failure(error))
+        connection.send(WorkerFailure(error))
 
 
 def _send_answer(pipe: Connection, parent: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -251,6 +251,6 @@ def _send_answer(pipe: Connection, parent: int, function: Callable[..., Any], ar
     try:
         answer = function(*args)
     except BaseException as error:
-        answer = Failure(error)
+        answer = WorkerFailure(error)
     pipe.send(answer)
     pipe.close()

@@ -268,7 +268,7 @@ def arguments_of(loader: Any) -> dict[str, Any]:
 def kind_of(loader: Any) -> str:
     """Return the kind of loader: "stoker", "torch", or "iterable" for anything else."""
     homes = [cls.__module__ for cls in type(loader).__mro__]
-    if any(home.startswith("stoker.loader") for home in homes):
+    if any(home == "stoker" or home.startswith("stoker.loader") for home in homes):
         return "stoker"
     known = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader")
     return "torch" if any(home.startswith(known) for home in homes) else "iterable"

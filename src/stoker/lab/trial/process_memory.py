@@ -1,4 +1,4 @@
-"""The memory of a process and all that it starts, one by one, looked at from outside."""
+"""Measure the memory of a process and all its descendants, one by one, from outside."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stoker.foundation.machine import command_of, memory_of, tree
 
 INTERVAL_SECONDS = 0.5
 COST_SHARE = 0.02
-"""Looking takes the kernel a millisecond or so for each process; it is to take no more than that of one core."""
+"""Share of a core that measuring may take: the kernel needs a millisecond or so for each process."""
 
 TRAINER, WORKER = "trainer", "worker"
 
 HELPERS = {"multiprocessing.resource_tracker": "resource tracker", "multiprocessing.forkserver": "fork server"}
-"""What Python starts beside workers, by what is on its command line; they make no batches."""
+"""Processes that Python starts next to workers, by their command lines; they load no batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,31 +30,31 @@ class ProcessMemory(Plain):
     name: str
     """"trainer", "worker 0" and so on in the order in which they were started, or "resource tracker"."""
     peak_bytes: int
-    """The most that it had at any time. These do not add up: until it forks workers, a trainer's pages are its own."""
+    """The most that it had at any time. Peaks do not add up: until it forks workers, a trainer's pages are its own."""
     held_bytes: int | None = None
     """What it had when all of them together had most: these add up. None if it was not there then."""
 
     @property
     def is_worker(self) -> bool:
-        """Whether it is one of those that make batches."""
+        """Whether it loads batches."""
         return self.name.startswith(WORKER)
 
 
 class ProcessMemoryWatch:
-    """Looks at a process tree now and then, in a thread of its own, while the block is open."""
+    """Measures a process tree now and then, in a thread of its own, while the block is open."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._lock = threading.Lock()
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="stoker-witness")
+        self._thread = threading.Thread(target=self._watch, name="stoker-memory-watch")
         self._names: dict[int, str] = {}
         self._ended: set[int] = set()
-        """Those that are still listed and have no memory any more."""
+        """Processes that are still listed but have no memory any more."""
         self._peaks: dict[str, int] = {}
         self._held: dict[str, int] = {}
         self.private_bytes: int | None = None
-        """What all of them had, when they had most, without pages of files, of which others may come to use a share."""
+        """What all of them had, when they had most, without pages of files, which others may come to share."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -68,9 +68,9 @@ class ProcessMemoryWatch:
 
     @property
     def processes(self) -> list[ProcessMemory]:
-        """Each process that was seen, the trainer first; nothing if the system does not tell.
+        """All processes so far, the trainer first; empty if the system does not report memory.
 
-        A worker that is started when another has ended, as for the next epoch, counts as the same one.
+        A worker started when another has ended, as for the next epoch, counts as the same one.
         """
         with self._lock:
             return [
@@ -78,25 +78,25 @@ class ProcessMemoryWatch:
                 for name, peak in self._peaks.items()
             ]
 
-    def look(self) -> None:
-        """Look now."""
+    def measure(self) -> None:
+        """Measure now."""
         with self._lock:
-            self._look()
+            self._measure()
 
     def _watch(self) -> None:
         interval = 0.0
         while not self._is_over.wait(interval):
             begin = time.perf_counter()
-            self.look()
+            self.measure()
             interval = max(INTERVAL_SECONDS, (time.perf_counter() - begin) / COST_SHARE)
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         there = list(tree(self._pid))
         memory = {pid: held for pid in there if (held := memory_of(pid)) is not None and held.pss_bytes}
-        # A process that was forked meanwhile shares pages with one that was looked at before, as if they were its own.
+        # A process forked meanwhile shares pages that were counted as another one's own.
         if self._pid not in memory or set(there) != set(tree(self._pid)):
             return
-        # And one that is just ending leaves its share of them to the others.
+        # And a process that is just ending leaves its share of them to the others.
         ending = set(there) - set(memory) - self._ended
         self._ended |= ending
         if ending & set(self._names):
@@ -110,18 +110,18 @@ class ProcessMemoryWatch:
             self.private_bytes = sum(held.private_bytes for held in memory.values())
 
     def _name(self, pids: Iterable[int]) -> None:
-        """Give those that are new a name: the lowest number that nobody has who is there."""
+        """Name new processes, with the lowest number that no running process has."""
         self._names = {pid: name for pid, name in self._names.items() if pid in pids} or {self._pid: TRAINER}
         taken = set(self._names.values())
-        for pid in sorted(set(pids) - set(self._names)):  # numbered by the system as they are started
+        for pid in sorted(set(pids) - set(self._names)):  # the system numbers them as they are started
             name = _helper(pid)
-            if name is None or name in taken:  # what a fork server has forked has its command line
+            if name is None or name in taken:  # processes forked by a fork server have its command line
                 name = next(one for number in count() if (one := f"{WORKER} {number}") not in taken)
             self._names[pid] = name
             taken.add(name)
 
 
 def _helper(pid: int) -> str | None:
-    """Return what a process is that makes no batches."""
+    """Return the name of a helper process; None if it is not one."""
     command = " ".join(command_of(pid))
     return next((name for module, name in HELPERS.items() if f"from {module} import main" in command), None)

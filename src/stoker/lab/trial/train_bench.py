@@ -29,7 +29,7 @@ from stoker.lab.trial.ready_batches import (
 from stoker.lab.trial.rounds import in_turn, wait_until_idle
 from stoker.lab.trial.sweep import Watch
 from stoker.lab.trial.train_record import CACHED, REAL, RESIDENT, WAYS, TrainBench, Way
-from stoker.lab.trial.work_time import Effort, Gauge, Threaded, Watched, gauge_of
+from stoker.lab.trial.work_time import ProcessGauge, ThreadGauge, WorkTime, WorkTimeGauge, gauge_of
 from stoker.lab.watch.run import Run
 
 Step = Callable[[Any], Any]
@@ -92,15 +92,17 @@ class Iterated:
 class Window:
     """Times the steps of one way in one round. Starts of epochs are excluded, with as many steps as are prefetched."""
 
-    def __init__(self, source: Resident | Iterated, step: Step, *, clock: Ticks, gauge: Gauge | None = None) -> None:
+    def __init__(
+        self, source: Resident | Iterated, step: Step, *, clock: Ticks, gauge: WorkTimeGauge | None = None
+    ) -> None:
         self._source, self._step, self._clock, self._gauge = source, step, clock, gauge
         self._own = machine.Clock()
         self.seconds = self.wait_seconds = 0.0
         self.num_steps = 0
         self.periods: list[float] = []
-        self.effort = Effort()
+        self.effort = WorkTime()
         """Of the workers, while the clock ran."""
-        self.waiting = Effort()
+        self.waiting = WorkTime()
         """Of the training thread, while it waited."""
         self.is_short = False
         """Whether epochs are too short to exclude prefetched batches at their starts."""
@@ -147,7 +149,7 @@ class Window:
             step(batch)
             clock.tick()
             self.wait_seconds += handed - asked
-            self.waiting += Effort(handed - asked, after[0] - used[0], after[1] - used[1])
+            self.waiting += WorkTime(handed - asked, after[0] - used[0], after[1] - used[1])
             num_done += 1
         clock.synchronize()
         ended = time.perf_counter()
@@ -159,8 +161,8 @@ class Window:
             self.num_steps += num_done
             self.effort += self._effort(ended) - before
 
-    def _effort(self, now: float) -> Effort:
-        return Effort() if self._gauge is None else self._gauge.read(self._source.iterator, now)
+    def _effort(self, now: float) -> WorkTime:
+        return WorkTime() if self._gauge is None else self._gauge.read(self._source.iterator, now)
 
 
 class Ticks:
@@ -377,13 +379,13 @@ def _way(name: str, windows: Sequence[Window]) -> Way:
     )
 
 
-def _effort(windows: Mapping[str, Sequence[Window]], gauge: Gauge | None, kind: str) -> Effort | None:
+def _effort(windows: Mapping[str, Sequence[Window]], gauge: WorkTimeGauge | None, kind: str) -> WorkTime | None:
     """Return what the workers of the real loader used while it was timed; None if they are unknown."""
     if gauge is None and kind == "iterable":
         return None
-    total = sum((window.waiting if gauge is None else window.effort for window in windows[REAL]), Effort())
-    if isinstance(gauge, Threaded):
-        others = sum((window.effort for window in windows[CACHED]), Effort())
+    total = sum((window.waiting if gauge is None else window.effort for window in windows[REAL]), WorkTime())
+    if isinstance(gauge, ThreadGauge):
+        others = sum((window.effort for window in windows[CACHED]), WorkTime())
         scale = sum(window.num_steps for window in windows[REAL]) / sum(one.num_steps for one in windows[CACHED])
         total = total._replace(
             cpu_seconds=max(0.0, total.cpu_seconds - scale * others.cpu_seconds),
@@ -393,7 +395,7 @@ def _effort(windows: Mapping[str, Sequence[Window]], gauge: Gauge | None, kind: 
 
 
 def _blocked_share(
-    windows: Mapping[str, Sequence[Window]], effort: Effort | None, gauge: Gauge | None
+    windows: Mapping[str, Sequence[Window]], effort: WorkTime | None, gauge: WorkTimeGauge | None
 ) -> tuple[float | None, str]:
     """Return the fraction of the workers' busy time that they were blocked, and how it was measured, or why not."""
     real = fmean(window.seconds / window.num_steps for window in windows[REAL])
@@ -405,7 +407,7 @@ def _blocked_share(
             None,
             "it is unknown what loads the batches of this loader, so fetching and preparation are reported together",
         )
-    if isinstance(gauge, Watched) and stall < SMALL_SHARE_WATCHED * real:
+    if isinstance(gauge, ProcessGauge) and stall < SMALL_SHARE_WATCHED * real:
         return None, "the stall is too small to split by what the workers did"
     how = gauge.how if gauge is not None else "by the CPU time of the training thread, which loads the batches"
     share = effort.blocked_share

@@ -191,7 +191,7 @@ def run_trial(request: TrialRequest, config: Mapping[str, Any], *, number: int =
                         failure = _failure_fields(phase, answer["failed"])
                         break
                     if phase in ("first", "count"):
-                        memory.look()
+                        memory.measure()
                     _add_answer(fields, phase, answer, began)
         except ChildSlow:
             error = f"hung {PHASE_NAMES[phase]}: aborted after {request.limit_seconds:g} s"

@@ -64,10 +64,10 @@ def write_atomically(path: str | Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
         return
     path = path.resolve()
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
         error.filename, error.filename2 = (
             str(path),
@@ -75,4 +75,4 @@ def write_atomically(path: str | Path, text: str) -> None:
         )  # a full disk names no file, others the temporary one
         raise
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

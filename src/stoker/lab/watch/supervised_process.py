@@ -68,7 +68,7 @@ class SupervisedProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
-            request = supervisor_script.Request(
+            request = supervisor_script.CommandRequest(
                 arguments=[os.fsencode(part) for part in command],
                 environment=dict(os.environb) if environment is None else _encoded(environment),
                 blocked_signals=[int(number) for number in (before if blocked_signals is None else blocked_signals)],

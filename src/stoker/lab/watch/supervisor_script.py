@@ -6,9 +6,9 @@ escapes by forking twice or by leaving the process group. It watches its owner t
 owner ends first, even by SIGKILL, the supervisor kills the command and its descendants, and removes the folders of
 doctors that were killed. If the supervisor is killed too, the kernel kills the command (PR_SET_PDEATHSIG).
 
-The owner sends one message, `marshal` of a `Request` as a tuple, after its size. It gets back the process id and an
-errno, and in the end the wait status, with a SIGCHLD; it answers that with a byte. The end of the stream without that
-means: kill everything.
+The owner sends one message, `marshal` of a `CommandRequest` as a tuple, after its size. It gets back the process id and
+an errno, and in the end the wait status, with a SIGCHLD; it answers that with a byte. The end of the stream without
+that means: kill everything.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ REPLY = struct.Struct("<qq")
 """What is sent back: the process id and an errno; then the wait status and a zero."""
 
 
-class Request(NamedTuple):
+class CommandRequest(NamedTuple):
     """What to run, in the folder and with the standard streams that the supervisor is started with."""
 
     arguments: list[bytes]
@@ -173,7 +173,7 @@ def _reaped(command: int) -> int | None:
         os.waitpid(found.si_pid, 0)
 
 
-def _start(request: Request) -> tuple[int, int]:
+def _start(request: CommandRequest) -> tuple[int, int]:
     """Return the process id of the command; 0 and an errno if it cannot be run."""
     read, write = os.pipe2(os.O_CLOEXEC)
     supervisor = os.getpid()
@@ -219,7 +219,7 @@ def _detach(theirs: list[int]) -> None:
     os.close(nowhere)
 
 
-def _received(descriptor: int) -> Request | None:
+def _received(descriptor: int) -> CommandRequest | None:
     """Return the owner's request; None if the owner is gone."""
     content = b""
     while len(content) < SIZE.size or len(content) < SIZE.size + SIZE.unpack_from(content)[0]:
@@ -227,7 +227,7 @@ def _received(descriptor: int) -> Request | None:
         if not part:
             return None
         content += part
-    return Request(*marshal.loads(content[SIZE.size :]))
+    return CommandRequest(*marshal.loads(content[SIZE.size :]))
 
 
 def _pidfd(pid: int) -> int:

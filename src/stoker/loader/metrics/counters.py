@@ -1,6 +1,6 @@
 """The counters of a loader: always on, cheap while it runs, summed up when somebody asks.
 
-They hold nothing of the loader, so that whoever watches may keep them when the loader is gone.
+They hold nothing of the loader, so that they may be kept when the loader is gone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stoker.loader.metrics.stats_log import StatsLog
 
 on_begin: list[Callable[[Counters], None]] = []
-"""Called at the start of each iteration of every loader: for whoever watches all of them."""
+"""Called at the start of each iteration of every loader: `stoker.watch` adds itself here."""
 
 SIZED_EVERY = 64
 """Batches of which one is looked at for its size; and the first ones."""
@@ -36,7 +36,7 @@ class Counters:
         self._config, self.rank, self.num_ranks = config, rank, num_ranks
         self._log: StatsLog | None = None
         self.is_due = False
-        """Whether there is something to `attend` to, before the next batch is taken."""
+        """Whether `attend` has something to do before the next batch is taken."""
         self.decisions: list[str] = []
         """What "auto" has decided."""
         self.laps = BatchTimeline()
@@ -78,7 +78,7 @@ class Counters:
         self._delay_before = None if self._thread is None else thread_delay_seconds(self._thread)
 
     def begin(self) -> None:
-        """An iteration begins, in the thread that calls."""
+        """Note that an iteration begins, in the calling thread."""
         self.laps.begin()
         self._num_iterations += 1
         if self._began is None:
@@ -90,7 +90,7 @@ class Counters:
             watcher(self)
 
     def note(self, made: BatchResult, num_samples: int, asked: float, handed: float) -> None:
-        """A batch is handed over."""
+        """Count a batch that is handed to the training loop."""
         # Every batch comes through here, so this is as short as it can be.
         copy, copies = 0.0, self._copies
         if copies is not None and copies.num:
@@ -102,7 +102,7 @@ class Counters:
             self._look_at(made.batch)
 
     def _look_at(self, batch: Any) -> None:
-        """Once in a while: see how large a batch is."""
+        """Measure how large a batch is; most batches are not looked at."""
         self._sized_bytes += trees.num_bytes(batch)
         self._num_sized += 1
         self._num_left = 1 if self._num_sized < 4 else SIZED_EVERY
@@ -121,7 +121,7 @@ class Counters:
         self._log, self.is_due = log, True
 
     def end(self) -> None:
-        """An iteration is over."""
+        """Note that an iteration is over."""
         if self._log is not None and os.getpid() == self._process:
             self._log.write(self.stats())
 

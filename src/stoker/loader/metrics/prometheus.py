@@ -19,17 +19,17 @@ def _nobody() -> None:
 
 
 class LoaderCollector:
-    """Tells a registry of prometheus_client what loaders have counted. Loaders that are gone are no longer told of."""
+    """Collects the stats of loaders for a registry of prometheus_client. Loaders that are gone are left out."""
 
     def __init__(self) -> None:
         self._loaders: dict[str, ref[Counters]] = {}
 
     def add(self, name: str, counters: Counters) -> None:
-        """Tell of one more loader; a newer one of the same name takes its place, with a warning if that still lives."""
+        """Add a loader. It replaces an older one of the same name, with a warning if that still lives."""
         held = self._loaders.get(name, _nobody)()
         if held is not None and held is not counters:
             warnings.warn(
-                f"another loader was told to Prometheus as {name!r}, and no longer is\n"
+                f"another loader was registered with Prometheus as {name!r}; this one takes its place\n"
                 'hint: give each a name of its own, such as loader.prometheus("validation")',
                 stacklevel=5,
             )
@@ -40,27 +40,28 @@ class LoaderCollector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
         living = {name: counters for name, held in self._loaders.items() if (counters := held()) is not None}
-        told = [([name, str(stats.rank)], stats) for name, counters in living.items() for stats in (counters.stats(),)]
+        found_stats = {name: counters.stats() for name, counters in living.items()}
+        collected = [([name, str(stats.rank)], stats) for name, stats in found_stats.items()]
         for field, name, description in metric_counters():
             if not isinstance(getattr(Stats(), field), Quantiles):
                 counter = CounterMetricFamily(name, description, labels=_LABELS)
-                for labels, stats in told:
+                for labels, stats in collected:
                     counter.add_metric(labels, getattr(stats, field))
                 yield counter
                 continue
             summary = SummaryMetricFamily(name, description, labels=_LABELS)
             gauge = GaugeMetricFamily(f"{name}_quantile", f"{description} Quantiles.", labels=[*_LABELS, "quantile"])
-            for labels, stats in told:
+            for labels, stats in collected:
                 found: Quantiles = getattr(stats, field)
                 summary.add_metric(labels, found.num, found.mean * found.num)
                 for share, seconds in (("0.5", found.p50), ("0.9", found.p90), ("0.99", found.p99)):
                     gauge.add_metric([*labels, share], seconds)
             yield summary
             yield gauge
-        yield from self._stages(told)
+        yield from self._stages(collected)
 
     @staticmethod
-    def _stages(told: list[tuple[list[str], Stats]]) -> Iterator[Any]:
+    def _stages(collected: list[tuple[list[str], Stats]]) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         stages = CounterMetricFamily(
@@ -69,7 +70,7 @@ class LoaderCollector:
         cpu = CounterMetricFamily("stoker_cpu_seconds", "CPU time by process.", labels=[*_LABELS, "process"])
         memory = GaugeMetricFamily("stoker_memory_bytes", "Memory by process (PSS).", labels=[*_LABELS, "process"])
         depth = GaugeMetricFamily("stoker_queue_depth", "Batches ready when one was asked for.", labels=_LABELS)
-        for labels, stats in told:
+        for labels, stats in collected:
             for name, stage in stats.stages.items():
                 stages.add_metric([*labels, name, "busy"], stage.busy_seconds)
                 stages.add_metric([*labels, name, "waiting"], stage.waiting_seconds)
@@ -84,15 +85,15 @@ class LoaderCollector:
 
 
 _collectors: WeakKeyDictionary[Any, LoaderCollector] = WeakKeyDictionary()
-"""By the registry: one for all loaders that are told of there."""
+"""By the registry: one for all loaders that are registered there."""
 
 
 def register_with_prometheus(counters: Counters, *, name: str, registry: Any = None) -> None:
-    """Let a registry, by default that of the process, tell what a loader has counted."""
+    """Add what a loader has counted to a registry, by default that of the process."""
     try:
         import prometheus_client
     except ImportError:
-        raise MissingExtra("prometheus_client", extra="metrics", need="telling stats to Prometheus") from None
+        raise MissingExtra("prometheus_client", extra="metrics", need="Prometheus metrics") from None
     registry = prometheus_client.REGISTRY if registry is None else registry
     collector = _collectors.get(registry) if hasattr(registry, "register") else None
     if collector is None:

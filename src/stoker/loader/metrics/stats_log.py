@@ -17,7 +17,10 @@ class StatsLog:
 
     def __init__(self, path: str | Path, *, every: float) -> None:
         if not every > 0:
-            raise ArgumentError(f"every={every!r} is no time", hint="give the seconds between two lines, such as 10")
+            raise ArgumentError(
+                f"every={every!r} is not a positive number of seconds",
+                hint="give the seconds between two lines, such as 10",
+            )
         # a script that goes to another folder later still writes here
         self.path, self._every = Path(path).absolute(), every
         with self.path.open("ab"):  # what cannot be written is refused here, and not in the middle of a run
@@ -27,7 +30,7 @@ class StatsLog:
         self._is_broken = False
 
     def _mend(self) -> None:
-        """End the last line, if whoever wrote it was killed on the way: ours would become a part of it."""
+        """End the last line, if its process was killed while writing: ours would become a part of it."""
         if not self.path.is_file():
             return
         with self.path.open("rb") as file:

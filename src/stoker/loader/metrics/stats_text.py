@@ -15,7 +15,7 @@ from stoker.foundation.text import format_bytes, format_count, format_duration, 
 def format_stats(stats: Stats) -> str:
     """Return the counters as a few lines of text."""
     if not stats.num_batches:
-        return "nothing was counted yet: the loader has given no batch"
+        return "nothing was counted yet: the loader has not yielded a batch"
     stalls = format_count(stats.num_stalls, "stall")
     stall = format_duration(stats.stall_seconds / max(1, stats.num_stalls))
     lines = [

@@ -1,4 +1,4 @@
-"""Save and load the state of a loader: where it is, and what tells its data and order from others."""
+"""Save and load the state of a loader: where it is, and what identifies its data and order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def save_state(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the state of a loader: what was yielded, not what is prefetched."""
     if loader._is_foreign:
         raise StateError(
-            "torch's DataPipes cannot tell where they are\nhint: use a dataset, or a stream with state_dict()"
+            "torch's DataPipes do not know where they are\nhint: use a dataset, or a stream with state_dict()"
         )
     schedule = loader._schedule
     progress = loader._progress = loader._progress or new_progress(loader, schedule.next_epoch)
@@ -131,7 +131,7 @@ def load_state(loader: DataLoader[Any], state: dict[str, Any], *, grown: bool) -
 
 
 def _identity(dataset: Any) -> dict[str, Any]:
-    """Return what tells this dataset from another one."""
+    """Return what identifies a dataset."""
     try:
         length = len(dataset)
     except (TypeError, ValueError, OverflowError):

@@ -121,7 +121,7 @@ class PlanProgress:
         """Do nothing: what is read follows from the place alone."""
 
     def resumed(self, state: dict[str, Any]) -> PlanProgress:
-        """Return the place that `state` tells of, in a plan of this batch size for this rank.
+        """Return the place in `state`, in a plan of this batch size for this rank.
 
         The epochs of a mixture may have become longer or shorter, the state's epoch too, from there on; so may those of
         a corpus that has grown, from the beginning of an epoch on.

@@ -64,7 +64,7 @@ class Progress(Protocol):
         ...
 
     def resumed(self, state: dict[str, Any]) -> Progress:
-        """Return the place that `state` tells of, for this loader. Fields that make no sense raise ValueError.
+        """Return the place in `state`, for this loader. Fields that make no sense raise ValueError.
 
         Nothing else changes: the state may still be refused.
         """

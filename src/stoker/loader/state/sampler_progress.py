@@ -43,10 +43,10 @@ class SamplerProgress:
         self.ahead: dict[int, int] = {}
         """Batches yielded before an earlier one, with in_order=False, and the ordinal behind each."""
         self._digest = RunningDigest()
-        self._teller: Any = None
-        """Who can tell where the sampler is: its iterator or itself, if any."""
-        self._told: dict[int, tuple[Any, bool]] = {}
-        """What it told after each batch that was drawn and not yet yielded, and whether that was its last."""
+        self._stateful_part: Any = None
+        """What knows where the sampler is: its iterator or the sampler itself; None if neither does."""
+        self._drawn_states: dict[int, tuple[Any, bool]] = {}
+        """Its state after each batch that was drawn and not yet yielded, and whether that was the last batch."""
         self._is_ended = False
         self._num_to_skip = 0
         self._is_loaded = False
@@ -97,8 +97,8 @@ class SamplerProgress:
         if self._num_to_skip:
             batches = list(map(len, islice(self._batches(items), self._num_to_skip)))
             self.num_batches, self.num_samples, self._num_to_skip = len(batches), sum(batches), 0
-            if self._teller is not None:
-                self._sampler_state = copy.deepcopy(self._teller.state_dict())
+            if self._stateful_part is not None:
+                self._sampler_state = copy.deepcopy(self._stateful_part.state_dict())
         return items
 
     @property
@@ -119,9 +119,9 @@ class SamplerProgress:
         for positions in self._batches(self._items() if items is None else items):
             begin, ordinal = ordinal, ordinal + len(positions)
             ordinals = np.arange(begin, ordinal, dtype=np.int64)
-            if self._teller is not None:
-                # after a short batch the sampler has ended, and tells of its next epoch
-                self._told[num_batches] = copy.deepcopy(self._teller.state_dict()), len(positions) < size
+            if self._stateful_part is not None:
+                # after a short batch the sampler has ended, and has the state of its next epoch
+                self._drawn_states[num_batches] = copy.deepcopy(self._stateful_part.state_dict()), len(positions) < size
             step = self.first_step + num_batches
             num_batches += 1
             if num_batches - 1 not in skipped:
@@ -134,8 +134,8 @@ class SamplerProgress:
         if is_there and self._stateful is not None:
             load_own_state(self._stateful, self._sampler_state)
         iterator: Any = iter(self.sampler)
-        self._teller = iterator if has_state(iterator) else self._stateful
-        if is_there and self._teller is iterator:
+        self._stateful_part = iterator if has_state(iterator) else self._stateful
+        if is_there and self._stateful_part is iterator:
             load_own_state(iterator, self._sampler_state)
         return iterator, is_there
 
@@ -195,10 +195,10 @@ class SamplerProgress:
             self._reach(self.num_batches + 1, self.ahead.pop(self.num_batches))
 
     def _reach(self, num_batches: int, num_samples: int) -> None:
-        if self._teller is not None:
+        if self._stateful_part is not None:
             for number in range(self.num_batches, num_batches):
                 before = self._sampler_state, self._is_ended
-                self._sampler_state, self._is_ended = self._told.pop(number, before)
+                self._sampler_state, self._is_ended = self._drawn_states.pop(number, before)
         self.num_batches, self.num_samples = num_batches, num_samples
 
     def begin_digest(self) -> None:
@@ -210,7 +210,7 @@ class SamplerProgress:
         self.epoch += 1
         self.first_step += self.num_batches
         self.num_batches = self.num_samples = 0
-        self._told.clear()
+        self._drawn_states.clear()
         self.ahead.clear()
         self._is_ended = False
         self._see_start()
@@ -244,7 +244,7 @@ class SamplerProgress:
         return {"sampler": type(self.sampler).__name__, "sampler_length": length}
 
     def resumed(self, state: dict[str, Any]) -> SamplerProgress:
-        """Return the place that `state` tells of, in this sampler."""
+        """Return the place in `state`, in this sampler."""
         ours = self._identity()
         if differences := differing({name: state[name] for name in ours}, ours):
             raise StateMismatch(differences)

@@ -16,8 +16,8 @@ from stoker.loader.stream import StreamSetting, Turn
 from stoker.plan import Recipe
 from stoker.source.protocols import can_split
 
-_TOLD = ("steps", "samples", "cuts", "is_ended", "state")
-"""What a reader tells of its place after each batch."""
+_REPORTED = ("steps", "samples", "cuts", "is_ended", "state")
+"""What a reader reports of its place after each batch."""
 
 
 class StreamProgress:
@@ -41,12 +41,12 @@ class StreamProgress:
         self._begun = self.place
         """The place at which this iteration began."""
         self._yielded: dict[int, dict[str, Any]] = {}
-        """What the reader of each part told with the batch that was yielded last."""
+        """What the reader of each part reported with the batch that was yielded last."""
         self._starts: dict[int, dict[str, Any]] = {}
         """Where the next turn of a part begins, if its reader is a new one."""
 
     def _start(self) -> dict[str, Any]:
-        """Return the place at which the epoch begins, with what the stream, or each worker's copy, tells of it."""
+        """Return the place at which the epoch begins, with the state of the stream, or of each worker's copy."""
         place: dict[str, Any] = {"turn": 0, "steps": 0, "samples": 0, "parts": {}}
         state = state_between_epochs(self.dataset) if self.is_here else None
         if state is not None:
@@ -65,7 +65,7 @@ class StreamProgress:
         self.step, self._digest = previous.step, RunningDigest(previous._digest.value)
         if not previous.place["turn"] and not self.is_here:
             self.place = copy.deepcopy(previous.place)
-        self._has_lost_workers = previous._has_lost_workers  # new ones may not have been told where they are
+        self._has_lost_workers = previous._has_lost_workers  # new ones may not have received their place
 
     def recipes(self) -> Iterator[Turn]:
         """Return turns for ever: only the stream knows its end."""
@@ -89,15 +89,17 @@ class StreamProgress:
         make them as the old ones would have: after the last result of their part, or where the iteration began. Parts
         that have lost nothing get theirs with their next turn, so this is to be called even when both are empty.
 
-        A dataset that changes from epoch to epoch in its persistent worker, and has no `state_dict` to tell how, cannot
+        A dataset that changes from epoch to epoch in its persistent worker, and has no `state_dict`, cannot
         be restored: a fresh copy of it begins the epoch.
         """
         self._has_lost_workers = True
-        told = dict(self._yielded)
+        reported = dict(self._yielded)
         for result in received:
             if isinstance(result, BatchResult) and result.stream is not None:
-                told[result.stream["part"]] = result.stream
-        starts = {part: _moved(self._place_of(part, self._begun), told.get(part, {})) for part in range(self.num_parts)}
+                reported[result.stream["part"]] = result.stream
+        starts = {
+            part: _moved(self._place_of(part, self._begun), reported.get(part, {})) for part in range(self.num_parts)
+        }
         again = [turn._replace(start=starts.pop(turn.part, None)) for turn in lost]
         for part, start in starts.items():
             # more was known of a part when its own worker died: what had been received from it
@@ -155,7 +157,7 @@ class StreamProgress:
         """Return where this is."""
         if not self.in_order and min(self.setting.num_workers, self.num_parts) > 1:
             raise StateError(
-                "the state of an iterable dataset cannot be told with in_order=False and several workers: "
+                "the state of an iterable dataset is not defined with in_order=False and several workers: "
                 "which batches were yielded depends on who was quickest\nhint: use in_order=True"
             )
         return {
@@ -182,7 +184,7 @@ class StreamProgress:
         """Do nothing: what is read follows from the place alone."""
 
     def resumed(self, state: dict[str, Any]) -> StreamProgress:
-        """Return the place that `state` tells of, for these workers. An epoch that has begun keeps its parts."""
+        """Return the place in `state`, for these workers. An epoch that has begun keeps its parts."""
         progress = StreamProgress(
             self.dataset, int(state["epoch"]), self.setting, is_here=self.is_here, in_order=self.in_order
         )
@@ -196,7 +198,7 @@ class StreamProgress:
         return progress
 
     def _keeps_parts(self, state: dict[str, Any]) -> bool:
-        """Return whether the parts of `state` can be gone on with, whoever reads them; refuse what fits nobody here."""
+        """Return whether any workers can continue the parts of `state`. Refuse parts that these workers cannot read."""
         ours = self._identity()
         theirs = {name: state[name] for name in ours}
         if {theirs["sharing"], ours["sharing"]} == {"whole"}:
@@ -206,9 +208,10 @@ class StreamProgress:
         if is_splitting and theirs["sharing"] != "own" and not {"rank", "num_ranks"} & set(differences):
             return True
         if differences:
-            told = "; ".join(f"{name} was {a}, is {b}" for name, (a, b) in differences.items())
+            shown = "; ".join(f"{name} was {a}, is {b}" for name, (a, b) in differences.items())
             raise StateError(
-                f"each part of this iterable dataset has a place of its own, which fits no other set-up ({told})\n"
+                f"each part of this iterable dataset has a place of its own, which does not fit another setup "
+                f"({shown})\n"
                 "hint: use as many workers and ranks as before, with the same shard=; with shard='auto' the workers "
                 "may change, and the ranks too if the dataset has no split(), or is map-style"
             )
@@ -216,8 +219,8 @@ class StreamProgress:
 
 
 def _moved(place: dict[str, Any], stream: dict[str, Any]) -> dict[str, Any]:
-    """Return `place`, moved on to where a reader told that it was."""
+    """Return `place`, moved on to where a reader was."""
     if not stream:
         return place
-    kept = {name: value for name, value in place.items() if name not in _TOLD}
-    return kept | {name: stream[name] for name in _TOLD if name in stream}
+    kept = {name: value for name, value in place.items() if name not in _REPORTED}
+    return kept | {name: stream[name] for name in _REPORTED if name in stream}

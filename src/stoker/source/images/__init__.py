@@ -1,4 +1,4 @@
-"""Encoded pictures out of what users have: folders, lists, tar archives, columns of tables, stores."""
+"""Encoded images from folders, lists, tar archives, columns of tables, and stores."""
 
 from __future__ import annotations
 

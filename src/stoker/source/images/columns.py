@@ -1,4 +1,4 @@
-"""Pictures in columns of tables: Parquet files, Hugging Face's folders, and its datasets in memory."""
+"""Images in columns of tables: Parquet files, and Hugging Face datasets on disk or in memory."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import numpy as np
 from stoker.errors import ArgumentError, BadImage
 from stoker.source.arrow_folder import ArrowFolder
 from stoker.source.images.files import MAX_BYTES, ImageFiles, listing_of, too_large
-from stoker.source.images.labels import Labels, digest_of, labels_of
+from stoker.source.images.labels import ImageLabels, digest_of, labels_of
 from stoker.source.known_file import KnownFile
 from stoker.source.parquet import Parquet
 
 _LABEL_ROWS = 4096
-"""Read at a time; of Parquet whole row groups are decoded anyway."""
+"""Rows of labels read at a time."""
 
 
 @final
 class ImageColumn:
-    """Pictures in a column of bytes, or of Hugging Face's `{"bytes", "path"}`. Threads and pickling: as its rows.
+    """Images in a column of bytes, or of Hugging Face's `{"bytes", "path"}`. Threads and pickling: as its rows.
 
-    Rows of Arrow files are mapped and read one by one. Parquet is decoded by row groups, of which the latest are kept:
-    reading in order, or shuffled within windows, is quick, and shuffled over everything is not. `stoker prepare images`
-    makes a store that is read at any position.
+    Rows of Arrow files are mapped and read one by one. Parquet is decoded by row groups, of which the latest are
+    cached: reading in order, or shuffled within windows, is fast; shuffled over everything is slow, for which
+    `stoker prepare images` makes a store.
     """
 
-    def __init__(self, rows: Any, column: str, labels: Labels) -> None:
+    def __init__(self, rows: Any, column: str, labels: ImageLabels) -> None:
         self._rows, self._column = rows, column
         self.labels, self.classes = labels.values, labels.classes
 
@@ -42,19 +42,19 @@ class ImageColumn:
 
     @property
     def files(self) -> tuple[KnownFile, ...]:
-        """The files that the rows are in; none for rows in memory."""
+        """The files of the rows; empty for rows in memory."""
         found: tuple[KnownFile, ...] = getattr(self._rows, "files", ())
         return found
 
     def read(self, position: int, /) -> bytes:
-        """Return the picture in the row at `position`."""
+        """Return the image in the row at `position`."""
         value = self._rows[int(position)][self._column]
         data, path = (value.get("bytes"), value.get("path")) if isinstance(value, Mapping) else (value, None)
         if data is None and path:
-            # saved by its path: the file may be there
-            return ImageFiles(listing_of([path]), Labels()).read(0)
+            # saved by its path: the file may exist
+            return ImageFiles(listing_of([path]), ImageLabels()).read(0)
         if data is None:
-            raise BadImage(self.name(position), reason="the row has no picture")
+            raise BadImage(self.name(position), reason="the row has no image")
         if len(data) >= MAX_BYTES:
             raise too_large(self.name(position), len(data))
         return bytes(data)
@@ -64,28 +64,28 @@ class ImageColumn:
         return str(self._rows.describe(position))
 
     def within(self, position: int) -> bytes:
-        """Return the name that a picture has in its row, or the number of the row."""
+        """Return the name of an image in its row, or the number of the row."""
         value = self._rows[int(position)][self._column]
         path = value.get("path") if isinstance(value, Mapping) else None
         return os.fsencode(path) if path else str(position).encode()
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells these pictures from others."""
+        """Identity of these images."""
         rows = np.frombuffer(f"{self._rows.fingerprint} {self._column}".encode(), np.uint8)
-        return digest_of([rows], Labels(self.labels, self.classes))
+        return digest_of([rows], ImageLabels(self.labels, self.classes))
 
 
 def of_parquet(
     path: Any, *, column: str | None, label: str | None, has_labels: bool, classes: Sequence[str] | None
 ) -> ImageColumn:
-    """Return the pictures of Parquet files."""
+    """Return the images of Parquet files."""
     import pyarrow.parquet
 
     rows = Parquet(path)
     schema = pyarrow.parquet.read_schema(rows.files[0].path)
     column, label = _chosen(schema, rows.columns, column, label, owner=repr(rows))
-    labels = Labels()
+    labels = ImageLabels()
     if has_labels and label is not None:
         labels = _labels(Parquet(path, columns=label), label, _class_names(schema, label), classes)
     return ImageColumn(Parquet(path, columns=column), column, labels)
@@ -95,19 +95,19 @@ def of_arrow(
     path: Any, *, split: str | None, column: str | None, label: str | None, has_labels: bool,
     classes: Sequence[str] | None,
 ) -> ImageColumn:  # fmt: skip
-    """Return the pictures of a dataset that Hugging Face's `datasets` has saved, or of Arrow files."""
+    """Return the images of a dataset saved by Hugging Face `datasets`, or of Arrow files."""
     rows = ArrowFolder(path, split=split)
     schema = rows.schema
     column, label = _chosen(schema, rows.columns, column, label, owner=repr(rows))
-    labels = Labels()
+    labels = ImageLabels()
     if has_labels and label is not None:
         names = _class_names(schema, label)
         labels = _labels(ArrowFolder(path, split=split, columns=label), label, names, classes)
     return ImageColumn(ArrowFolder(path, split=split, columns=column), column, labels)
 
 
-class LiveRows:
-    """The rows of a dataset of Hugging Face's, with its pictures as they lie on disk."""
+class DatasetRows:
+    """The rows of a Hugging Face dataset, with images not decoded."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -122,34 +122,34 @@ class LiveRows:
         return self._dataset[position]
 
     def describe(self, position: int) -> str:
-        """Return which row it is."""
+        """Return the location of a row."""
         return f"row {position} of the dataset"
 
     @property
     def fingerprint(self) -> str:
-        """As the dataset tells it."""
+        """The fingerprint of the dataset."""
         return str(getattr(self._dataset, "_fingerprint", len(self)))
 
 
-def is_live(given: Any) -> bool:
-    """Whether something is a dataset of Hugging Face's."""
+def is_dataset(given: Any) -> bool:
+    """Return whether an object is a Hugging Face dataset."""
     return all(hasattr(given, name) for name in ("features", "cast_column", "select_columns", "column_names"))
 
 
-def of_live(
+def of_dataset(
     dataset: Any, *, column: str | None, label: str | None, has_labels: bool, classes: Sequence[str] | None
 ) -> ImageColumn:
-    """Return the pictures of a dataset of Hugging Face's."""
+    """Return the images of a Hugging Face dataset."""
     import datasets  # type: ignore[import-not-found, unused-ignore]
 
     features = dataset.features
-    pictures = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
+    images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
     kinds = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
-    column = _one_of(pictures, column, list(features), what="pictures", owner="the dataset")
+    column = _one_of(images, column, list(features), owner="the dataset")
     label = label or (kinds[0] if len(kinds) == 1 else "label" if "label" in features else None)
     if label is not None and label not in features:
         raise ArgumentError(f"the dataset has no column {label!r}", hint=f"it has {', '.join(features)}")
-    labels = Labels()
+    labels = ImageLabels()
     if has_labels and label is not None:
         names = getattr(features[label], "names", None)
         values = dataset.with_format(None).select_columns([label])[:][label]
@@ -157,10 +157,10 @@ def of_live(
     rows = dataset.with_format(None).select_columns([column])
     if isinstance(features[column], datasets.Image):
         rows = rows.cast_column(column, datasets.Image(decode=False))
-    return ImageColumn(LiveRows(rows), column, labels)
+    return ImageColumn(DatasetRows(rows), column, labels)
 
 
-def _labels(rows: Any, label: str, names: list[str] | None, classes: Sequence[str] | None) -> Labels:
+def _labels(rows: Any, label: str, names: list[str] | None, classes: Sequence[str] | None) -> ImageLabels:
     values: list[Any] = []
     for begin in range(0, len(rows), _LABEL_ROWS):
         part = rows.__getitems__(range(begin, min(begin + _LABEL_ROWS, len(rows))))
@@ -168,30 +168,30 @@ def _labels(rows: Any, label: str, names: list[str] | None, classes: Sequence[st
     lacking = next((row for row, value in enumerate(values) if value is None), None)
     if lacking is not None:
         raise ArgumentError(
-            f"row {lacking} of {rows!r} has no {label!r}", hint="pass labels=False to do without, or another label="
+            f"row {lacking} of {rows!r} has no {label!r}", hint="pass labels=False to ignore labels, or another label="
         )
     if classes is None and names is not None and not any(isinstance(value, str) for value in values[:1]):
         numbers = np.asarray(values, np.int64)
         if numbers.size and not -1 <= int(numbers.min()) <= int(numbers.max()) < len(names):
             raise ArgumentError(
-                f"the column {label!r} of {rows!r} has numbers that are none of its {len(names)} classes",
-                hint="mend them, or pass labels=False to do without",
+                f"column {label!r} of {rows!r} has numbers outside its {len(names)} classes",
+                hint="fix them, or pass labels=False to ignore labels",
             )
-        return Labels(numbers, list(names))
+        return ImageLabels(numbers, list(names))
     return labels_of(values, classes)
 
 
 def _chosen(
     schema: Any, shown: Sequence[str], column: str | None, label: str | None, *, owner: str
 ) -> tuple[str, str | None]:
-    """Return the column of pictures and that of labels."""
+    """Return the column of images and that of labels."""
     features = _features(schema)
     marked = [name for name in shown if features.get(name, {}).get("_type") == "Image"]
     fitting = [name for name in shown if _holds_bytes(schema.field(name).type)]
-    column = _one_of(marked or fitting, column, shown, what="pictures", owner=owner)
+    column = _one_of(marked or fitting, column, shown, owner=owner)
     if not _holds_bytes(schema.field(column).type):
         raise ArgumentError(
-            f"the column {column!r} of {owner} holds {schema.field(column).type}, and no files of pictures",
+            f"column {column!r} of {owner} contains {schema.field(column).type}, not image files",
             hint=f"pass column=, one of {', '.join(fitting)}" if fitting else "there is no column of bytes",
         )
     if label is None:
@@ -202,7 +202,7 @@ def _chosen(
     return column, label
 
 
-def _one_of(found: Sequence[str], asked: str | None, names: Sequence[str], *, what: str, owner: str) -> str:
+def _one_of(found: Sequence[str], asked: str | None, names: Sequence[str], *, owner: str) -> str:
     if asked is not None:
         if asked not in names:
             raise ArgumentError(f"{owner} has no column {asked!r}", hint=f"it has {', '.join(names)}")
@@ -211,8 +211,8 @@ def _one_of(found: Sequence[str], asked: str | None, names: Sequence[str], *, wh
         return found[0]
     if "image" in found:
         return "image"
-    told = f"several columns that may be {what} ({', '.join(found)})" if found else f"no column of {what}"
-    raise ArgumentError(f"{owner} has {told}", hint=f"name it: column=...; it has {', '.join(names)}")
+    problem = f"several columns that may be images ({', '.join(found)})" if found else "no column of images"
+    raise ArgumentError(f"{owner} has {problem}", hint=f"pass column=; it has {', '.join(names)}")
 
 
 def _holds_bytes(kind: Any) -> bool:
@@ -227,7 +227,7 @@ def _holds_bytes(kind: Any) -> bool:
 
 
 def _features(schema: Any) -> dict[str, dict[str, Any]]:
-    """Return what Hugging Face's `datasets` has noted of the columns."""
+    """Return the features that Hugging Face `datasets` recorded for the columns."""
     try:
         noted = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {name: feature for name, feature in noted.items() if isinstance(feature, dict)}

@@ -1,4 +1,4 @@
-"""Pictures that are files, each by itself: those of a folder, or of a list."""
+"""Images that are files of a folder or a list."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import BadImage, StaleSource
-from stoker.source.images.labels import Labels, digest_of
+from stoker.source.images.labels import ImageLabels, digest_of
 from stoker.source.images.listing import Listing
 from stoker.source.images.names import Names, printable
 
 MAX_BYTES = 2**31
-"""Decoders count bytes in 32 bits."""
+"""Decoders count bytes with 32 bits."""
 
 _NUM_PROBES = 64
 
-# Without O_NONBLOCK to open a pipe is to wait for whoever writes to it.
+# O_NONBLOCK: opening a pipe would otherwise block until it has a writer.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @final
 class ImageFiles:
-    """Pictures that are files. Nothing is open between two reads; for any number of threads; pickles as its names.
+    """Images that are files. No file is open between reads; thread-safe; pickles as its names.
 
-    What is read is what is there now. A file that is gone is `StaleSource`; one that was replaced since it was listed
-    is read as it is: nothing but its name was ever looked at.
+    A missing file raises `StaleSource`; a file that was replaced after listing is read as it is now, because only its
+    name is recorded.
     """
 
-    def __init__(self, listing: Listing, labels: Labels) -> None:
+    def __init__(self, listing: Listing, labels: ImageLabels) -> None:
         self._listing = listing
         self.labels, self.classes = labels.values, labels.classes
 
@@ -54,7 +54,7 @@ class ImageFiles:
             finally:
                 os.close(handle)
         except FileNotFoundError as error:
-            raise StaleSource(printable(path), what="it is gone, or a link that leads nowhere") from error
+            raise StaleSource(printable(path), what="it is gone, or a broken link") from error
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
@@ -65,18 +65,18 @@ class ImageFiles:
         return printable(self._listing.path(position))
 
     def within(self, position: int) -> bytes:
-        """Return the path of the file at `position` below the folder."""
+        """Return the path of the file at `position`, relative to the folder."""
         return self._listing.within(position)
 
     def path(self, position: int) -> bytes:
-        """Return the path of the file at `position`, as it is."""
+        """Return the path of the file at `position`, as bytes."""
         return self._listing.path(position)
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells these files from others: their names below the folder, their labels, the sizes of some of them.
+        """Identity of these files: their relative paths, their labels, and the sizes of some of them.
 
-        To look at the size of each would cost as much as the listing, or more.
+        Reading the size of each would take as long as listing them, or longer.
         """
         listing = self._listing
         sizes = []
@@ -87,11 +87,11 @@ class ImageFiles:
                 sizes.append(-1)
         arrays: list[NDArray[Any]] = [listing.folders.blob, listing.folders.ends, listing.folder_of]
         arrays += [listing.names.blob, listing.names.ends, np.array(sizes, np.int64)]
-        return digest_of(arrays, Labels(self.labels, self.classes))
+        return digest_of(arrays, ImageLabels(self.labels, self.classes))
 
 
 def listing_of(paths: Sequence[str | os.PathLike[str]]) -> Listing:
-    """Return files in the order in which they are given, whether they are there or not."""
+    """Return files in the given order, whether they exist or not."""
     encoded = [os.fsencode(os.path.abspath(path)) for path in paths]
     parted = [os.path.split(path) for path in encoded]
     root = os.path.commonpath({folder for folder, _ in parted})
@@ -103,8 +103,8 @@ def listing_of(paths: Sequence[str | os.PathLike[str]]) -> Listing:
 
 
 def too_large(name: str, num_bytes: int) -> BadImage:
-    """Return the error for a picture that no decoder takes."""
-    return BadImage(name, reason=f"it has {num_bytes / 2**30:.1f} GiB, and a picture may have less than 2 GiB")
+    """Return the error for an image too large for decoders."""
+    return BadImage(name, reason=f"it has {num_bytes / 2**30:.1f} GiB, but images must be smaller than 2 GiB")
 
 
 def _content(handle: int, path: bytes) -> bytes:
@@ -114,7 +114,7 @@ def _content(handle: int, path: bytes) -> bytes:
     if found.st_size >= MAX_BYTES:
         raise too_large(printable(path), found.st_size)
     data = os.read(handle, found.st_size)
-    while len(data) < found.st_size:  # a signal came between, or the file was cut short just now
+    while len(data) < found.st_size:  # interrupted by a signal, or the file was truncated just now
         more = os.read(handle, found.st_size - len(data))
         if not more:
             break

@@ -1,4 +1,4 @@
-"""What pictures are labelled with: classes or numbers, from folders, tables, mappings or lists."""
+"""Labels of images: classes or numbers, from folders, tables, mappings or lists."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]
 _BEYOND = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 _NUM_NAMED = 5
-"""How many names an error tells."""
+"""Maximum number of names in an error."""
 
 
-class Labels(NamedTuple):
-    """For each picture a number, or several; and the names of the classes, where they are classes."""
+class ImageLabels(NamedTuple):
+    """For each image one number or several; and the names of the classes, if they are classes."""
 
     values: NDArray[Any] | None = None
     classes: list[str] | None = None
 
 
-def digest_of(arrays: Iterable[NDArray[Any]], labels: Labels) -> str:
-    """Return a short text that tells these arrays and labels from others."""
+def digest_of(arrays: Iterable[NDArray[Any]], labels: ImageLabels) -> str:
+    """Return a digest of arrays and labels."""
     digest = hashlib.blake2b(digest_size=16)
     listed = [*arrays, *([] if labels.values is None else [labels.values])]
     for array in listed:
@@ -46,8 +46,8 @@ def digest_of(arrays: Iterable[NDArray[Any]], labels: Labels) -> str:
     return digest.hexdigest()
 
 
-def numbered(names: Sequence[str] | NDArray[Any], classes: Sequence[str] | None = None) -> Labels:
-    """Return labels that are the names of classes as numbers: in natural order, or as `classes` lists them."""
+def class_labels(names: Sequence[str] | NDArray[Any], classes: Sequence[str] | None = None) -> ImageLabels:
+    """Return labels for the names of classes, numbered in natural order, or as listed in `classes`."""
     found = sorted(set(names))
     if classes is None:
         encoded = [name.encode("utf-8", "surrogateescape") for name in found]
@@ -57,39 +57,38 @@ def numbered(names: Sequence[str] | NDArray[Any], classes: Sequence[str] | None 
         strange = [name for name in found if name not in set(listed)]
         if strange:
             raise ArgumentError(
-                f"classes= does not have {_counted(strange, 'class that is', 'classes that are')} there: "
-                f"{_some(strange)}",
-                hint="add them to classes=, or leave it out: the classes are then those that are there",
+                f"classes= lacks {_counted(strange, 'class', 'classes')} of the data: {_some(strange)}",
+                hint="add them to classes=, or omit it to use the classes of the data",
             )
     numbers = {name: number for number, name in enumerate(listed)}
-    return Labels(np.fromiter((numbers[name] for name in names), np.int64, len(names)), listed)
+    return ImageLabels(np.fromiter((numbers[name] for name in names), np.int64, len(names)), listed)
 
 
 def checked_classes(classes: Sequence[str]) -> list[str]:
-    """Return the names of classes as they were given."""
+    """Return the given names of classes as a list without repeats."""
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
-        raise ArgumentError(f"classes={classes!r} is not a list of names", hint="pass all of them, in their order")
+        raise ArgumentError(f"classes must be a list of names, got {classes!r}", hint="pass all of them, in order")
     listed = list(classes)
     if len(set(listed)) < len(listed):
         twice = sorted({name for name in listed if listed.count(name) > 1})
-        raise ArgumentError(f"classes= has {_some(twice)} twice", hint="give each class one number")
+        raise ArgumentError(f"classes= has {_some(twice)} twice", hint="list each class once")
     return listed
 
 
-def labels_of(values: Sequence[Any] | NDArray[Any], classes: Sequence[str] | None = None) -> Labels:
-    """Return labels from values: names become classes, numbers stay what they are."""
+def labels_of(values: Sequence[Any] | NDArray[Any], classes: Sequence[str] | None = None) -> ImageLabels:
+    """Return labels from values: names become classes, numbers stay numbers."""
     is_tensor = type(values).__module__.split(".")[0] == "torch"
     array = values if isinstance(values, np.ndarray) else np.asarray(values.numpy()) if is_tensor else None  # type: ignore[attr-defined]
     if array is None:
         listed = list(values)
         if any(isinstance(value, (str, bytes)) for value in listed):
-            return numbered([_text(value) for value in listed], classes)
+            return class_labels([_text(value) for value in listed], classes)
         try:
             array = np.asarray(listed)
         except ValueError as error:
             raise ArgumentError(f"the labels are not numbers of one shape: {error}", hint="pad them") from error
     if array.dtype.kind in "US":
-        return numbered([_text(value) for value in array.tolist()], classes)
+        return class_labels([_text(value) for value in array.tolist()], classes)
     if array.dtype.kind not in "biuf":
         bad = next((value for value in array.reshape(-1).tolist() if not isinstance(value, (int, float))), None)
         raise ArgumentError(f"the label {bad!r} is neither a number nor a name", hint="pass numbers or names")
@@ -100,47 +99,47 @@ def labels_of(values: Sequence[Any] | NDArray[Any], classes: Sequence[str] | Non
         is_number = array.ndim == 1 and array.dtype == np.int64
         if not is_number or (array.size and not 0 <= int(array.min()) <= int(array.max()) < len(listed_classes)):
             raise ArgumentError(
-                f"the labels are not numbers of {len(listed_classes)} classes", hint="leave classes= out, or mend them"
+                f"the labels are not numbers of {len(listed_classes)} classes", hint="omit classes=, or fix them"
             )
-        return Labels(array, listed_classes)
-    return Labels(array)
+        return ImageLabels(array, listed_classes)
+    return ImageLabels(array)
 
 
-def parsed(texts: Sequence[str], classes: Sequence[str] | None = None) -> Labels:
-    """Return labels from text: numbers where all are numbers, or else names of classes.
+def parsed(texts: Sequence[str], classes: Sequence[str] | None = None) -> ImageLabels:
+    """Return labels from text: numbers if all are numbers, otherwise names of classes.
 
-    `007` is a name: as a number it would not be written so. `nan` and `inf` are numbers among numbers.
+    `007` is a name, because of its leading zeros. `nan` and `inf` are numbers if the others are.
     """
     if all(map(_WHOLE.fullmatch, texts)):
-        with suppress(OverflowError, ValueError):  # what has more digits than a number can have is a name
+        with suppress(OverflowError, ValueError):  # too many digits for an int64: a name
             return labels_of(np.array([int(text) for text in texts], np.int64), classes)
     elif any(map(_NUMBER.fullmatch, texts)) and all(
         _NUMBER.fullmatch(text) or _BEYOND.fullmatch(text) for text in texts
     ):
         return labels_of(np.array([float(text) for text in texts], np.float64), classes)
-    return numbered(texts, classes)
+    return class_labels(texts, classes)
 
 
 def given_labels(
     labels: Any,
-    num_pictures: int,
+    num_images: int,
     within: Callable[[], Iterable[bytes]],
     *,
     columns: Sequence[str] | None,
     classes: Sequence[str] | None,
     owner: str,
-) -> Labels:
-    """Return the labels that a caller gave: a table's path, a mapping by name, or a sequence by position.
+) -> ImageLabels:
+    """Return the labels passed by the user: the path of a table, a mapping by name, or a sequence by position.
 
-    `within` gives the names of all pictures, below their folder. A table or mapping may name them so, or without the
-    folders that lead to them, or without their extension, or, a table, by paths that begin where it lies.
+    `within` returns the paths of all images relative to their folder. A table or mapping may use these, names without
+    folders, names without extension, or paths that include the folder.
     """
     if isinstance(labels, (str, os.PathLike)):
         path = Path(os.path.abspath(labels))
         names, found = _table(path, columns, classes)
         return _matched(names, found, list(within()), table=str(path), owner=owner)
     if columns is not None:
-        raise columns_of_no_table()
+        raise columns_without_table()
     if isinstance(labels, Mapping):
         names = [os.fsdecode(name) for name in labels]
         found = labels_of(list(labels.values()), classes)
@@ -149,37 +148,37 @@ def given_labels(
         num_labels = len(labels)
     except TypeError:
         raise ArgumentError(
-            f"labels={labels!r} is not known",
-            hint="pass None, False, a table's path, a mapping from name to label, or a list of labels",
+            f"unknown labels={labels!r}",
+            hint="pass None, False, the path of a table, a mapping from name to label, or a list of labels",
         ) from None
-    if num_labels != num_pictures:
+    if num_labels != num_images:
         raise ArgumentError(
-            f"labels= has {num_labels:,} labels, and {owner} {num_pictures:,} pictures",
-            hint="pass one for each, in the order of the pictures; or a mapping from name to label",
+            f"labels= has {num_labels:,} labels, and {owner} {num_images:,} images",
+            hint="pass one for each, in the order of the images; or a mapping from name to label",
         )
     return labels_of(labels, classes)
 
 
-def columns_of_no_table() -> ArgumentError:
-    """Return the error for columns where no table is."""
-    return ArgumentError("columns= is for labels from a table", hint="pass labels='labels.csv' with it")
+def columns_without_table() -> ArgumentError:
+    """Return the error for columns= without a table."""
+    return ArgumentError("columns= is only for labels from a table", hint="pass labels='labels.csv' with it")
 
 
-def _matched(names: list[str], labels: Labels, within: list[bytes], *, table: str, owner: str) -> Labels:
-    """Return the labels in the order of the pictures."""
+def _matched(names: list[str], labels: ImageLabels, within: list[bytes], *, table: str, owner: str) -> ImageLabels:
+    """Return the labels in the order of the images."""
     assert labels.values is not None
     rows: dict[bytes, int] = {}
     for row, name in enumerate(map(os.fsencode, names)):
         if rows.setdefault(os.path.normpath(name), row) != row:
-            raise ArgumentError(f"{table} names {printable(name)} twice", hint="give each picture one label")
+            raise ArgumentError(f"{table} has {printable(name)} twice", hint="pass one label for each image")
     keys = _keys_like(next(iter(rows), b""), [os.path.normpath(name) for name in within], owner)
     order = np.fromiter((rows.get(key, -1) for key in keys), np.int64, len(keys))
     lacking = [printable(within[position]) for position in np.flatnonzero(order < 0)[:_NUM_NAMED].tolist()]
     if lacking:
         raise ArgumentError(
-            f"{table} has no label for {int((order < 0).sum()):,} of the {len(within):,} pictures in {owner}: "
+            f"{table} has no label for {int((order < 0).sum()):,} of the {len(within):,} images in {owner}: "
             f"{', '.join(lacking)}{', ...' if int((order < 0).sum()) > len(lacking) else ''}",
-            hint=f"it names pictures like {names[0]!r}; add the labels, or pass a list of (path, label) pairs"
+            hint=f"its names look like {names[0]!r}; add the labels, or pass a list of (path, label) pairs"
             if names
             else "it is empty",
         )
@@ -187,14 +186,14 @@ def _matched(names: list[str], labels: Labels, within: list[bytes], *, table: st
         known = set(keys)
         strange = [printable(name) for name in rows if name not in known]
         raise ArgumentError(
-            f"{table} has labels for {len(strange):,} pictures that are not in {owner}: {_some(strange)}",
+            f"{table} has labels for {len(strange):,} images that are not in {owner}: {_some(strange)}",
             hint="remove those rows, or pass a list of (path, label) pairs",
         )
-    return Labels(labels.values[order], labels.classes)
+    return ImageLabels(labels.values[order], labels.classes)
 
 
 def _keys_like(name: bytes, within: list[bytes], owner: str) -> list[bytes]:
-    """Return the names of all pictures in the form of one that a table has."""
+    """Return the names of all images in the form of a name in the table."""
     forms: tuple[Callable[[bytes], bytes], ...] = (
         lambda one: one,
         os.path.basename,
@@ -210,12 +209,12 @@ def _keys_like(name: bytes, within: list[bytes], owner: str) -> list[bytes]:
     return within
 
 
-def _table(path: Path, columns: Sequence[str] | None, classes: Sequence[str] | None) -> tuple[list[str], Labels]:
-    """Return the names in a table, and the label of each."""
+def _table(path: Path, columns: Sequence[str] | None, classes: Sequence[str] | None) -> tuple[list[str], ImageLabels]:
+    """Return the names in a table, and their labels."""
     if path.suffix.lower() in (".parquet", ".pq"):
         return _parquet_table(path, columns, classes)
     if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
-        raise ArgumentError(f"{path} is no table that is known", hint="pass a .csv, .tsv or .parquet file")
+        raise ArgumentError(f"{path} is not a supported table", hint="pass a .csv, .tsv or .parquet file")
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         first = file.readline()
         file.seek(0)
@@ -226,7 +225,7 @@ def _table(path: Path, columns: Sequence[str] | None, classes: Sequence[str] | N
         except csv.Error as error:
             raise DamagedFile(path, what=f"cannot be read at line {reader.line_num}: {error}") from error
     if not rows:
-        raise DamagedFile(path, what="is empty", hint="a table begins with a line that names its columns")
+        raise DamagedFile(path, what="is empty", hint="the first line of a table must contain the names of its columns")
     head = [name.strip() for name in rows[0]]
     chosen = [head.index(name) for name in _chosen(head, columns, path)]
     for number, row in enumerate(rows[1:], start=2):
@@ -243,7 +242,7 @@ def _table(path: Path, columns: Sequence[str] | None, classes: Sequence[str] | N
 
 def _parquet_table(
     path: Path, columns: Sequence[str] | None, classes: Sequence[str] | None
-) -> tuple[list[str], Labels]:
+) -> tuple[list[str], ImageLabels]:
     from stoker.source.parquet import Parquet
 
     file = Parquet(path)
@@ -260,17 +259,17 @@ def _parquet_table(
 
 def _lacking(path: Path, name: str) -> ArgumentError:
     return ArgumentError(
-        f"{path} names {printable(os.fsencode(name))}, and has no label for it",
-        hint="fill it in; among numbers, nan stands for one that is not known",
+        f"{path} has no label for {printable(os.fsencode(name))}",
+        hint="fill it in; for unknown numbers, use nan",
     )
 
 
-def _several(columns: list[Labels], path: Path) -> Labels:
-    """Return several columns of numbers as one label."""
+def _several(columns: list[ImageLabels], path: Path) -> ImageLabels:
+    """Return several columns of numbers as one label per image."""
     values = [column.values for column in columns if column.classes is None and column.values is not None]
     if len(values) < len(columns):
-        raise ArgumentError(f"{path} has names in one of its columns of labels", hint="several columns must be numbers")
-    return Labels(np.stack(values, axis=1))
+        raise ArgumentError(f"{path} has names in a label column", hint="several label columns must be numbers")
+    return ImageLabels(np.stack(values, axis=1))
 
 
 def _chosen(found: Sequence[str], columns: Sequence[str] | None, path: Path) -> list[str]:
@@ -289,8 +288,8 @@ def _chosen(found: Sequence[str], columns: Sequence[str] | None, path: Path) -> 
         label = next(name for name in found if name != file)
     if file is None or label is None:
         raise ArgumentError(
-            f"{path} does not tell which of its columns ({', '.join(found)}) name the pictures and their labels",
-            hint="say it: columns=('file', 'label'); its first line must name the columns",
+            f"cannot tell which columns of {path} ({', '.join(found)}) contain file names and labels",
+            hint="pass columns=('file', 'label'); its first line must contain the names of the columns",
         )
     return [file, label]
 
@@ -299,7 +298,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     if not isinstance(value, str):
-        raise ArgumentError(f"{value!r} is among names", hint="pass names or numbers, not both")
+        raise ArgumentError(f"labels contain names, but also {value!r}", hint="pass names or numbers, not both")
     return value
 
 

@@ -1,7 +1,8 @@
-"""What was found out once, kept on disk for the next start: arrays under a name, whole or not there at all.
+"""Cache of listings and indexes on disk, for the next start: named arrays, each file complete or missing.
 
-A file holds a line of JSON (what the arrays are, and of what they were made), the arrays one after the other, and a
-checksum of all before it. It lies in the cache folder of the user, named by a hash of what it is about.
+Layout of a file: one line of JSON (dtypes and shapes of the arrays, and what they were made from), padded with spaces
+to a multiple of 8 bytes; the arrays, each padded with zeros to a multiple of 8; the xxh3_64 of everything before
+(uint64, little-endian). Files are in the user's cache folder, named by a hash of their key.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _ABANDONED_SECONDS = 24 * 3600
 Cache = bool | str | os.PathLike[str]
 
 
-class Found(NamedTuple):
-    """What was kept."""
+class CachedArrays(NamedTuple):
+    """Contents of a cache file."""
 
     about: Any
-    """Anything JSON, as it was given."""
+    """JSON values, as passed to `save`."""
     arrays: dict[str, NDArray[Any]]
     """Read-only."""
 
 
 class ArrayCache:
-    """A folder of such files, for any number of processes. One that cannot be written to keeps nothing, silently."""
+    """A folder of cache files, shared by any number of processes. If it is not writable, nothing is cached."""
 
     def __init__(self, cache: Cache) -> None:
         if isinstance(cache, bool):
@@ -48,30 +49,30 @@ class ArrayCache:
         elif isinstance(cache, (str, os.PathLike)):
             self._folder = Path(os.path.abspath(cache))
         else:
-            raise ArgumentError(f"cache={cache!r} is not known", hint="pass True, False, or a folder")
+            raise ArgumentError(f"cache must be True, False or a folder, got {cache!r}", hint="False disables it")
 
-    def load(self, *key: str | bytes) -> Found | None:
-        """Return what is kept under a key; None where there is nothing, or something damaged."""
+    def load(self, *key: str | bytes) -> CachedArrays | None:
+        """Return the arrays of a key; None if there are none, or the file is damaged."""
         path = self._path(key)
         if path is None:
             return None
         try:
             content = path.read_bytes()
-            return _unpacked(content)
+            return _parse(content)
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
 
     def save(self, *key: str | bytes, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep arrays under a key, in place of what was there, if that can be."""
+        """Store arrays under a key, replacing earlier ones, if possible."""
         path = self._path(key)
         if path is None:
             return
-        with suppress(OSError):  # no folder, no permission, no room: found out anew the next time
+        with suppress(OSError):  # no folder, no permission, no space: not cached
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".tmp")
             try:
                 with open(handle, "wb") as file:
-                    file.write(_packed(about, arrays))
+                    file.write(_serialize(about, arrays))
                 os.replace(temporary, path)
             except BaseException:
                 with suppress(OSError):
@@ -89,10 +90,10 @@ class ArrayCache:
         return self._folder / f"{digest.hexdigest()}.pictures"
 
 
-def _packed(about: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def _serialize(about: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:
     shapes = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
     head = json.dumps({"format": _FORMAT, "about": about, "arrays": shapes}).encode()
-    # Padded, so that every array begins at a multiple of 8 bytes.
+    # padded, so that every array begins at a multiple of 8 bytes
     parts = [head + b" " * (-(len(head) + 1) % 8) + b"\n"]
     for array in arrays.values():
         data = np.ascontiguousarray(array).tobytes()
@@ -101,24 +102,24 @@ def _packed(about: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return content + checksum(content).to_bytes(8, "little")
 
 
-def _unpacked(content: bytes) -> Found:
+def _parse(content: bytes) -> CachedArrays:
     if checksum(memoryview(content)[:-8]) != int.from_bytes(content[-8:], "little"):
         raise ValueError("it is damaged")
     at = content.index(b"\n") + 1
     head = json.loads(content[:at])
     if head["format"] != _FORMAT:
-        raise ValueError("it is of another version")
+        raise ValueError("it has another version")
     arrays = {}
     for name, (dtype, shape) in head["arrays"].items():
         count = int(np.prod(shape, dtype=np.int64))
         array = np.frombuffer(content, dtype, count, at).reshape(shape)
         arrays[name] = array
         at += array.nbytes + -array.nbytes % 8
-    return Found(head["about"], arrays)
+    return CachedArrays(head["about"], arrays)
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what processes that were killed have left half-written."""
+    """Remove temporary files of processes that were killed."""
     now = time.time()
     for path in folder.glob("*.tmp"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Names of files by the million: one blob of bytes instead of an object for each; and their natural order."""
+"""Millions of file names in one array of bytes instead of an object each; and their natural order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ZERO, _NINE = ord("0"), ord("9")
 
 @final
 class Names:
-    """Byte strings, one after the other in one array. Pickles as two arrays."""
+    """Byte strings, concatenated in one array, with their ends. Pickles as two arrays."""
 
     __slots__ = ("blob", "ends")
 
@@ -22,7 +22,7 @@ class Names:
 
     @classmethod
     def of(cls, names: Iterable[bytes]) -> Names:
-        """Return the names that are given."""
+        """Return these names."""
         listed = list(names)
         lengths = np.fromiter(map(len, listed), np.int64, len(listed))
         return cls(np.frombuffer(b"".join(listed), np.uint8), np.cumsum(lengths, dtype=np.int64))
@@ -48,25 +48,26 @@ class Names:
 
 
 def natural_order(names: Sequence[bytes]) -> list[int]:
-    """Return the numbers of the names in natural order: `img2` before `img10`, and bytes as they are otherwise.
+    """Return the indices of the names in natural order: `img2` before `img10`, otherwise by bytes.
 
-    Numbers are compared by their value, and come before any other character; names that differ in leading zeros alone
-    are in the order of their bytes.
+    Numbers are compared by value, and come before any other character; names that differ only in leading zeros are
+    compared by bytes.
     """
     return sorted(range(len(names)), key=natural_keys(names).__getitem__)
 
 
 def natural_keys(names: Sequence[bytes]) -> list[bytes]:
-    """Return byte strings whose order by bytes is the natural order of the names.
+    """Return byte strings whose order is the natural order of the names.
 
-    Before each number stand a zero byte, which no name has, and how many digits follow, without leading zeros.
+    Each number loses its leading zeros, and is preceded by a zero byte, which no name contains, and its number of
+    digits: `img10` becomes `img`, 0, 2, `10`.
     """
     joined = Names.of(names)
     blob, ends = joined.blob, joined.ends
     is_digit = (blob >= _ZERO) & (blob <= _NINE)
     if not is_digit.any():
         return list(names)
-    # A run of digits ends with its name.
+    # A run of digits ends at the end of its name.
     is_last = np.zeros(len(blob), np.bool_)
     is_last[ends[ends > 0] - 1] = True
     before = np.zeros(len(blob), np.bool_)
@@ -75,7 +76,7 @@ def natural_keys(names: Sequence[bytes]) -> list[bytes]:
     behind = np.ones(len(blob), np.bool_)
     behind[:-1] = ~is_digit[1:]
     last = np.flatnonzero(is_digit & (behind | is_last))
-    # The first digit that counts: of the digits from each run's first on, the first that is no zero, or the last.
+    # First significant digit of each run: the first that is not a zero, or the last one.
     counts_from = np.minimum(_next_true(is_digit & (blob != _ZERO), first), last)
     copies = np.ones(len(blob), np.int64)
     steps = np.zeros(len(blob) + 1, np.int64)
@@ -90,19 +91,19 @@ def natural_keys(names: Sequence[bytes]) -> list[bytes]:
     stops = np.zeros(len(ends), np.int64)
     stops[ends > 0] = places[ends[ends > 0] - 1]
     found = list(Names(keys, stops))
-    if (counts_from > first).any():  # then two may be the same, and their names tell which is first
+    if (counts_from > first).any():  # then two keys may be equal: append the names
         found = [b"\0\0".join(pair) for pair in zip(found, names)]
     return found
 
 
 def _next_true(flags: NDArray[np.bool_], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each place the first one from there on whose flag is set; the number of flags where there is none."""
+    """Return for each place the next index whose flag is set, or the number of flags if there is none."""
     found = np.append(np.flatnonzero(flags), len(flags))
     return found[np.searchsorted(found, places)]
 
 
 def printable(name: bytes) -> str:
-    """Return a name as text that can be printed on one line, whatever bytes are in it."""
+    """Return a name as printable text on one line, with other bytes escaped."""
     text = name.decode("utf-8", "backslashreplace")
     if text.isprintable():
         return text

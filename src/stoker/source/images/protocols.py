@@ -1,4 +1,4 @@
-"""What a dataset of pictures asks of where they lie: a seam for sources of our own and of others."""
+"""Interface between `stoker.images` and the places where images are stored."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 EncodedImage = bytes | memoryview | NDArray[np.uint8]
-"""A picture as it lies on disk: the bytes of a JPEG, PNG, ... file."""
+"""The bytes of an image file: JPEG, PNG, ..."""
 
 
 @runtime_checkable
 class ImageSource(Protocol):
-    """Encoded pictures addressed by position, readable from any thread and process, cheap to pickle."""
+    """Encoded images addressed by position, readable from any thread and process, cheap to pickle."""
 
     classes: list[str] | None
-    """The names of the classes, by their numbers; None where labels are no classes, or are not there."""
+    """Names of the classes by number; None if labels are not classes, or there are none."""
     labels: NDArray[Any] | None
-    """For each picture the number of its class, or the value, or values, that a table has for it."""
+    """For each image the number of its class, or the value or values that a table has for it."""
 
     @property
     def fingerprint(self) -> str:
-        """What tells this set of pictures, in this order and with these labels, from others, wherever it lies."""
+        """Identity of these images, in this order and with these labels, independent of their location."""
         ...
 
     def __len__(self) -> int: ...
 
     def read(self, position: int, /) -> EncodedImage:
-        """Return the picture at `position`, from 0, as it lies on disk. It is not to be written to."""
+        """Return the bytes of the image at `position`, from 0. Do not write to them."""
         ...
 
     def name(self, position: int, /) -> str:
-        """Return where the picture at `position` lies, in characters that can be printed."""
+        """Return the location of the image at `position`, as printable text."""
         ...

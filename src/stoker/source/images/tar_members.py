@@ -1,7 +1,12 @@
-"""The files in a tar archive and where their content lies: a walk from header to header, past the content.
+"""The files in a tar archive and the offsets of their content: reads the headers, and skips the content.
 
-`tarfile` in the standard library reads the same, and takes twice as long over it: each member becomes an object
-with all that an archive can tell of a file. Here it is a name, an offset and a size. What both read alike is tested.
+`tarfile` in the standard library finds the same members, but takes twice as long, because each becomes an object with
+all metadata. A test compares both.
+
+Layout of an archive: blocks of 512 bytes; each member is a header block and its content, padded to a block; a block of
+zeros ends the archive. Fields of a header used here: name [0:100], size in octal [124:136], checksum [148:156], type
+[156], magic [257:263], prefix of the name [345:500]. Types L and K (GNU), x and X (pax) hold a long name or more fields
+of the next member as their content, g fields of all following ones.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from stoker.source.known_file import KnownFile
 
 BLOCK = 512
 
-# Headers of small files are read together; more would be read in vain between large ones.
+# Headers of small files are read together; a larger window would be wasted between large files.
 _READ_BYTES = 4096
 
 _MAX_EXTENDED_BYTES = 1 << 20
@@ -26,17 +31,17 @@ _NUL = bytes(BLOCK)
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A regular file in an archive."""
 
     name: bytes
     offset: int
-    """Where its content begins, in bytes."""
+    """Offset of its content, in bytes."""
     size: int
 
 
-class Reading:
-    """An open archive, read here and there."""
+class TarReader:
+    """An open archive, read at any offset through a small window."""
 
     def __init__(self, file: KnownFile, handle: int) -> None:
         self.file, self._handle = file, handle
@@ -44,7 +49,7 @@ class Reading:
         self._window = b""
 
     def at(self, offset: int, size: int) -> bytes:
-        """Return bytes of the archive; fewer where it ends."""
+        """Return bytes of the archive, fewer at its end."""
         begin = offset - self._begin
         if begin < 0 or begin + size > len(self._window):
             self._window = os.pread(self._handle, max(size, _READ_BYTES), offset)
@@ -52,23 +57,23 @@ class Reading:
         return self._window[begin : begin + size]
 
 
-def members(reading: Reading) -> Iterator[Member]:
-    """Yield the regular files of an archive, in their order.
+def members(reader: TarReader) -> Iterator[TarMember]:
+    """Yield the regular files of an archive, in order.
 
-    Names longer than 100 characters are read as GNU tar and POSIX (pax) write them. Folders and links are passed over.
-    `DamagedFile` where the archive is cut short, or a header is not one.
+    Long names are supported in the forms of GNU tar and POSIX (pax). Folders and links are skipped. Raises
+    `DamagedFile` if the archive is truncated, or a header is invalid.
     """
-    file = reading.file
+    file = reader.file
     at = 0
     general: dict[bytes, bytes] = {}
     special: dict[bytes, bytes] = {}
     long_name: bytes | None = None
     while True:
-        header = reading.at(at, BLOCK)
+        header = reader.at(at, BLOCK)
         if at == 0:
             _check_is_plain(file, header)
         if len(header) < BLOCK:
-            raise _cut(file, at)
+            raise _truncated(file, at)
         if header == _NUL:
             return
         _check_sum(file, header, at)
@@ -76,12 +81,12 @@ def members(reading: Reading) -> Iterator[Member]:
         kind = header[156]
         begin = at + BLOCK
         if kind in b"LKxgX":
-            # what stands here tells of the member that follows
+            # describes the next member
             if size > _MAX_EXTENDED_BYTES:
                 raise DamagedFile(file.path, what=f"has a header of {size} bytes at byte {at}")
-            content = reading.at(begin, size)
+            content = reader.at(begin, size)
             if len(content) < size:
-                raise _cut(file, at)
+                raise _truncated(file, at)
             if kind == ord("L"):
                 long_name = content.partition(b"\0")[0]
             elif kind in b"xX":
@@ -93,25 +98,25 @@ def members(reading: Reading) -> Iterator[Member]:
         fields = general | special if special or general else {}
         if b"size" in fields:
             size = _whole(file, fields[b"size"], at)
-        # links, folders and devices have no content, whatever their size says
+        # links, folders and devices have no content, whatever their size field
         end = begin if kind in b"123456" else begin + size
         if end > file.size_bytes:
-            raise _cut(file, at)
+            raise _truncated(file, at)
         name = fields.get(b"path") or long_name or _name(header)
         is_folder = kind == 0 and name.endswith(b"/")
         if kind == ord("S") or any(field.startswith(b"GNU.sparse") for field in fields):
             raise ArgumentError(
-                f"{file.path} holds {printable(name)} as a sparse file", hint="write it again without --sparse"
+                f"{file.path} contains {printable(name)} as a sparse file", hint="write it again without --sparse"
             )
         if kind in _REGULAR and not is_folder:
-            yield Member(name, begin, size)
+            yield TarMember(name, begin, size)
         at = end + -(end - begin) % BLOCK
         special, long_name = {}, None
 
 
 def _name(header: bytes) -> bytes:
     name = header[:100].partition(b"\0")[0]
-    if header[257:263] == b"ustar\0":  # GNU's own headers have other things there
+    if header[257:263] == b"ustar\0":  # headers of GNU tar have other fields there
         prefix = header[345:500].partition(b"\0")[0]
         if prefix:
             return prefix + b"/" + name
@@ -132,18 +137,18 @@ def _number(file: KnownFile, field: bytes, at: int) -> int:
     except ValueError:
         value = -1
     if value < 0:
-        raise DamagedFile(file.path, what=f"has no size of its member at byte {at}, but {field!r}")
+        raise DamagedFile(file.path, what=f"has an invalid size {field!r} of the member at byte {at}")
     return value
 
 
 def _whole(file: KnownFile, digits: bytes, at: int) -> int:
     if not digits.isdigit() or len(digits) > 18:
-        raise DamagedFile(file.path, what=f"has no size of its member at byte {at}, but {digits!r}")
+        raise DamagedFile(file.path, what=f"has an invalid size {digits!r} of the member at byte {at}")
     return int(digits)
 
 
 def _pax(file: KnownFile, content: bytes, at: int) -> dict[bytes, bytes]:
-    """Return the fields of a header as POSIX has them: lines of `length key=value`."""
+    """Return the fields of a POSIX (pax) header: lines of `length key=value`."""
     fields = {}
     while content and content[0]:
         digits, _, _ = content.partition(b" ")
@@ -158,11 +163,11 @@ def _pax(file: KnownFile, content: bytes, at: int) -> dict[bytes, bytes]:
 
 
 def _check_sum(file: KnownFile, header: bytes, at: int) -> None:
-    """Raise unless a header's checksum is that of its bytes, with spaces in place of the checksum itself."""
+    """Raise `DamagedFile` unless the checksum of a header matches: the sum of its bytes, its own counted as spaces."""
     digits = header[148:156].strip(b" \0")
     rest = header[:148] + header[156:]
     found = sum(rest) + 8 * ord(" ")
-    # some old programs have added the bytes up as signed numbers
+    # some old programs summed signed bytes
     signed = found - 256 * sum(1 for byte in rest if byte > 127) if not rest.isascii() else found
     try:
         expected = int(digits, 8)
@@ -181,14 +186,14 @@ def _check_is_plain(file: KnownFile, header: bytes) -> None:
     for magic, packing in _PACKED.items():
         if header.startswith(magic):
             raise ArgumentError(
-                f"{file.path} is compressed ({packing}), and pictures in it cannot be read at any position",
-                hint="unpack it to a plain .tar; pictures are compressed already",
+                f"{file.path} is compressed ({packing}), so images in it cannot be read at any position",
+                hint="decompress it to a plain .tar; images are compressed already",
             )
 
 
-def _cut(file: KnownFile, at: int) -> DamagedFile:
+def _truncated(file: KnownFile, at: int) -> DamagedFile:
     return DamagedFile(
         file.path,
-        what=f"is cut short: it has {file.size_bytes} bytes, and the member at byte {at} or the end mark is missing",
-        hint="copy or make the file again; if nothing but the end mark is missing, `truncate -s +1024` adds it",
+        what=f"is truncated: it has {file.size_bytes} bytes, and the member at byte {at} or the end mark is missing",
+        hint="copy or create the file again; if only the end mark is missing, `truncate -s +1024` adds it",
     )

@@ -1,4 +1,4 @@
-"""Pictures in tar archives, as WebDataset has them: indexed once, then read at any position."""
+"""Images in tar archives, in the layout of WebDataset: indexed once, then read at any position."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from stoker.errors import ArgumentError, DamagedFile, StaleSource
 from stoker.source.images import listing
 from stoker.source.images.files import MAX_BYTES, too_large
-from stoker.source.images.labels import Labels, digest_of, parsed
+from stoker.source.images.labels import ImageLabels, digest_of, parsed
 from stoker.source.images.listing_cache import ArrayCache
 from stoker.source.images.names import Names, natural_order, printable
-from stoker.source.images.tar_members import Member, Reading, members
+from stoker.source.images.tar_members import TarMember, TarReader, members
 from stoker.source.known_file import KnownFile, fingerprint_of, known_file
 from stoker.source.mapped_files import MappedFiles
 
@@ -29,52 +29,52 @@ _NUM_THREADS = 8
 _MAX_LABEL_BYTES = 16 << 20
 
 _PLAIN = ("cls", "cls.txt", "label", "label.txt")
-"""Members that are a label and nothing else."""
+"""TarMembers that are only a label."""
 
 
-class Wanted(NamedTuple):
-    """What is looked for in each sample."""
+class TarFields(NamedTuple):
+    """Which members of a sample are its image and label."""
 
     extensions: tuple[str, ...]
     column: str | None
-    """The extension of the picture; None: the first that is one of a picture."""
+    """Extension of the image; None: the first one of `extensions`."""
     label: str | None
-    """The extension, or the field of a JSON member, with the label; None: what is there."""
+    """Extension, or field of a JSON member, with the label; None: the usual ones."""
     has_labels: bool
 
 
-class Index(NamedTuple):
-    """The pictures of one archive."""
+class TarIndex(NamedTuple):
+    """The images of one archive."""
 
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     names: Names
-    """Of the members."""
+    """Names of the members."""
     labels: Names | None
-    """As they are written, in JSON where they are from JSON."""
+    """Text of the labels; JSON if they are from JSON."""
 
 
 @final
 class TarShards:
-    """Pictures in tar archives, memory-mapped. For any number of threads; pickles as paths, offsets and names.
+    """Images in tar archives, memory-mapped. Thread-safe; pickles as paths, offsets and names.
 
-    A sample is what follows one another with the same key, the name up to the first dot after the last slash; its
-    picture is the first member with a picture's extension. Samples without one are left out. An archive that changed
-    since it was indexed is `StaleSource`.
+    A sample is a run of members with the same key: the name up to the first dot after the last slash. Its image is the
+    first member with an image extension; samples without one are skipped. An archive that changed since it was indexed
+    raises `StaleSource`.
     """
 
-    def __init__(self, files: Sequence[KnownFile], indexes: Sequence[Index], labels: Labels) -> None:
+    def __init__(self, files: Sequence[KnownFile], indexes: Sequence[TarIndex], labels: ImageLabels) -> None:
         self._files = MappedFiles(files)
         counts = [len(index.sizes) for index in indexes]
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._offsets = np.concatenate([index.offsets for index in indexes])
         self.sizes = np.concatenate([index.sizes for index in indexes])
-        """Of the pictures, in bytes."""
+        """Sizes of the images, in bytes."""
         self._names = joined([index.names for index in indexes])
         self.labels, self.classes = labels.values, labels.classes
 
     def __repr__(self) -> str:
-        return f"TarShards({len(self._files.files):,} archives, {len(self):,} pictures)"
+        return f"TarShards({len(self._files.files):,} archives, {len(self):,} images)"
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -83,7 +83,7 @@ class TarShards:
         return int(self._ends.searchsorted(position, "right"))
 
     def read(self, position: int, /) -> NDArray[np.uint8]:
-        """Return the content of the member at `position`, as it is mapped."""
+        """Return the content of the member at `position`, as a view of the memory map."""
         begin, size = int(self._offsets[position]), int(self.sizes[position])
         if size >= MAX_BYTES:
             raise too_large(self.name(position), size)
@@ -105,25 +105,25 @@ class TarShards:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells these pictures from others: the names, sizes and ends of the archives, members and labels."""
+        """Identity of these images: names, sizes and ends of the archives, members and labels."""
         archives = np.frombuffer(fingerprint_of(self._files.files).encode(), np.uint8)
         arrays = [archives, self._offsets, self.sizes, self._names.blob, self._names.ends]
-        return digest_of(arrays, Labels(self.labels, self.classes))
+        return digest_of(arrays, ImageLabels(self.labels, self.classes))
 
 
 def joined(parts: Sequence[Names]) -> Names:
-    """Return names one after the other."""
+    """Concatenate names."""
     shifts = np.cumsum([0, *(len(part.blob) for part in parts)])
     ends = [part.ends + shift for part, shift in zip(parts, shifts.tolist())]
     return Names(np.concatenate([part.blob for part in parts]), np.concatenate(ends))
 
 
 def archives_at(paths: str | os.PathLike[str] | Iterable[Any]) -> list[KnownFile]:
-    """Return the archives that paths, patterns (`*`, `?`) and ranges (`{000..012}`) name, in natural order each."""
+    """Return the archives for paths, patterns (`*`, `?`) and ranges (`{000..012}`), each in natural order."""
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     found: list[KnownFile] = []
     for one in given:
-        for path in _unfolded(os.fspath(one)):
+        for path in _expand_braces(os.fspath(one)):
             if glob.has_magic(path) and not os.path.exists(path):
                 matches = glob.glob(path, recursive=True)
                 if not matches:
@@ -138,8 +138,8 @@ def archives_at(paths: str | os.PathLike[str] | Iterable[Any]) -> list[KnownFile
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}")
 
 
-def _unfolded(pattern: str) -> list[str]:
-    """Return the paths that ranges and choices in braces stand for."""
+def _expand_braces(pattern: str) -> list[str]:
+    """Expand ranges and choices in braces."""
     match = _RANGE.search(pattern)
     if match is None or os.path.exists(pattern):
         return [pattern]
@@ -151,54 +151,54 @@ def _unfolded(pattern: str) -> list[str]:
         step = 1 if last >= first else -1
         middles = [str(number).zfill(width) for number in range(first, last + step, step)]
     before, behind = pattern[: match.start()], pattern[match.end() :]
-    return [before + middle + one for middle in middles for one in _unfolded(behind)]
+    return [before + middle + one for middle in middles for one in _expand_braces(behind)]
 
 
-def indexed(files: Sequence[KnownFile], wanted: Wanted, keeper: ArrayCache) -> list[Index]:
-    """Return the index of each archive, from an earlier start where it has not changed since."""
+def indexed(files: Sequence[KnownFile], wanted: TarFields, cache: ArrayCache) -> list[TarIndex]:
+    """Return the index of each archive, from the cache if the archive has not changed."""
     if len(files) == 1:
-        return [_indexed(files[0], wanted, keeper)]
+        return [_indexed(files[0], wanted, cache)]
     with ThreadPoolExecutor(min(_NUM_THREADS, len(files)), thread_name_prefix="stoker-index") as threads:
         try:
-            return list(threads.map(lambda file: _indexed(file, wanted, keeper), files))
+            return list(threads.map(lambda file: _indexed(file, wanted, cache), files))
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
 
 
 def labels_in(
-    indexes: Sequence[Index], files: Sequence[KnownFile], wanted: Wanted, classes: Sequence[str] | None
-) -> Labels:
-    """Return the labels that archives hold: all of their pictures have one, or none."""
+    indexes: Sequence[TarIndex], files: Sequence[KnownFile], wanted: TarFields, classes: Sequence[str] | None
+) -> ImageLabels:
+    """Return the labels in the archives: either all of the images have one, or none."""
     has = [index.labels is not None for index in indexes if len(index.sizes)]
     if not any(has):
         if wanted.label is not None:
             raise ArgumentError(
-                f"{files[0].path} holds no label {wanted.label!r}",
-                hint="name the extension of the member, such as 'cls', or the field of the JSON member with the label",
+                f"{files[0].path} has no label {wanted.label!r}",
+                hint="pass the extension of the member, such as 'cls', or the field of the JSON member with the label",
             )
-        return Labels()
+        return ImageLabels()
     if not all(has):
         number = next(at for at, index in enumerate(indexes) if len(index.sizes) and index.labels is None)
         raise ArgumentError(
-            f"{files[number].path} holds no labels, and other archives do", hint="pass labels=False to do without"
+            f"{files[number].path} has no labels, but other archives do", hint="pass labels=False to ignore labels"
         )
     texts = [text.decode("utf-8", "surrogateescape") for index in indexes if index.labels for text in index.labels]
     return parsed(texts, classes)
 
 
-def _indexed(file: KnownFile, wanted: Wanted, keeper: ArrayCache) -> Index:
+def _indexed(file: KnownFile, wanted: TarFields, cache: ArrayCache) -> TarIndex:
     place = os.path.realpath(os.fsencode(file.path))
-    # A copy may have the size and the time of what it replaces, but neither its inode nor the time of its own change.
+    # A copy may keep size and mtime of the file it replaces (`rsync -a`), but not its inode and ctime.
     status, begin = os.stat(file.path), time.time()
     about = [file.size_bytes, file.mtime_ns, status.st_ino, status.st_ctime_ns]
     key = (b"archive", place, json.dumps(wanted))
-    found = keeper.load(*key)
+    found = cache.load(*key)
     if found is not None and found.about == about:
         arrays = found.arrays
         labels = Names(arrays["labels"], arrays["label_ends"]) if "labels" in arrays else None
-        return Index(arrays["offsets"], arrays["sizes"], Names(arrays["names"], arrays["name_ends"]), labels)
-    index = _walked(file, wanted)
+        return TarIndex(arrays["offsets"], arrays["sizes"], Names(arrays["names"], arrays["name_ends"]), labels)
+    index = _build_index(file, wanted)
     arrays = {
         "offsets": index.offsets,
         "sizes": index.sizes,
@@ -208,60 +208,60 @@ def _indexed(file: KnownFile, wanted: Wanted, keeper: ArrayCache) -> Index:
     if index.labels is not None:
         arrays |= {"labels": index.labels.blob, "label_ends": index.labels.ends}
     if max(file.mtime_ns, status.st_ctime_ns) <= (begin - listing.FRESH_SECONDS) * 1e9:
-        keeper.save(*key, about=about, arrays=arrays)
+        cache.save(*key, about=about, arrays=arrays)
     return index
 
 
-def _walked(file: KnownFile, wanted: Wanted) -> Index:
-    """Walk through an archive."""
-    pictures: list[Member] = []
+def _build_index(file: KnownFile, wanted: TarFields) -> TarIndex:
+    """Index an archive by reading its headers."""
+    images: list[TarMember] = []
     labels: list[bytes | None] = []
     with file.open() as opened:
-        reading = Reading(file, opened.fileno())
-        samples = _Samples(reading, wanted)
+        reading = TarReader(file, opened.fileno())
+        samples = _SampleCollector(reading, wanted)
         for member in members(reading):
             samples.add(member)
         samples.end()
-        pictures, labels = samples.pictures, samples.labels
+        images, labels = samples.images, samples.labels
         file.check(os.fstat(opened.fileno()))
-    lacking = [picture.name for picture, label in zip(pictures, labels) if label is None]
+    lacking = [picture.name for picture, label in zip(images, labels) if label is None]
     kept: Names | None = None
-    if not lacking and pictures:
+    if not lacking and images:
         kept = Names.of(label or b"" for label in labels)
-    elif len(lacking) < len(pictures):
+    elif len(lacking) < len(images):
         raise ArgumentError(
-            f"{file.path} has no label for {len(lacking):,} of its {len(pictures):,} pictures, "
+            f"{file.path} has no label for {len(lacking):,} of its {len(images):,} images, "
             f"the first of them {printable(lacking[0])}",
-            hint="pass labels=False to do without, or label= to name the member or field that has them",
+            hint="pass labels=False to ignore labels, or label= for the member or field with the label",
         )
-    return Index(
-        np.array([picture.offset for picture in pictures], np.int64),
-        np.array([picture.size for picture in pictures], np.int64),
-        Names.of(picture.name for picture in pictures),
+    return TarIndex(
+        np.array([picture.offset for picture in images], np.int64),
+        np.array([picture.size for picture in images], np.int64),
+        Names.of(picture.name for picture in images),
         kept,
     )
 
 
-class _Samples:
-    """Members put together to samples."""
+class _SampleCollector:
+    """TarMembers put together to samples."""
 
-    def __init__(self, reading: Reading, wanted: Wanted) -> None:
+    def __init__(self, reading: TarReader, wanted: TarFields) -> None:
         self._reading, self._wanted = reading, wanted
         self._endings = tuple(extension.encode() for extension in wanted.extensions)
         self._column = None if wanted.column is None else wanted.column.lower().lstrip(".").encode()
         self._label = None if wanted.label is None else wanted.label.lower().lstrip(".").encode()
         self._plain = frozenset(name.encode() for name in _PLAIN)
         self._key: bytes | None = None
-        self._picture: Member | None = None
+        self._picture: TarMember | None = None
         self._found: bytes | None = None
-        self.pictures: list[Member] = []
+        self.images: list[TarMember] = []
         self.labels: list[bytes | None] = []
 
-    def add(self, member: Member) -> None:
+    def add(self, member: TarMember) -> None:
         folder, slash, base = member.name.rpartition(b"/")
         stem, dot, extension = base.partition(b".")
         if not dot or not stem or (base.startswith(b"__") and base.endswith(b"__")):
-            return  # without an extension there is no sample, and what is hidden or about the archive is none either
+            return  # without an extension, hidden, or about the archive: not part of a sample
         key = folder + slash + stem
         if key != self._key:
             self.end()
@@ -278,18 +278,18 @@ class _Samples:
     def end(self) -> None:
         """End the sample."""
         if self._picture is not None:
-            self.pictures.append(self._picture)
+            self.images.append(self._picture)
             self.labels.append(self._found)
         self._key = self._picture = self._found = None
 
-    def _label_in(self, member: Member, extension: bytes) -> bytes | None:
+    def _label_in(self, member: TarMember, extension: bytes) -> bytes | None:
         if extension == self._label or (self._label is None and extension in self._plain):
             content = self._content(member).strip()
             if extension.rpartition(b".")[2] == b"json" and content.startswith(b"{"):
                 raise ArgumentError(
-                    f"label={self._wanted.label!r} is a whole JSON object in {self._reading.file.path}, as in "
+                    f"label={self._wanted.label!r} is a complete JSON object in {self._reading.file.path}, as in "
                     f"{printable(member.name)}",
-                    hint="name the field of it that has the label, such as label='label'",
+                    hint="pass its field with the label, such as label='label'",
                 )
             return content or None
         if extension.rpartition(b".")[2] != b"json":
@@ -298,7 +298,7 @@ class _Samples:
             value = json.loads(self._content(member))
         except (ValueError, RecursionError) as error:
             raise DamagedFile(
-                self._reading.file.path, what=f"holds {printable(member.name)}, which is not JSON: {error}"
+                self._reading.file.path, what=f"contains {printable(member.name)}, which is not JSON: {error}"
             ) from error
         for field in (self._wanted.label or "label").split("."):
             value = value.get(field) if isinstance(value, dict) else None
@@ -306,9 +306,9 @@ class _Samples:
             return None
         return (value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "surrogatepass")
 
-    def _content(self, member: Member) -> bytes:
+    def _content(self, member: TarMember) -> bytes:
         if member.size > _MAX_LABEL_BYTES:
-            raise DamagedFile(self._reading.file.path, what=f"holds {printable(member.name)}, too large to be a label")
+            raise DamagedFile(self._reading.file.path, what=f"contains {printable(member.name)}, too large for a label")
         content = self._reading.at(member.offset, member.size)
         if len(content) < member.size:
             raise StaleSource(self._reading.file.path, what="it became shorter while it was indexed")

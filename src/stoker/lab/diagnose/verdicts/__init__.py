@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.lab.diagnose.diagnosis import Verdict
+from stoker.lab.diagnose.diagnosis import VerdictKind
 from stoker.lab.diagnose.verdicts import (
     collate_bound,
     compute_bound,
@@ -19,7 +19,7 @@ from stoker.lab.diagnose.verdicts import (
     transport_bound,
 )
 
-VERDICTS: dict[str, Verdict] = {
+VERDICTS: dict[str, VerdictKind] = {
     module.VERDICT.name: module.VERDICT
     for module in (
         compute_bound,

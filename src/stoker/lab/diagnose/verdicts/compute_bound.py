@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from stoker.foundation.text import format_duration
-from stoker.lab.diagnose.diagnosis import Diagnosis, Verdict
+from stoker.lab.diagnose.diagnosis import Diagnosis, VerdictKind
 from stoker.lab.diagnose.evidence import describe_step, describe_waiting
 from stoker.lab.diagnose.loader_profile import LoaderProfile
 
-VERDICT = Verdict(
+VERDICT = VerdictKind(
     name="compute-bound",
     meaning="the loader keeps up",
     sign="the training loop hardly waits",

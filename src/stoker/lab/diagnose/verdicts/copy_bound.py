@@ -5,11 +5,11 @@ from __future__ import annotations
 from stoker.engine.stats import Copies
 from stoker.foundation.text import format_bytes, format_duration, format_percent
 from stoker.lab.diagnose.advice import IMPORT, loader_call
-from stoker.lab.diagnose.diagnosis import Diagnosis, Verdict
+from stoker.lab.diagnose.diagnosis import Diagnosis, VerdictKind
 from stoker.lab.diagnose.evidence import describe_gain
 from stoker.lab.diagnose.loader_profile import LoaderProfile
 
-VERDICT = Verdict(
+VERDICT = VerdictKind(
     name="copy-bound",
     meaning="batches take too long to reach the device",
     sign="the trainer's time is spent on copies to the device",

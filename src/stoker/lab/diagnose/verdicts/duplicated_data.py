@@ -5,10 +5,10 @@ from __future__ import annotations
 from stoker.engine.stats import Stats
 from stoker.foundation.text import format_percent
 from stoker.lab.diagnose.advice import IMPORT, loader_call
-from stoker.lab.diagnose.diagnosis import Diagnosis, Verdict
+from stoker.lab.diagnose.diagnosis import Diagnosis, VerdictKind
 from stoker.lab.diagnose.loader_profile import setting
 
-VERDICT = Verdict(
+VERDICT = VerdictKind(
     name="duplicated-data",
     meaning="workers read the same data",
     sign="the same samples of a stream come from several workers",

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker.foundation.text import format_duration
-from stoker.lab.diagnose.diagnosis import Diagnosis, Verdict
+from stoker.lab.diagnose.diagnosis import Diagnosis, VerdictKind
 from stoker.lab.diagnose.evidence import describe_gain, describe_waiting, describe_work
 from stoker.lab.diagnose.loader_profile import LoaderProfile, MachineLoad
 from stoker.lab.diagnose.worker_counts import MAX_BLOCKED, next_concurrency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LateBatchCause(Verdict):
+class LateBatchCause(VerdictKind):
     """A verdict that explains why batches come late."""
 
     holds: Callable[[LoaderProfile, MachineLoad], bool]

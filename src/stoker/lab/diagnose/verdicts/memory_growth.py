@@ -11,11 +11,11 @@ import numpy as np
 from stoker.engine.stats import Stats
 from stoker.foundation.text import format_bytes, format_duration, format_percent
 from stoker.lab.diagnose.advice import MANY_OBJECTS
-from stoker.lab.diagnose.diagnosis import Diagnosis, Verdict
+from stoker.lab.diagnose.diagnosis import Diagnosis, VerdictKind
 from stoker.lab.diagnose.loader_profile import concurrency_of, setting
 from stoker.lab.watch.run import Moment, Run
 
-VERDICT = Verdict(
+VERDICT = VerdictKind(
     name="memory-growth",
     meaning="memory grows with every batch",
     sign="memory other than files grows on and on, and does not level off",

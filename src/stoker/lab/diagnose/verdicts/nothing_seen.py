@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stoker.foundation.text import format_count
-from stoker.lab.diagnose.diagnosis import Diagnosis, Verdict
+from stoker.lab.diagnose.diagnosis import Diagnosis, VerdictKind
 
-VERDICT = Verdict(
+VERDICT = VerdictKind(
     name="nothing-seen",
     meaning="there is too little to judge by",
     sign="no loader delivered more than a batch or two",

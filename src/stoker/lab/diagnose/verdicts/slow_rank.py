@@ -5,12 +5,12 @@ from __future__ import annotations
 from statistics import median
 
 from stoker.foundation.text import format_duration
-from stoker.lab.diagnose.diagnosis import Diagnosis, Verdict
+from stoker.lab.diagnose.diagnosis import Diagnosis, VerdictKind
 from stoker.lab.diagnose.evidence import describe_gain, describe_work
 from stoker.lab.diagnose.loader_profile import LoaderProfile, MachineLoad
 from stoker.lab.diagnose.verdicts.late_batches import LateBatchCause
 
-VERDICT = Verdict(
+VERDICT = VerdictKind(
     name="slow-rank",
     meaning="one rank is late, and all others wait for it",
     sign="one rank waits for its data, and the others for that rank",

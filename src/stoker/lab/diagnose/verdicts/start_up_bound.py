@@ -6,10 +6,10 @@ from statistics import fmean
 
 from stoker.foundation.text import format_count, format_duration, format_percent
 from stoker.lab.diagnose.advice import loader_call
-from stoker.lab.diagnose.diagnosis import Diagnosis, Verdict
+from stoker.lab.diagnose.diagnosis import Diagnosis, VerdictKind
 from stoker.lab.diagnose.loader_profile import LoaderProfile, batches_per_epoch, recurring_first_batches
 
-VERDICT = Verdict(
+VERDICT = VerdictKind(
     name="start-up-bound",
     meaning="most of the time is spent on first batches",
     sign="most of an epoch is its first batch",

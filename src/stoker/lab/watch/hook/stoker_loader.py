@@ -22,7 +22,7 @@ STATS_SUFFIX = ".stats"
 ITERATION = "_stoker_iteration"
 COST_SHARE = 0.005
 """Share of the trainer's time that writing the counters may take."""
-MAX_LAPS = 1024
+MAX_WRITTEN = 1024
 """Latest batches that are written one by one."""
 
 
@@ -76,7 +76,7 @@ class _StatsFile:
 
     def _stats(self, number: int) -> Stats:
         counters = self.counters[number]
-        stats: Stats = replace(counters.stats(), laps=counters.laps.latest(MAX_LAPS))
+        stats: Stats = replace(counters.stats(), laps=counters.laps.latest(MAX_WRITTEN))
         past = self._past.get(number)
         return stats if past is None else past + stats
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, ref
 from stoker.foundation import trees
 from stoker.foundation.machine import usage_of
 from stoker.lab.watch.hook import recording
-from stoker.lab.watch.hook.batch_contents import num_samples_of, sample_fingerprints
+from stoker.lab.watch.hook.batch_samples import num_samples_of, sample_fingerprints
 from stoker.lab.watch.hook.dataset_facts import facts_of, lengths_of
 from stoker.lab.watch.hook.probe import is_of_library
 from stoker.lab.watch.hook.spool import BEGINS, ENDS, HANDED

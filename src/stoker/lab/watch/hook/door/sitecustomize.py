@@ -1,7 +1,7 @@
-"""What Python runs first in a process that `stoker doctor` has started: this folder is then on its path.
+"""Python runs this first in a process started by `stoker doctor`, which puts this folder on its path.
 
-It waits for a module with loaders to be imported, and puts the hook into it. Until then it costs nothing, and whatever
-goes wrong with it is not the training's business. Written so that old versions of Python can read it too.
+It waits until a module with loaders is imported, and installs the hook then. Until then it costs nothing. Its errors
+do not reach the training. It is written so that old versions of Python can run it too.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -15,7 +15,7 @@ _MODULES = ["torch.utils.data", "torchdata.stateful_dataloader.stateful_dataload
 
 
 class _Finder:
-    """Finds nothing by itself, and sees when one of the modules has been imported."""
+    """Finds nothing by itself, but notices when one of the modules is imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in _MODULES:
@@ -44,12 +44,12 @@ def _hook(spec):
         try:
             _import_install().imported(_FOLDER)
         except Exception:
-            _tell()
+            _write_failure()
 
     try:  # noqa: SIM105
         spec.loader.exec_module = exec_module
     except AttributeError:
-        pass  # a loader that does not let itself be watched
+        pass  # a loader whose attributes cannot be set
 
 
 def _import_install():
@@ -58,7 +58,7 @@ def _import_install():
     except ImportError as error:
         if error.name != "stoker":
             raise
-        # another environment than the doctor's: what is needed of Stoker needs nothing else
+        # another environment than the doctor's; the hook needs nothing but these files
         home = os.path.abspath(os.path.join(_HERE, *[os.pardir] * 5))
         sys.path.append(home)
         try:
@@ -68,7 +68,7 @@ def _import_install():
     return install
 
 
-def _tell():
+def _write_failure():
     import traceback
 
     try:
@@ -79,7 +79,7 @@ def _tell():
 
 
 def _next_sitecustomize():
-    """Run the one that would have been run without us."""
+    """Run the `sitecustomize` that would have run without this one."""
     ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
