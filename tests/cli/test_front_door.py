@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 import stoker
-from stoker.cli.app import BROKEN_PIPE, INTERRUPTED, app
+from stoker.cli.app import BROKEN_PIPE, INTERRUPTED, PANELS, app
 from stoker.errors import ArgumentError
 
 WATCHED = ("torch", "numpy", "matplotlib", "PIL")
@@ -93,6 +93,12 @@ def test_no_verb_shows_the_verbs() -> None:
     result = CliRunner().invoke(app, [])
     for verb in ("plan", "lines", "about", "doctor"):
         assert verb in result.output
+
+
+def test_the_panels_of_the_help_are_in_the_order_of_their_list() -> None:
+    shown = CliRunner().invoke(app, ["--help"]).output
+    places = [shown.index(panel) for panel in PANELS]
+    assert places == sorted(places)
 
 
 def test_a_stoker_error_is_a_message_with_a_hint_and_no_traceback() -> None:
