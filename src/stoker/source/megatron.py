@@ -120,6 +120,8 @@ class Megatron:
             raise self._damaged(f"the sequences of documents {first} to {last} do not lie one after the other")
         return offsets
 
+    borders = offsets  # an earlier name, which users' wrappers may call
+
     def bounds(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the offsets of documents, in tokens, and their lengths. All must exist."""
         if documents.size and not (int(documents.min()) >= 0 and int(documents.max()) < self.num_documents):

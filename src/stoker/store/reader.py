@@ -355,6 +355,8 @@ class ColumnValues:
         found[-1] = self.num_values if last == self.num_documents else self.bounds(np.array([last]))[0][0]
         return found
 
+    borders = offsets  # an earlier name, which users' wrappers may call
+
     def _check_offsets(self, offsets: NDArray[np.int64], shard: int, first: int) -> None:
         """Raise `DamagedFile` for offsets that decrease, or point outside the shard."""
         num_values = self._value_starts[shard + 1] - self._value_starts[shard]
