@@ -350,7 +350,7 @@ class _FailedChunk:
 def _chunks(
     files: tuple[LineFile, ...], shares: tuple[Share, ...], start: tuple[int, int, int | None], sizes: Sizes
 ) -> Iterator[_LineChunk]:
-    """Yield the lines of `shares` from `start` on, in whole lines; a file is open only while its chunks are drawn."""
+    """Yield the lines of `shares` from `start` on, in chunks. Each file is open only while it is read."""
     for share in shares:
         if share.file < start[0]:
             continue
@@ -359,7 +359,7 @@ def _chunks(
         with LineReader(file, chunk_bytes=sizes.chunk_bytes) as reader:
             for begin, stop in share.ranges(offset, sizes):
                 if begin > reader.offset:
-                    # Where lines are skipped nobody counts them; at `offset` the caller knows how many there were.
+                    # Skipped lines are not counted, so the number is unknown, except at `offset`: it is in the state.
                     is_next, line = False, line if begin == offset else None
                 if not reader.skip_to(begin):
                     break

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, DamagedFile
-from stoker.source.addressing import position_in, positions_in
+from stoker.foundation.positions import position_in, positions_in
 from stoker.source.flat_values import FlatValues, ValueFile
 from stoker.source.known_file import KnownFile, fingerprint_of, known_file, single_path
 from stoker.source.mapped_files import MappedFiles
@@ -247,7 +247,7 @@ def pair_of(path: str | os.PathLike[str]) -> tuple[Path, Path]:
 
 
 def is_megatron(file: Path, head: bytes) -> bool:
-    """Return whether a file is an index of Megatron-LM, or a `.bin` file beside one."""
+    """Return whether a file is an index of Megatron-LM, or a `.bin` file next to one."""
     data, index = pair_of(file)
     if head.startswith(MAGIC):
         return True
@@ -282,7 +282,7 @@ def _read_head(file: KnownFile) -> tuple[_MegatronIndex, np.dtype[Any]]:
     if file.size_bytes not in (wanted, wanted + num_sequences):  # with a mode for each sequence
         raise DamagedFile(
             file.path,
-            what=f"should have {wanted} bytes for {num_sequences} sequences and {num_offsets} document borders, and "
+            what=f"should have {wanted} bytes for {num_sequences} sequences and {num_offsets} document offsets, and "
             f"has {file.size_bytes}",
         )
     return _MegatronIndex(file, num_sequences, num_offsets), np.dtype(_DTYPES[code])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.errors import ArgumentError, DamagedFile
-from stoker.source.addressing import position_in, positions_in
+from stoker.foundation.positions import position_in, positions_in
 from stoker.source.flat_values import FlatValues, ValueFile
 from stoker.source.known_file import KnownFile, Paths, files_at, fingerprint_of, named
 from stoker.source.npy_header import MAGIC as NPY_MAGIC
@@ -167,8 +167,8 @@ def _raw(file: KnownFile, dtype: np.dtype[Any] | None, offset_bytes: int) -> tup
     if rest:
         raise DamagedFile(
             file.path,
-            what=f"has {file.size_bytes - offset_bytes} bytes of data, no whole number of {dtype} tokens",
-            hint="pass the dtype= it was written with, or offset_bytes= if it has a header; else it is cut short",
+            what=f"has {file.size_bytes - offset_bytes} bytes of data, not a multiple of {dtype} tokens",
+            hint="pass the dtype= it was written with, or offset_bytes= if it has a header; otherwise it is truncated",
         )
     return ValueFile(file, offset_bytes, num_values), dtype
 

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker import native
 from stoker.errors import ArgumentError, DataError
-from stoker.store.positions import Positions, in_range, one_position
+from stoker.foundation.positions import Positions, in_range, one_position
 
 IGNORED = -100
 """The label that torch's cross-entropy ignores."""

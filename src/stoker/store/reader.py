@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.errors import ArgumentError, DataError, StaleSource
+from stoker.foundation.positions import Positions, one_position
 from stoker.native import ArrayParts
 from stoker.store.column import OFFSETS, Column
 from stoker.store.crops import IGNORED, Crops
@@ -23,7 +24,6 @@ from stoker.store.expectation import check_expectations
 from stoker.store.files import MappedShards, SampleLocations
 from stoker.store.generations import lock_manifest, name_of
 from stoker.store.manifest import FILE
-from stoker.store.positions import Positions, one_position
 
 
 def open_store(path: str | os.PathLike[str], *, expect: Mapping[str, Any] | None = None, check: bool = True) -> Store:
