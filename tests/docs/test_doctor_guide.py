@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from stoker.cli.doctor import print_diagnosis
+from stoker.cli.doctor_command import print_diagnosis
 from stoker.lab.diagnose.configuration import CHECKS
 from stoker.lab.diagnose.verdict import diagnose
 from stoker.lab.diagnose.verdicts import VERDICTS

@@ -18,19 +18,19 @@ from typer.core import TyperGroup
 from stoker._version import __version__
 from stoker.cli.about import about
 from stoker.cli.bench import bench_app
-from stoker.cli.doctor import doctor
+from stoker.cli.doctor_command import doctor
 from stoker.cli.inspect import inspect
-from stoker.cli.lines import lines
+from stoker.cli.lines_command import lines
 from stoker.cli.pack import pack
 from stoker.cli.plan_command import plan_app
 from stoker.cli.prepare import prepare_app
 from stoker.cli.program import CommandLine
-from stoker.cli.report import report
+from stoker.cli.report_command import report
 from stoker.cli.terminal import trim_when_piped
 from stoker.cli.top import top
 from stoker.cli.tune import tune_app
-from stoker.cli.verify import verify_app
-from stoker.cli.view import view_app
+from stoker.cli.verify_command import verify_app
+from stoker.cli.view_command import view_app
 from stoker.errors import StokerError
 
 INTERRUPTED = 130

@@ -27,7 +27,7 @@ from stoker.errors import ArgumentError, StateError
 from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.loader.adapt import adapt_loader
 from stoker.loader.arguments import ARGUMENT_NAMES, Arguments, RecordedArguments
-from stoker.loader.build import start_engine, stream_setting
+from stoker.loader.build_iteration import start_engine, stream_setting
 from stoker.loader.checks import (
     check_epoch,
     check_expected,
