@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from stoker.batch.result import BatchResult
@@ -15,9 +15,11 @@ from stoker.engine.processes.in_flight import LANES
 from stoker.foundation import machine
 from stoker.tuning.autotuner import Autotuner
 from stoker.tuning.batch_window import BatchWindow, Observation
-from stoker.tuning.engine_switcher import EngineSwitcher
 from stoker.tuning.parallelism import Parallelism, SearchSpace
 from stoker.tuning.sample_cost import SampleCost, first_choice
+
+if TYPE_CHECKING:
+    from stoker.loader.tuned_engine import TunedEngine
 
 log = logging.getLogger("stoker")
 
@@ -123,9 +125,13 @@ class Auto:
         self.decide("reading has opened files or started threads in this process, which a fork would share")
 
     def begin(self) -> None:
-        """Start without a measurement phase."""
+        """Begin an iteration without a measurement phase: with the present setting, or inline if that seems better."""
         if self.tuner is None:
             self.tuner = Autotuner(self.space, self.setting, kind=self._kind)
+        why = self.tuner.begin_iteration()
+        self.setting = self.tuner.setting
+        if why is not None:
+            self.decide(why)
 
     def decide(self, why: str) -> None:
         """Note that the setting is this from now on, and why."""
@@ -163,16 +169,8 @@ def _no_loader() -> None:
 class TuningDriver:
     """Applies the tuner's decisions to the running engine. Called by the trainer's thread, after each batch."""
 
-    def __init__(
-        self,
-        auto: Auto,
-        switcher: EngineSwitcher[Any],
-        *,
-        batch_bytes: Callable[[], int],
-        can_leave: Callable[[], bool],
-    ) -> None:
-        self._auto, self._switcher = auto, switcher
-        self._batch_bytes, self._can_leave = batch_bytes, can_leave
+    def __init__(self, auto: Auto, engine: TunedEngine) -> None:
+        self._auto, self._engine = auto, engine
         self._quota = machine.quota_cores()
         self._began: _CpuCounters | None = None
         """CPU counters at the beginning of the window."""
@@ -218,19 +216,17 @@ class TuningDriver:
 
     def _settle(self, auto: Auto, tuner: Autotuner) -> None:
         """Begin or continue the window if everything is as the setting says."""
-        switcher = self._switcher
-        if switcher.setting != tuner.setting and switcher.refusal is None:
-            switcher.change(tuner.setting)  # an interrupt has cut it short
-        if not switcher.is_settled:
+        engine = self._engine
+        if engine.setting != tuner.setting and engine.most_workers != 0:
+            engine.change(tuner.setting)  # an interrupt has cut it short
+        if not engine.is_settled:
             return
         self._is_settled, self._began = True, None
-        most, setting = switcher.most_workers, switcher.setting
-        if switcher.refusal is not None:
-            switcher.refusal, most = None, 0
+        most, setting = engine.most_workers, engine.setting
         if most is not None and (setting != tuner.setting or setting.num_workers > most):
             auto.setting = replace(setting, num_workers=min(most, setting.num_workers))
             tuner.limit(most, auto.setting)
-            switcher.change(auto.setting)
+            engine.change(auto.setting)
             auto.decide(f"there can be no more than {most} workers")
         num_in_flight = auto.setting.num_in_flight
         if auto.setting != auto.measured:
@@ -238,18 +234,18 @@ class TuningDriver:
             auto.meter.begin(self._num_before + num_in_flight + 2, num_in_flight=num_in_flight)
 
     def _decide(self, auto: Auto, tuner: Autotuner) -> None:
-        switcher, now, began = self._switcher, _CpuCounters(self._quota), self._began
+        engine, now, began = self._engine, _CpuCounters(self._quota), self._began
         assert began is not None
-        self._num_before = switcher.setting.num_in_flight
+        self._num_before = engine.setting.num_in_flight
         most_ahead = self._most_ahead(self._num_before)
-        can_leave = not switcher.setting.is_inline or self._can_leave()
+        can_have_workers = engine.can_have_workers
         if auto.num_iterations != self._number:
             return  # begun by another thread, meanwhile
         seen = auto.meter.observation(
             cpu_share=now.cpu_share_since(began),
             delay_share=now.delay_share_since(began),
             most_ahead=most_ahead,
-            can_leave=can_leave,
+            can_have_workers=can_have_workers,
         )
         why = tuner.observe(seen)
         if tuner.setting == auto.setting:
@@ -260,11 +256,11 @@ class TuningDriver:
             return
         self._is_settled = False
         auto.setting = tuner.setting
-        switcher.change(tuner.setting)
+        engine.change(tuner.setting)
         auto.decide(why or "")
 
     def _most_ahead(self, num_in_flight: int) -> int:
-        num_bytes, available = self._batch_bytes(), machine.available_bytes()
+        num_bytes, available = self._engine.batch_bytes, machine.available_bytes()
         if not num_bytes or available is None:
             return 1 << 30
         return max(1, int(MEMORY_SHARE * (available + num_in_flight * num_bytes) / num_bytes))
@@ -306,21 +302,22 @@ def footprint_of(dataset: Any) -> Footprint:
         return Footprint()
 
 
+_footprints: dict[_Key, Footprint] = {}
+
+
 class _Key:
     """A dataset itself, whatever it calls equal to it, as long as there is one."""
 
     def __init__(self, dataset: Any) -> None:
         self._number = id(dataset)
-        self._dataset = ref(dataset, lambda _: _footprints.pop(self, None))
+        footprints = _footprints  # a dataset may end with the interpreter, when the module has lost its names
+        self._dataset = ref(dataset, lambda _: footprints.pop(self, None))
 
     def __hash__(self) -> int:
         return self._number
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Key) and self._number == other._number
-
-
-_footprints: dict[_Key, Footprint] = {}
 
 
 class Footprint:
