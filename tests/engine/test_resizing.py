@@ -17,15 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker.engine.inline import Inline
 from stoker.engine.processes import team as team_module
 from stoker.engine.processes.team import Team
 from stoker.engine.threads import Threads
-from stoker.errors import OutOfDescriptors
-from stoker.tuning.engine_switcher import EngineSegment, EngineSwitcher, Runner
 from stoker.tuning.parallelism import Parallelism
 from tests.faults.test_process_faults import begun, kill, workers
-from tests.laws.test_auto_laws import auto, switcher_of
+from tests.laws.test_auto_laws import auto, steered_by_hand
 from tests.loader.datasets import KeyedOnly, Numbers, listed, plain
 
 
@@ -118,107 +115,96 @@ def test_resizing_before_the_first_call_and_after_the_last_starts_nothing() -> N
         next(engine)
     engine.resize(4, 2)
     assert num_threads() == 0
-    assert engine.is_dry
 
 
-# ---------------------------------------------------------------- relays
-
-INLINE, THREADS = Parallelism(0, 0, 1), Parallelism(0, 2, 2)
+# ---------------------------------------------------------------- from inline to another engine
 
 
-def switched(num_jobs: int, started: list[Parallelism], setting: Parallelism = INLINE) -> EngineSwitcher[Any]:
-    def start(setting: Parallelism, segment: EngineSegment) -> Runner[Any]:
-        started.append(setting)
-        if setting.is_inline:
-            return Inline(segment, lambda number: (number, "inline"))
-        tasks = (Job(number, 2) for number in segment)
-        return Threads(tasks, num_threads=setting.num_threads, depth=setting.prefetch_factor)
-
-    return EngineSwitcher(iter(range(num_jobs)), start, setting)
+def inline_first(length: int) -> Any:
+    """Return a loader that begins inline and may have threads in this process."""
+    loader = auto(Numbers(length), batch_size=2, num_workers=0)
+    loader.auto.choose(None)
+    loader.auto.tuner.setting = Parallelism(0, 0, 2)
+    return loader
 
 
-def test_an_engine_goes_on_where_another_has_run_dry() -> None:
-    started: list[Parallelism] = []
-    switcher = switched(12, started)
-    seen = []
-    for number in range(12):
-        seen.append(next(switcher))
-        if number == 2:
-            switcher.change(THREADS)
-        if number == 6:
-            switcher.change(INLINE)
-    assert [number for number, _ in seen] == list(range(12))
-    assert started == [INLINE, THREADS, INLINE]
-    assert [how for _, how in seen[:3]] == ["inline"] * 3
-    assert [how for _, how in seen[3:9]] == [2] * 6  # those that were begun, too
-    assert [how for _, how in seen[9:]] == ["inline"] * 3
-    with pytest.raises(StopIteration):
-        next(switcher)
-    switcher.close()
-
-
-def test_a_change_at_the_very_end_starts_nothing() -> None:
-    started: list[Parallelism] = []
-    switcher = switched(3, started)
-    assert [next(switcher)[0] for _ in range(3)] == [0, 1, 2]
-    switcher.change(THREADS)
-    with pytest.raises(StopIteration):
-        next(switcher)
-    assert started == [INLINE]
-
-
-def test_a_change_that_is_taken_back_before_it_is_done_is_none() -> None:
-    started: list[Parallelism] = []
-    switcher = switched(20, started, THREADS)
-    assert next(switcher)[0] == 0
-    switcher.change(INLINE)
-    switcher.change(Parallelism(0, 3, 2))
-    assert [next(switcher)[0] for _ in range(19)] == list(range(1, 20))
-    assert started == [THREADS, Parallelism(0, 3, 2)]
-    switcher.close()
+def test_threads_go_on_where_inline_loading_has_ended() -> None:
+    iterator, engine = steered_by_hand(inline_first(24))
+    seen = [next(iterator).tolist() for _ in range(3)]
+    assert num_threads() == 0
+    engine.change(Parallelism(0, 2, 2))
+    assert not engine.is_settled
+    seen.append(next(iterator).tolist())
+    until(lambda: engine.is_settled)
+    assert num_threads() == 2
+    engine.change(Parallelism(0, 3, 2))
+    seen += [batch.tolist() for batch in iterator]
+    assert seen == [[number, number + 1] for number in range(0, 24, 2)]
     assert num_threads() == 0
 
 
-def test_an_engine_that_does_not_start_leaves_the_one_before_at_work() -> None:
-    def start(setting: Parallelism, segment: EngineSegment) -> Runner[Any]:
-        if not setting.is_inline:
-            raise OutOfDescriptors("a channel")
-        return Inline(segment, lambda number: number)
-
-    switcher: EngineSwitcher[int] = EngineSwitcher(iter(range(6)), start, INLINE)
-    assert [next(switcher), next(switcher)] == [0, 1]
-    switcher.change(Parallelism(2, 0, 2))
-    assert [next(switcher) for _ in range(4)] == [2, 3, 4, 5]
-    assert switcher.setting == INLINE
-    assert isinstance(switcher.refusal, OutOfDescriptors)
+def test_a_change_at_the_very_end_adds_nothing() -> None:
+    iterator, engine = steered_by_hand(inline_first(6))
+    assert [next(iterator).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    engine.change(Parallelism(0, 2, 2))
+    with pytest.raises(StopIteration):
+        next(iterator)
+    assert num_threads() == 0
 
 
-def test_a_relay_that_is_dropped_ends_its_threads() -> None:
+def test_a_change_that_is_taken_back_before_it_is_done_is_none() -> None:
+    iterator, engine = steered_by_hand(inline_first(40))
+    seen = [next(iterator).tolist()]
+    engine.change(Parallelism(0, 2, 2))
+    engine.change(Parallelism(0, 0, 2))
+    assert engine.is_settled
+    seen.append(next(iterator).tolist())
+    assert num_threads() == 0
+    assert seen + [batch.tolist() for batch in iterator] == [[number, number + 1] for number in range(0, 40, 2)]
+
+
+def test_workers_that_do_not_start_leave_inline_loading_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = auto(Numbers(12), batch_size=2, num_threads=0)
+    loader.auto.choose(None)
+    loader.auto.tuner.setting = Parallelism(0, 0, 2)
+    iterator, engine = steered_by_hand(loader)
+    seen = [next(iterator).tolist() for _ in range(2)]
+
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    engine.change(Parallelism(2, 0, 2))
+    seen += [batch.tolist() for batch in iterator]
+    assert seen == [[number, number + 1] for number in range(0, 12, 2)]
+    assert engine.setting.is_inline
+    assert engine.most_workers == 0
+
+
+def test_an_iterator_that_is_dropped_ends_its_threads() -> None:
     gc.disable()
     try:
-        switcher = switched(1000, [], THREADS)
-        next(switcher)
+        iterator, engine = steered_by_hand(inline_first(1000))
+        next(iterator)
+        engine.change(Parallelism(0, 2, 2))
+        next(iterator)
         assert num_threads() == 2
-        del switcher
+        del iterator, engine
         assert num_threads() == 0
     finally:
         gc.enable()
 
 
-def test_a_relay_between_two_engines_is_not_ready_and_closed_it_is() -> None:
-    switcher = switched(100, [], THREADS)
-    next(switcher)
-    until(lambda: switcher.is_ready)
-    switcher.change(INLINE)
-    taken = 1
-    while switcher.is_ready:  # what the threads have begun
-        next(switcher)
-        taken += 1
-        time.sleep(0.01)
-    assert taken <= 1 + THREADS.prefetch_factor + 1
-    switcher.close()
+def test_only_what_is_loaded_ahead_is_ready() -> None:
+    iterator, engine = steered_by_hand(inline_first(1000))
+    next(iterator)
+    engine.change(Parallelism(0, 2, 2))
+    assert not engine.is_ready
+    next(iterator)
+    until(lambda: engine.is_ready)
+    iterator.close()
     with pytest.raises(StopIteration):
-        next(switcher)
+        next(engine)
 
 
 # ---------------------------------------------------------------- workers
@@ -237,13 +223,6 @@ def team() -> Team:
     return one
 
 
-def steered_by_hand(loader: Any) -> tuple[Any, EngineSwitcher[Any]]:
-    """Return an iterator and its switcher, which no tuner changes."""
-    iterator = iter(loader)
-    iterator._tuner = None
-    return iterator, switcher_of(iterator)
-
-
 def num_alive() -> int:
     return len([process for process in workers() if process.is_alive()])
 
@@ -251,18 +230,18 @@ def num_alive() -> int:
 @pytest.mark.timed
 def test_workers_become_more_and_fewer_and_nobody_is_left_over() -> None:
     loader = auto(Slow(4000), batch_size=2, seed=0, num_threads=0, persistent_workers=True)
-    iterator, switcher = steered_by_hand(loader)
+    iterator, engine = steered_by_hand(loader)
     seen = [plain(next(iterator))]
     for count in (3, 1, 4, 2, 1):
-        switcher.change(Parallelism(count, 0, 2))
-        while not (switcher.is_settled and num_alive() == count):
+        engine.change(Parallelism(count, 0, 2))
+        while not (engine.is_settled and num_alive() == count):
             seen.append(plain(next(iterator)))
         assert len(seen) < 1900
     assert team().num_workers == 1
     expected = listed(stoker.DataLoader(KeyedOnly(4000), batch_size=2, seed=0))
     assert seen == expected[: len(seen)]
     iterator.close()
-    del iterator, loader, switcher
+    del iterator, loader, engine
     gc.collect()
     assert num_alive() == 0
 
@@ -274,11 +253,11 @@ def test_threads_inside_workers_become_more_and_fewer() -> None:
             return position, threading.active_count(), os.getpid()
 
     loader = auto(Telling(4000), batch_size=8)
-    iterator, switcher = steered_by_hand(loader)
+    iterator, engine = steered_by_hand(loader)
     next(iterator)
     most, positions = {}, list(range(8))
     for count in (4, 0, 2, 3, 1):
-        switcher.change(Parallelism(1, count, 2))
+        engine.change(Parallelism(1, count, 2))
         found = []
         for _ in range(12):
             batch = next(iterator)
@@ -292,16 +271,16 @@ def test_threads_inside_workers_become_more_and_fewer() -> None:
 
 def test_a_worker_that_dies_while_there_are_too_many_is_not_replaced() -> None:
     loader = auto(Slow(2000), batch_size=2, seed=0, num_threads=0, persistent_workers=True)
-    iterator, switcher = steered_by_hand(loader)
+    iterator, engine = steered_by_hand(loader)
     seen = [plain(next(iterator))]
-    switcher.change(Parallelism(3, 0, 2))
-    while not switcher.is_settled:
+    engine.change(Parallelism(3, 0, 2))
+    while not engine.is_settled:
         seen.append(plain(next(iterator)))
     for process in begun():
         os.kill(process.pid, 19)  # SIGSTOP: nobody can take what comes now
-    switcher.change(Parallelism(1, 0, 2))
+    engine.change(Parallelism(1, 0, 2))
     kill(*begun())
-    while not (switcher.is_settled and num_alive() == 1):
+    while not (engine.is_settled and num_alive() == 1):
         seen.append(plain(next(iterator)))
     assert seen == listed(stoker.DataLoader(KeyedOnly(2000), batch_size=2, seed=0))[: len(seen)]
     iterator.close()
@@ -311,10 +290,10 @@ def test_one_more_worker_that_cannot_be_forked_is_done_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loader = auto(Slow(600), batch_size=2, seed=0, num_threads=0)
-    iterator, switcher = steered_by_hand(loader)
+    iterator, engine = steered_by_hand(loader)
     seen = [plain(next(iterator))]
-    switcher.change(Parallelism(2, 0, 2))
-    while not switcher.is_settled:
+    engine.change(Parallelism(2, 0, 2))
+    while not engine.is_settled:
         seen.append(plain(next(iterator)))
 
     def refuse() -> int:
@@ -322,10 +301,10 @@ def test_one_more_worker_that_cannot_be_forked_is_done_without(
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "stoker"):
         patch.setattr(os, "fork", refuse)
-        switcher.change(Parallelism(4, 0, 2))
+        engine.change(Parallelism(4, 0, 2))
     assert "there will be no more than 2" in caplog.text
-    assert switcher.most_workers == 2
-    assert switcher.is_settled
+    assert engine.most_workers == 2
+    assert engine.is_settled
     seen += [plain(batch) for batch in iterator]
     assert seen == listed(stoker.DataLoader(KeyedOnly(600), batch_size=2, seed=0))
 
@@ -339,14 +318,14 @@ def test_one_more_worker_that_fails_at_its_start_is_done_without(how: str, caplo
             os.kill(os.getpid(), 9)
 
     loader = auto(Slow(600), batch_size=2, seed=0, num_threads=0, worker_init_fn=begin)
-    iterator, switcher = steered_by_hand(loader)
+    iterator, engine = steered_by_hand(loader)
     seen = [plain(next(iterator))]
     with caplog.at_level(logging.WARNING, "stoker"):
-        switcher.change(Parallelism(4, 0, 2))
-        while not switcher.is_settled:
+        engine.change(Parallelism(4, 0, 2))
+        while not engine.is_settled:
             seen.append(plain(next(iterator)))
     assert "could not be started" in caplog.text
-    assert switcher.most_workers == 2
+    assert engine.most_workers == 2
     seen += [plain(batch) for batch in iterator]
     assert seen == listed(stoker.DataLoader(KeyedOnly(600), batch_size=2, seed=0))
 
@@ -355,11 +334,11 @@ def test_one_more_worker_that_fails_at_its_start_is_done_without(how: str, caplo
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_workers_that_are_started_anew_become_more_and_fewer_too(start_method: str) -> None:
     loader = auto(KeyedOnly(3000), batch_size=2, seed=0, num_threads=0, multiprocessing_context=start_method)
-    iterator, switcher = steered_by_hand(loader)
+    iterator, engine = steered_by_hand(loader)
     seen = [plain(next(iterator))]
     for count in (2, 1):
-        switcher.change(Parallelism(count, 0, 2))
-        while not switcher.is_settled:
+        engine.change(Parallelism(count, 0, 2))
+        while not engine.is_settled:
             seen.append(plain(next(iterator)))
             time.sleep(0.01)
     seen += [plain(batch) for batch in iterator]
@@ -371,10 +350,10 @@ def test_workers_that_are_started_anew_become_more_and_fewer_too(start_method: s
 def test_a_channel_that_is_full_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is to go is asked when there is space again."""
     loader = auto(Slow(1200), batch_size=2, seed=0, num_threads=0, persistent_workers=True)
-    iterator, switcher = steered_by_hand(loader)
+    iterator, engine = steered_by_hand(loader)
     seen = [plain(next(iterator))]
-    switcher.change(Parallelism(3, 0, 2))
-    while not switcher.is_settled:
+    engine.change(Parallelism(3, 0, 2))
+    while not engine.is_settled:
         seen.append(plain(next(iterator)))
     one = team()
     sending = one._requests[0]
@@ -387,10 +366,10 @@ def test_a_channel_that_is_full_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) 
             raise BlockingIOError
 
     one._requests[0] = (Full(), sending[1])  # type: ignore[assignment]
-    switcher.change(Parallelism(1, 0, 2))
+    engine.change(Parallelism(1, 0, 2))
     assert not one.is_settled
     one._requests[0] = sending
-    while not (switcher.is_settled and num_alive() == 1):
+    while not (engine.is_settled and num_alive() == 1):
         seen.append(plain(next(iterator)))
     assert seen == listed(stoker.DataLoader(KeyedOnly(1200), batch_size=2, seed=0))[: len(seen)]
     iterator.close()

@@ -18,9 +18,10 @@ import stoker
 from stoker.errors import WorkerDied, WorkerError
 from stoker.foundation import machine
 from stoker.tuning.parallelism import Parallelism
-from tests.engine.test_resizing import num_alive, steered_by_hand, team, until
+from tests.engine.test_resizing import num_alive, team, until
 from tests.faults import test_process_faults as process_faults
 from tests.faults.test_process_faults import interrupted, kill, workers
+from tests.laws.test_auto_laws import steered_by_hand
 from tests.loader.datasets import KeyedOnly, Numbers, listed, plain
 
 AUTO: dict[str, Any] = {"num_workers": "auto", "num_threads": "auto", "prefetch_factor": "auto"}
@@ -173,9 +174,9 @@ def test_threads_that_cannot_be_had_are_done_without(num_workers: int, monkeypat
 
     monkeypatch.setattr(threading.Thread, "start", start)
     loader = stoker.DataLoader(Numbers(400), batch_size=4, num_workers=num_workers, num_threads="auto")
-    iterator, switcher = steered_by_hand(loader)
+    iterator, engine = steered_by_hand(loader)
     seen = next(iterator).tolist()
-    switcher.change(Parallelism(num_workers, 4, 2))
+    engine.change(Parallelism(num_workers, 4, 2))
     seen += [position for batch in iterator for position in batch.tolist()]
     assert seen == list(range(400))
 
@@ -183,21 +184,21 @@ def test_threads_that_cannot_be_had_are_done_without(num_workers: int, monkeypat
 @pytest.mark.parametrize("at", range(0, 40, 3))
 def test_ctrl_c_while_it_is_looked_whether_all_are_there_costs_nothing(at: int) -> None:
     loader = stoker.DataLoader(Slow(60), batch_size=2, seed=0, **AUTO)
-    iterator, switcher = steered_by_hand(loader)
+    iterator, engine = steered_by_hand(loader)
     seen = [plain(next(iterator))]
-    switcher.change(Parallelism(2, 0, 2))
+    engine.change(Parallelism(2, 0, 2))
     time.sleep(0.02)  # answers lie in the channel
-    interrupted(lambda: switcher.is_settled, at)
+    interrupted(lambda: engine.is_settled, at)
     seen += [plain(batch) for batch in iterator]
     assert seen == listed(stoker.DataLoader(KeyedOnly(60), batch_size=2, seed=0))
 
 
 def test_if_all_have_gone_and_no_other_can_be_had_that_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = stoker.DataLoader(Slow(4000), batch_size=4, **AUTO)
-    iterator, switcher = steered_by_hand(loader)
+    iterator, engine = steered_by_hand(loader)
     next(iterator)
-    switcher.change(Parallelism(1, 0, 2))
-    until(lambda: next(iterator) is not None and switcher.is_settled)
+    engine.change(Parallelism(1, 0, 2))
+    until(lambda: next(iterator) is not None and engine.is_settled)
 
     def fork() -> int:
         raise OSError(12, "Cannot allocate memory")
@@ -221,35 +222,35 @@ class Slow(KeyedOnly):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sockets that it cut short
 def test_wherever_ctrl_c_strikes_while_engines_change_no_batch_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {*process_faults.TRAINERS_SIDE, "engine_switcher.py", "engine_factory.py"}
+    files = {*process_faults.TRAINERS_SIDE, "tuned_engine.py"}
     monkeypatch.setattr(process_faults, "TRAINERS_SIDE", files)
     loader = stoker.DataLoader(KeyedOnly(100_000), batch_size=2, seed=0, **AUTO)
-    iterator, switcher = steered_by_hand(loader)
-    settings = [
-        Parallelism(2, 0, 1),
-        Parallelism(1, 2, 2),
-        Parallelism(0, 0, 1),
-        Parallelism(3, 0, 1),
-        Parallelism(1, 0, 2),
-        Parallelism(0, 2, 1),
-    ]
-    seen = [plain(next(iterator))]
-    at = num_struck = 0
-    while at < 400:
-        setting = settings[at % len(settings)]
+    assert loader.auto is not None
+    loader.auto.choose(None)
+    assert loader.auto.tuner is not None
+    first = [Parallelism(2, 0, 1), Parallelism(1, 2, 2), Parallelism(0, 2, 1)]
+    then = {2: Parallelism(1, 0, 2), 1: Parallelism(3, 0, 1), 0: Parallelism(0, 3, 2)}
+    inline = stoker.DataLoader(KeyedOnly(100_000), batch_size=2, seed=0)
+    num_struck = 0
+    for at in range(0, 400, 10):
+        loader.auto.tuner.setting = Parallelism(0, 0, 2)
+        iterator, engine = steered_by_hand(loader)
+        seen = [plain(next(iterator))]
+        handed_over = first[at % len(first)]
+        for setting in (handed_over, then[handed_over.num_workers]):
 
-        def change_and_go_on() -> Any:
-            switcher.change(setting)  # noqa: B023  # called before the next one is chosen
-            return next(iterator)
+            def change_and_go_on() -> Any:
+                engine.change(setting)  # noqa: B023  # called before the next one is chosen
+                return next(iterator)  # noqa: B023
 
-        struck, batch = interrupted(change_and_go_on, at)
-        num_struck += struck
-        seen += [] if struck else [plain(batch)]
-        seen += [plain(next(iterator)) for _ in range(3)]
-        at += 5
-    iterator.close()
+            struck, batch = interrupted(change_and_go_on, at)
+            num_struck += struck
+            seen += [] if struck else [plain(batch)]
+            seen += [plain(next(iterator)) for _ in range(3)]
+        iterator.close()
+        expected = iter(inline)
+        assert seen == [plain(next(expected)) for _ in seen], at
     assert num_struck > 10
-    assert seen == listed(stoker.DataLoader(KeyedOnly(2 * len(seen)), batch_size=2, seed=0))
 
 
 def test_a_pilot_is_told_of_workers_that_cannot_be_had(
@@ -326,8 +327,12 @@ def test_whatever_ends_the_trainer_ends_its_workers(how: str, num_batches: int) 
 
 def test_threads_that_share_an_iterator_get_each_batch_once_while_engines_change() -> None:
     loader = stoker.DataLoader(Slow(600), batch_size=2, seed=0, **AUTO)
-    iterator, switcher = steered_by_hand(loader)
-    settings = [Parallelism(2, 0, 2), Parallelism(0, 0, 1), Parallelism(1, 2, 2), Parallelism(0, 2, 2)]
+    assert loader.auto is not None
+    loader.auto.choose(None)
+    assert loader.auto.tuner is not None
+    loader.auto.tuner.setting = Parallelism(0, 0, 2)
+    iterator, engine = steered_by_hand(loader)
+    settings = [Parallelism(2, 0, 2), Parallelism(3, 0, 1), Parallelism(1, 2, 2)]
     taken: list[int] = []
 
     def take(number: int) -> None:
@@ -337,7 +342,7 @@ def test_threads_that_share_an_iterator_get_each_batch_once_while_engines_change
             except StopIteration:
                 return
             taken.extend(batch[0].tolist())
-            switcher.change(settings[(number + len(taken)) % len(settings)])
+            engine.change(settings[(number + len(taken)) % len(settings)])
 
     threads = [threading.Thread(target=take, args=(number,)) for number in range(3)]
     for thread in threads:

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from torch.utils.data import RandomSampler
 
 import stoker
+from stoker.engine.inline import Inline
+from stoker.engine.threads import Threads
 from stoker.foundation import machine
-from stoker.tuning.engine_switcher import EngineSwitcher
+from stoker.loader.tuned_engine import TunedEngine
 from stoker.tuning.parallelism import Parallelism
 from tests.faults.test_process_faults import begun, kill
 from tests.loader.datasets import Augmented, KeyedMany, KeyedOnly, KeyedWhole, Numbers, listed, plain
@@ -65,20 +67,39 @@ def auto(dataset: Any, **arguments: Any) -> Any:
         return stoker.DataLoader(dataset, **{**chosen, **arguments})
 
 
-def switcher_of(iterator: Any) -> EngineSwitcher[Any]:
+def engine_of(iterator: Any) -> TunedEngine:
     engine = iterator._engine
-    return engine if isinstance(engine, EngineSwitcher) else engine._engine
+    return engine if isinstance(engine, TunedEngine) else engine._engine
+
+
+def steered_by_hand(loader: Any) -> tuple[Any, TunedEngine]:
+    """Return an iterator and its engine, which no tuner changes."""
+    iterator = iter(loader)
+    iterator._tuner = None
+    return iterator, engine_of(iterator)
+
+
+def possible(engine: TunedEngine, choices: list[Parallelism]) -> list[Parallelism]:
+    """Return the settings that may follow within an iteration: all after loading inline, otherwise of the same kind."""
+    running = engine._engine
+    if isinstance(running, Inline):
+        return choices
+    if isinstance(running, Threads):
+        return [choice for choice in choices if choice in HERE]
+    return [choice for choice in choices if choice.num_workers]
 
 
 def driven(loader: Any, choices: list[Parallelism], chance: random.Random, *, kills: bool = False) -> Iterator[Any]:
     """Yield all batches, while the setting is changed again and again, also before the last change is done."""
-    iterator = iter(loader)
-    switcher = switcher_of(iterator)
+    if loader.auto.tuner is not None:
+        loader.auto.tuner.setting = chance.choice(choices)  # the iteration begins with it
+    iterator, engine = steered_by_hand(loader)
     try:
         for batch in iterator:
             yield plain(batch)
             for _ in range(chance.choice([0, 0, 1, 1, 2])):
-                switcher.change(chance.choice(choices))
+                if following := possible(engine, choices):
+                    engine.change(chance.choice(following))
             if kills and chance.random() < 0.2 and (alive := begun()):
                 kill(chance.choice(alive))
     finally:

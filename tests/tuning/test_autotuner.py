@@ -322,9 +322,57 @@ def test_a_process_that_holds_what_a_fork_would_share_stays_inline() -> None:
     space = search_space_for(num_workers="auto", num_threads=0, prefetch_factor=2, num_cores=4)
     slow = Observation(num_batches=20, wait=0.02, stall=0.02, step=0.02, making=0.02)
     autotuner = Autotuner(space, Parallelism(0, 0, 2), kind="processes")
-    assert autotuner.observe(replace(slow, can_leave=False)) is None
+    assert autotuner.observe(replace(slow, can_have_workers=False)) is None
     assert autotuner.observe(slow) is not None
     assert autotuner.setting == Parallelism(2, 0, 2)
+
+
+def light(**changed: Any) -> Observation:
+    """Return a window in which a batch costs almost nothing compared with the step."""
+    return calm(**{"step": 0.02, "making": 2e-4, **changed})
+
+
+def test_loading_inline_begins_with_an_iteration() -> None:
+    space = search_space_for(num_workers="auto", num_threads=0, prefetch_factor=2, num_cores=4)
+    autotuner = Autotuner(space, Parallelism(1, 0, 2), kind="processes")
+    assert autotuner.begin_iteration() is None  # nothing is known yet
+    assert [autotuner.observe(light()) for _ in range(20)] == [None] * 20
+    assert autotuner.setting == Parallelism(1, 0, 2)
+    why = autotuner.begin_iteration()
+    assert why == "loading a batch takes 0.2 ms, the training step 20 ms"
+    assert autotuner.setting.is_inline
+    assert autotuner.observe(light(wait=2e-4, stall=2e-4)) is None  # it does no harm: kept
+    assert autotuner.begin_iteration() is None
+    assert autotuner.setting.is_inline
+
+
+def test_inline_loading_that_was_worse_ends_within_the_iteration() -> None:
+    space = search_space_for(num_workers="auto", num_threads=0, prefetch_factor=2, num_cores=4)
+    autotuner = Autotuner(space, Parallelism(1, 0, 2), kind="processes")
+    autotuner.observe(light())
+    autotuner.begin_iteration()
+    why = autotuner.observe(light(wait=0.005, stall=0.005))
+    assert why is not None and why.endswith("reverted")
+    assert autotuner.setting == Parallelism(1, 0, 2)
+    autotuner.observe(light())
+    assert autotuner.begin_iteration() is None  # not so soon again
+
+
+@pytest.mark.parametrize(("wait", "is_inline"), [(0.02, True), (0.001, False)])
+def test_workers_that_do_not_help_stay_until_the_next_iteration(wait: float, is_inline: bool) -> None:
+    space = search_space_for(num_workers="auto", num_threads=0, prefetch_factor=2, num_cores=4)
+    autotuner = Autotuner(space, Parallelism(0, 0, 2), kind="processes")
+    slow = Observation(num_batches=20, wait=0.02, stall=0.02, step=0.02, making=0.02)
+    assert autotuner.observe(slow) is not None
+    workers = autotuner.setting
+    assert workers.num_workers
+    assert autotuner.observe(replace(slow, making=0.035)) is None
+    assert autotuner.setting == workers
+    autotuner.observe(replace(slow, wait=wait, stall=wait, making=0.035))
+    while autotuner.is_trying:
+        autotuner.observe(replace(slow, wait=wait, stall=wait, making=0.035))
+    autotuner.begin_iteration()
+    assert autotuner.setting.is_inline == is_inline
 
 
 def test_decisions_read_as_in_the_guide() -> None:

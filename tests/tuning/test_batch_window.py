@@ -42,9 +42,9 @@ def begun(num_passed: int = 0, *, num_in_flight: int = 2) -> Clock:
 def test_a_window_says_waiting_step_and_work_of_a_batch() -> None:
     clock = begun()
     assert clock.until_full(step=0.03, wait=0.01, stall=0.008, making=0.05) == LEAST_BATCHES
-    seen = clock.meter.observation(cpu_share=0.5, delay_share=0.1, most_ahead=7, can_leave=False)
+    seen = clock.meter.observation(cpu_share=0.5, delay_share=0.1, most_ahead=7, can_have_workers=False)
     assert (seen.num_batches, seen.cpu_share, seen.delay_share) == (LEAST_BATCHES, 0.5, 0.1)
-    assert (seen.most_ahead, seen.can_leave) == (7, False)
+    assert (seen.most_ahead, seen.can_have_workers) == (7, False)
     shown = [seen.wait, seen.stall, seen.step, seen.making, seen.period]
     assert shown == pytest.approx([0.01, 0.008, 0.03, 0.05, 0.04])
     assert seen.stall_share == pytest.approx(0.2)

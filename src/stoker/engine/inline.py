@@ -25,10 +25,5 @@ class Inline(Generic[R, T]):
         """Nothing is made before it is asked for."""
         return False
 
-    @property
-    def is_dry(self) -> bool:
-        """Nothing is under way between two calls."""
-        return True
-
     def close(self) -> None:
         """Nothing runs between two calls, so nothing has to end."""

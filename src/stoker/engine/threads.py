@@ -278,12 +278,6 @@ class Threads(Generic[T]):
         with state.ready:
             return state.entries[0].is_ready if state.entries else state.is_exhausted
 
-    @property
-    def is_dry(self) -> bool:
-        """Whether nothing more will come: there are no more builders, and all results were handed over."""
-        state = self._state
-        return state.is_exhausted and not state.entries
-
     def resize(self, num_threads: int, depth: int) -> None:
         """Change the number of threads, and of batches ahead. Order and batches stay what they would have been."""
         self._state.resize(num_threads, depth)

@@ -107,7 +107,7 @@ def stream_setting(loader: DataLoader[Any]) -> StreamSetting:
 class EngineBuilder:
     """Builds the engines of one iteration of a loader: inline, threads, or worker processes.
 
-    With "auto", `EngineFactory` asks it for one after the other.
+    With "auto", `TunedEngine` asks it for the engine that it runs.
     """
 
     def __init__(self, loader: DataLoader[Any], progress: Progress) -> None:
@@ -120,9 +120,11 @@ class EngineBuilder:
         if loader._has_workers and self._pin is not None and self._pin.device is None:
             warnings.warn("worker processes give page-locked batches for CUDA alone; these are not", stacklevel=4)
         if loader.auto is not None:
-            from stoker.loader.engine_factory import EngineFactory, start_tuned_engine
+            from stoker.loader.auto import TuningDriver
+            from stoker.loader.tuned_engine import TunedEngine
 
-            return start_tuned_engine(EngineFactory(self, loader.auto, recipes), loader.auto)
+            tuned = TunedEngine(self, loader.auto, recipes)
+            return tuned, TuningDriver(loader.auto, tuned)
         setting = Parallelism(loader.num_workers, loader.num_threads, loader.prefetch_factor or 1)
         if setting.num_workers:
             return self.workers(setting).run(self.requests(recipes)), None

@@ -33,9 +33,9 @@ def resolve_parallelism(arguments: Arguments, *, is_stream: bool, is_foreign: bo
 
 
 def workers_for(dataset: Any, num_workers: Choice, num_threads: Choice) -> Choice:
-    """Return the number of worker processes: one for threads that the dataset wants to have out of this process.
+    """Return the number of worker processes: one if the dataset prefers its threads outside of this process.
 
-    Where there can be none, threads stay here.
+    Where worker processes are not possible, threads stay here.
     """
     wants_one = bool(num_threads) and num_workers == 0 and prefers_process(dataset)
     return 1 if wants_one and _can_have_processes() else num_workers
@@ -44,8 +44,8 @@ def workers_for(dataset: Any, num_workers: Choice, num_threads: Choice) -> Choic
 def search_space(arguments: Arguments, *, num_cores: int, is_stream: bool, is_foreign: bool) -> SearchSpace:
     """Return what "auto" may choose from.
 
-    The number of workers that read an iterable dataset decides how it is shared out, and with it the order: one reads
-    all of it, in its own order. Only torch reads torch's DataPipes.
+    The number of workers that read an iterable dataset decides how it is sharded, and so the order: one worker reads
+    all of it, in its own order. DataPipes are read by torch alone.
     """
     num_workers, num_threads = arguments.num_workers, arguments.num_threads
     if is_stream or is_foreign:
@@ -59,7 +59,7 @@ def search_space(arguments: Arguments, *, num_cores: int, is_stream: bool, is_fo
         num_cores=num_cores,
         has_processes=_can_have_processes(),
     )
-    # what a worker has set up, is waited for with a timeout, or is to persist, needs a worker
+    # setting up a worker, its timeout and its persistence need a worker
     needs_worker = arguments.worker_init_fn is not None or arguments.timeout or arguments.persistent_workers
     if needs_worker and (space.processes or space.threads):
         space = replace(space, can_be_inline=False)
@@ -67,5 +67,5 @@ def search_space(arguments: Arguments, *, num_cores: int, is_stream: bool, is_fo
 
 
 def _can_have_processes() -> bool:
-    """Return whether there can be workers: not on every system, and not in a daemon process, which must have none."""
+    """Return whether worker processes are possible: on Linux, and not in a daemon process, which must not have any."""
     return sys.platform == "linux" and not multiprocessing.current_process().daemon

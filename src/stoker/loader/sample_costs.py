@@ -1,4 +1,4 @@
-"""Measuring what samples cost: the first recipes, read in a worker process. What was read is thrown away."""
+"""Measure what samples cost: a worker process reads the first recipes and drops the result."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from stoker.plan import Recipe
 from stoker.tuning.sample_cost import SampleCost, measure_samples
 
 LEAST_RECIPES, LEAST_POSITIONS, MOST_RECIPES = 4, 24, 16
-"""How many recipes are measured: a few, and as many as have a few positions, but not more than the last number."""
-
+"""Number of recipes to measure: at least the first, with at least so many positions in all, at most the last."""
 
 GONE_SECONDS = 0.02
-"""How long a thread that has ended may still be listed."""
+"""Time for which a thread that has ended may still be listed."""
 
 
 class CostRequest(NamedTuple):
@@ -36,7 +35,7 @@ class CostRequest(NamedTuple):
 
 
 class PeekedRecipes:
-    """Recipes of which the first ones can be looked at, before they are drawn in their turn."""
+    """An iterator of recipes whose first ones can be read ahead of their turn."""
 
     def __init__(self, recipes: Iterator[Any]) -> None:
         self._recipes = recipes
@@ -100,7 +99,7 @@ class CostRequests:
 
 
 class SampleCostBuilder:
-    """Measures what samples cost, in the place of building a batch. What was read is thrown away."""
+    """Measures what samples cost instead of building a batch, and drops what was read."""
 
     size = 0
 
@@ -111,7 +110,7 @@ class SampleCostBuilder:
         """Do nothing: there are no parts."""
 
     def finish(self) -> SampleCost:
-        """Return what samples cost. Generators that all threads share are left as they were."""
+        """Return what samples cost. Random generators shared by all threads are left unchanged."""
         items = self._request.recipes
         return self._builders.borrowed.run(self._measured, [decode_recipe(item) for item in items], key=0)
 
@@ -149,7 +148,7 @@ class RecipeProbe:
         builder.do(row, row + 1)
 
     def finish_seconds(self) -> float:
-        """Return how long collating takes, judged from the samples that were read."""
+        """Return how long collating takes, measured with the samples that were read."""
         samples: list[Any] = []
         positions: list[Any] = []
         for number, builder in self._opened.items():
@@ -159,7 +158,7 @@ class RecipeProbe:
                     samples += read
                     positions += positions_of(recipe)[row : row + len(read)]
         if not samples:
-            return 0.0  # they are in their rows
+            return 0.0  # they are already in their rows
         recipe = recipe._replace(positions=positions)  # type: ignore[arg-type]
         collate = self._builders.collation.collate
         collate(recipe, samples)
@@ -170,7 +169,7 @@ class RecipeProbe:
 
 
 def _holds_more_than(before: frozenset[str]) -> bool:
-    """Return whether this process holds more than it did. A thread that has ended is still seen for a moment."""
+    """Return whether more files or threads are open than before. A thread that has ended is listed for a moment."""
     over = perf_counter() + GONE_SECONDS
     while not machine.held() <= before:
         if perf_counter() > over:
@@ -180,7 +179,7 @@ def _holds_more_than(before: frozenset[str]) -> bool:
 
 
 def _generators() -> tuple[Any, ...]:
-    """Return how the generators are that all threads of a process share."""
+    """Return the states of the random generators that all threads of a process share."""
     numpy: Any = np.random.get_state(legacy=False)
     words = numpy["state"]
     return (

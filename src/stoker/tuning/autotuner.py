@@ -10,6 +10,7 @@ step down by as much as they save in waiting are not kept.
 - The training loop waits: more workers, as long as the period falls; more batches in flight, if workers are idle.
 - The machine is crowded and the step suffers from it: fewer workers, if the period does not get worse.
 - The training loop does not wait and workers are idle: fewer workers, to save cores and memory.
+- Batches are loaded inline and have become costly: workers. The other way is for the next iteration.
 
 A change that failed is tried again at growing intervals, or at once when the work or the step time has changed.
 """
@@ -74,7 +75,7 @@ MOST_LOOKS = 3
 MOST_PATIENCE = 512
 """Maximum number of windows between two attempts at the same change."""
 
-_PATIENCE: dict[str, int] = {"more": 4, "less": 4, "ahead": 4, "processes": 16, "inline": 16, "away": 4}
+_PATIENCE: dict[str, int] = {"more": 4, "less": 4, "ahead": 4, "processes": 16, "inline": 16, "workers": 4}
 
 
 @dataclass(slots=True)
@@ -117,6 +118,10 @@ class Autotuner:
         self._known: dict[Parallelism, tuple[int, Observation]] = {}
         """The latest window with each setting, and its number."""
         self._num_windows = 0
+        self._latest: Observation | None = None
+        """The latest window, or the windows of a trial together."""
+        self._before_workers: Observation | None = None
+        """The last window of inline loading, if workers were no better: the next iteration may return to it."""
         self._makings: deque[float] = deque(maxlen=FRESH)
         """Cost of a batch in the latest windows."""
 
@@ -139,6 +144,7 @@ class Autotuner:
             seen = _together(trial.looks)
         self._known[self.setting] = (self._num_windows, seen)
         self._makings.append(seen.making)
+        self._latest = seen
         if trial is not None:
             is_good = self._judged(trial, seen)
             if is_good is None:
@@ -185,8 +191,8 @@ class Autotuner:
         elif trial.goal == "less":
             self._barrier = None
 
-    def _taken_back(self, trial: _Trial, seen: Observation) -> str:
-        tried, self.setting, self.kind = self.setting, trial.before, trial.kind
+    def _taken_back(self, trial: _Trial, seen: Observation) -> str | None:
+        tried, kind, self.setting, self.kind = self.setting, self.kind, trial.before, trial.kind
         result = f"{_ms(seen.period)} per batch with {tried}, {_ms(trial.seen.period)} before"
         if trial.goal == "more":
             self._barrier = self._level_of(tried)
@@ -198,9 +204,13 @@ class Autotuner:
         elif trial.goal == "less":
             self._best_step = trial.seen.step  # the step takes that long by itself
             result += f"; workers were {seen.busy_share(tried.concurrency):.0%} busy"
-        elif trial.goal == "inline" and not seen.can_leave:
+        elif trial.goal == "inline" and not seen.can_have_workers:
             self.setting = tried
-            return f"{result}, but worker processes can no longer be started"
+            return None
+        elif trial.goal == "workers":  # only the next iteration can load inline again
+            self.setting, self.kind, self._before_workers = tried, kind, trial.seen
+            self._fail("workers", trial.seen)
+            return None
         self._fail(trial.goal, trial.seen)
         return f"{result}: reverted"
 
@@ -236,7 +246,7 @@ class Autotuner:
 
     def _considered(self, seen: Observation) -> str | None:
         if self.setting.is_inline:
-            return self._away(seen)
+            return self._workers(seen)
         least, _ = self.space.ahead
         most = max(least, seen.most_ahead // max(1, self.setting.num_workers))
         if self.setting.prefetch_factor > most:
@@ -244,9 +254,6 @@ class Autotuner:
             return "not enough memory for more batches in flight"
         if self._best_step is None or seen.step < self._best_step:
             self._best_step = seen.step
-        inline = self._inline(seen)
-        if inline is not None:
-            return inline
         concurrency = self.setting.concurrency
         is_slowed = seen.delay_share > DELAYED or seen.step - self._best_step > DELAYED * seen.period
         if seen.cpu_share > CROWDED and is_slowed and self._less(seen, int(EASED * concurrency)):
@@ -334,29 +341,39 @@ class Autotuner:
             self._anchor = seen
         return self._try("less", self._on(level), seen)
 
-    def _inline(self, seen: Observation) -> str | None:
-        """Try loading inline, if a batch costs almost nothing compared with the step or with sending it."""
+    def begin_iteration(self) -> str | None:
+        """Try loading inline, which can only begin with an iteration. Return the reason if the setting has changed.
+
+        That is for batches that cost almost nothing compared with the step or with sending them.
+        """
+        seen, inline = self._latest, replace(self.setting, num_workers=0, num_threads=0)
+        if seen is None or self._trial is not None or self.setting.is_inline:
+            return None
+        before, self._before_workers = self._before_workers, None
+        if before is not None and seen.period > before.period * (1 - GAIN):
+            self.setting = inline
+            return f"{_ms(seen.period)} per batch with workers, {_ms(before.period)} without"
         if not self.space.can_be_inline or seen.making > INLINE_SECONDS:
             return None
         if seen.step + seen.making > seen.period * (1 + LOSS) or not self._may_try("inline", seen):
             return None
-        if not self._try("inline", replace(self.setting, num_workers=0, num_threads=0), seen):
+        if not self._try("inline", inline, seen):
             return None
         return f"loading a batch takes {_ms(seen.making)}, the training step {_ms(seen.step)}"
 
-    def _away(self, seen: Observation) -> str | None:
+    def _workers(self, seen: Observation) -> str | None:
         """Try workers instead of loading inline, if that would pay off."""
         ladder = self.space.candidates(self.kind)
-        if not ladder or not seen.can_leave:
+        if not ladder or not seen.can_have_workers:
             return None
         enough = ceil(RESERVE * seen.making / seen.step) if seen.step > 0 else MOST_AT_ONCE
         level = next(
             (at for at, level in enumerate(ladder) if _concurrency(level) >= min(enough, MOST_AT_ONCE)), len(ladder) - 1
         )
         expected = max(seen.step, seen.making / _concurrency(ladder[level])) + HANDOVER_SECONDS
-        if expected > WORTH_IT * seen.period or not self._may_try("away", seen):
+        if expected > WORTH_IT * seen.period or not self._may_try("workers", seen):
             return None
-        if not self._try("away", self._on(level), seen):
+        if not self._try("workers", self._on(level), seen):
             return None
         return f"loading a batch takes {_ms(seen.making)}, the training step {_ms(seen.step)}"
 

@@ -46,7 +46,7 @@ class Observation:
     """Share of the time that the training thread was ready to run but had no core."""
     most_ahead: int = 1 << 30
     """Number of batches in flight that fit into memory."""
-    can_leave: bool = True
+    can_have_workers: bool = True
     """Whether the training process can still start worker processes after it has read data itself."""
 
     @property
@@ -135,7 +135,7 @@ class BatchWindow:
         cpu_share: float = 0.0,
         delay_share: float = 0.0,
         most_ahead: int = 1 << 30,
-        can_leave: bool = True,
+        can_have_workers: bool = True,
     ) -> Observation:
         """Return the measurements of the window, together with those of the caller."""
         count = self.num_seen
@@ -150,7 +150,7 @@ class BatchWindow:
             cpu_share=cpu_share,
             delay_share=delay_share,
             most_ahead=most_ahead,
-            can_leave=can_leave,
+            can_have_workers=can_have_workers,
         )
 
 

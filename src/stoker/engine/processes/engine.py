@@ -223,11 +223,6 @@ class WorkerRun(Generic[T]):
         return not self._end.alive or self._queue.is_over or self._team.is_closed
 
     @property
-    def is_dry(self) -> bool:
-        """Whether nothing more will come: there are no more recipes, and all results were handed over."""
-        return self._queue.is_exhausted and not self._queue.entries
-
-    @property
     def is_ready(self) -> bool:
         """Whether the next result, or the end, can be had without waiting."""
         team, queue = self._team, self._queue
