@@ -15,7 +15,7 @@ from stoker.tuning.engine_switcher import EngineSegment, EngineSwitcher, Runner
 from stoker.tuning.parallelism import Parallelism
 
 if TYPE_CHECKING:
-    from stoker.loader.build import EngineBuilder
+    from stoker.loader.build_iteration import EngineBuilder
 
 log = logging.getLogger("stoker")
 
