@@ -56,11 +56,11 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert result.stderr == f"error: no such file: {tmp_path / 'none.txt'}\n"
 
 
-def test_a_folder_is_refused_with_a_hint(tmp_path: Path) -> None:
+def test_a_folder_without_such_files_is_an_error_with_a_hint(tmp_path: Path) -> None:
     result = run(tmp_path)
     assert result.exit_code == 1
-    assert "contains no .jsonl" in result.stderr
-    assert "hint: pass the files" in result.stderr
+    assert f"folder {tmp_path} contains no files named .jsonl" in result.stderr
+    assert "hint: pass the files themselves" in result.stderr
 
 
 def test_an_empty_file_has_no_samples_to_show(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_folder_without_images_and_a_step_too_far_are_reported(folder: Path, t
 
 def test_labels_are_left_out_or_given_by_a_table(folder: Path, tmp_path: Path) -> None:
     (folder / "cats" / "1.jpg").rename(folder / "1.jpg")
-    assert "not clear what their classes are" in run("images", folder, "-o", tmp_path / "s.png", code=1)
+    assert "classes are ambiguous" in run("images", folder, "-o", tmp_path / "s.png", code=1)
     run("images", folder, "-o", tmp_path / "s.png", "--labels", "none")
     (tmp_path / "t.csv").write_text("file,label\n" + "".join(f"{number},{number % 3}\n" for number in range(12)))
     run("images", folder, "-o", tmp_path / "t.png", "--labels", str(tmp_path / "t.csv"))

@@ -1,4 +1,4 @@
-"""A small disk that a preparation fills, and commands stopped in the middle of their work: for tests of preparations."""
+"""A small disk that a preparation fills, and commands stopped in the middle of their work, for tests."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ HEADERS = {
     "{'descr': '<i8', 'fortran_order': False, 'shape': (9223372036854775807, 9223372036854775807, 0)}": "damaged",
     "{'descr': '<i8', 'fortran_order': False, 'shape': (99999999999999999999, 0)}": "shape is",
     "{'descr': '<i8', 'fortran_order': False, 'shape': (2,)}": "truncated: it has .* of .* bytes",
-    "{'descr': '<i8', 'fortran_order': False, 'shape': (0,)}": "is too long for int64",
+    "{'descr': '<i8', 'fortran_order': False, 'shape': (0,)}": "too long for int64",
 }
 
 

@@ -94,7 +94,7 @@ def test_files_are_given_as_a_path_a_pattern_a_folder_or_a_list(tmp_path: Path) 
     with pytest.raises(errors.ArgumentError, match="7 is not a path"):
         RawTokens([7])  # type: ignore[list-item]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(errors.ArgumentError, match="contains no .bin files"):
+    with pytest.raises(errors.ArgumentError, match="contains no files named .bin"):
         RawTokens(tmp_path / "empty")
     with pytest.raises(errors.ArgumentError, match="not a regular file"):
         RawTokens(os.devnull)

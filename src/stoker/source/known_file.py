@@ -121,7 +121,8 @@ def _expand(given: Any, suffixes: Sequence[str]) -> list[Path]:
     if path.is_dir():
         found = files_within(path, suffixes)
         if not found:
-            raise ArgumentError(f"folder {path} contains no {' or '.join(suffixes)} files", hint="pass the files")
+            shown = ", ".join(suffixes[:8]) + (", ..." if len(suffixes) > 8 else "")
+            raise ArgumentError(f"folder {path} contains no files named {shown}", hint="pass the files themselves")
         return found
     return [path] if path.exists() or not has_pattern(given) else files_matching(path)
 
