@@ -145,7 +145,7 @@ def _raw(file: KnownFile, dtype: np.dtype[Any] | None, offset_bytes: int) -> tup
         raise DamagedFile(
             file.path,
             what=f"has {file.size_bytes - offset_bytes} bytes of data, not a multiple of {dtype} tokens",
-            hint="pass the dtype= it was written with, or offset_bytes= if it has a header; otherwise it is truncated",
+            hint="pass its dtype=, or offset_bytes= if it has a header; otherwise the file is truncated",
         )
     return ValueFile(file, offset_bytes, num_values), dtype
 
