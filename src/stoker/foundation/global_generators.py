@@ -66,7 +66,7 @@ def _changing() -> bytes:
 _num_changes = 0
 
 
-@cache  # where they lie is checked once: it takes 20 us
+@cache  # where they lie is checked once: it takes 20 µs
 def _python_words() -> Callable[[], bytes]:
     """Return a look at Python's words. In CPython, index and words lie right behind the object's header."""
     if type(_python) is not random.Random:

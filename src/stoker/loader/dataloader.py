@@ -221,7 +221,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if is_planned:
             self._check_plan(arguments)
         self._init_torch(arguments)
-        # Tools make loaders again from the attributes. Not by setattr: torch's __setattr__ takes 0.5 us for each.
+        # Tools make loaders again from the attributes. Not by setattr: torch's __setattr__ takes 0.5 µs for each.
         vars(self).update({name: getattr(given, name) for name in ARGUMENT_NAMES if not hasattr(self, name)})
         self.rank, self.num_ranks = placement.rank, placement.num_ranks
         self.seed, self.skip, self.num_threads = arguments.seed, arguments.skip, cast("int", arguments.num_threads)
