@@ -1,4 +1,4 @@
-"""What `stoker bench scale` runs: one loader at one place of one axis, in a process that is forked for it.
+"""What `python -m benchmarks.scale` runs: one loader at one place of one axis, in a process that is forked for it.
 
 The samples cost nothing, so that what is left is what the loader itself costs.
 """

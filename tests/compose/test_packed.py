@@ -18,7 +18,7 @@ from stoker.compose.batch_fields import FieldLayout
 from stoker.compose.packs import packed as packed_module
 from stoker.compose.packs.packed import Packed
 from stoker.errors import ArgumentError, DamagedFile, DataError, PositionError, StateMismatch, StoreMismatch
-from stoker.store import Store, Writer, open_store
+from stoker.store import Crops, Store, Writer, open_store
 from tests.source.foreign import write_megatron
 from tests.store.places import folder
 
@@ -53,8 +53,8 @@ def megatron(prefix: Path, documents: list[NDArray[Any]]) -> Path:
     return prefix
 
 
-class Others:
-    """Tokens of somebody else: windows and borders, and no more."""
+class WithBorders:
+    """Tokens of a source that a user wrote when `offsets` was called `borders`."""
 
     def __init__(self, documents: list[NDArray[Any]] = DOCUMENTS) -> None:
         self.flat = np.concatenate(documents).astype(np.uint16)
@@ -64,8 +64,17 @@ class Others:
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
         return np.stack([self.flat[start : start + length] for start in starts.tolist()])
 
+    def borders(self, first: int, last: int) -> NDArray[np.int64]:
+        return self.starts[first : last + 1]
+
+
+class Others(WithBorders):
+    """Tokens of somebody else: windows and offsets, and no more."""
+
     def offsets(self, first: int, last: int) -> NDArray[np.int64]:
         return self.starts[first : last + 1]
+
+    borders = None  # type: ignore[assignment]
 
 
 WAYS: list[dict[str, Any]] = [{}, {"window": 4}, {"long": "truncate"}, {"strategy": "concat"}]
@@ -172,7 +181,7 @@ def test_what_is_not_documents_is_refused(source: Any, shown: str) -> None:
         stoker.pack(source, 8)
 
 
-def test_tokens_without_borders_are_refused(tmp_path: Path) -> None:
+def test_tokens_without_offsets_are_refused(tmp_path: Path) -> None:
     np.arange(50, dtype="<u2").tofile(tmp_path / "train.bin")
     with pytest.raises(ArgumentError, match="does not know where documents begin"):
         stoker.pack(tmp_path / "train.bin", 8)
@@ -201,12 +210,23 @@ def test_documents_that_leave_all_tokens_out_are_refused() -> None:
         stoker.pack(others, 8)
 
 
+@pytest.mark.parametrize("strategy", ["best_fit", "concat"])
+def test_a_source_with_borders_instead_of_offsets_still_works(strategy: Any) -> None:
+    assert not hasattr(WithBorders(), "offsets")
+    assert rows_of(stoker.pack(WithBorders(), 8, strategy=strategy)) == rows_of(
+        stoker.pack(Others(), 8, strategy=strategy)
+    )
+    crops = [Crops(tokens, length=4, across=False) for tokens in (Others(), WithBorders())]  # type: ignore[arg-type]
+    wanted, found = ([rows[row]["tokens"].tolist() for row in range(len(rows))] for rows in crops)
+    assert found == wanted
+
+
 @pytest.mark.parametrize("starts", [[0, 5, 3, 9], [0, 5, 9, 12], [-1, 5, 6, 9]], ids=str)
 @pytest.mark.parametrize("strategy", ["best_fit", "concat"])
-def test_borders_that_cannot_be_are_reported(starts: list[int], strategy: Any) -> None:
+def test_invalid_offsets_are_reported(starts: list[int], strategy: Any) -> None:
     others = Others([np.arange(5), np.arange(3), np.arange(1)])
     others.starts = np.array(starts)
-    with pytest.raises(DataError, match="document borders are invalid from document 0 on"):
+    with pytest.raises(DataError, match="document offsets are invalid from document 0"):
         stoker.pack(others, 8, strategy=strategy)
 
 

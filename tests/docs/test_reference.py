@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
+import textwrap
 from dataclasses import MISSING, Field
 from typing import Any
 
-from stoker import DataLoader
+import stoker
 from stoker.loader.arguments import ARGUMENTS, GUIDES, MEANING, SECTION
 from tests.docs.samples import ROOT, UPDATE
 
 PAGE = ROOT / "docs/reference/arguments.md"
+LOADER = ROOT / "src/stoker/loader/dataloader.py"
 HEAD = """\
 # Arguments of `DataLoader`
 
@@ -53,14 +54,28 @@ def test_every_guide_that_the_list_names_exists() -> None:
         assert all((ROOT / "docs" / guide).is_file() for guide in argument.metadata[GUIDES])
 
 
-def test_the_list_of_arguments_is_that_of_the_signature() -> None:
-    signature = inspect.signature(DataLoader.__init__).parameters.values()
-    defaults = {argument.name: argument.default for argument in signature if argument.name != "self"}
-    listed = {
-        argument.name: inspect.Parameter.empty if argument.default is MISSING else argument.default
-        for argument in ARGUMENTS
-    }
-    assert listed == defaults
+def arguments_in_docstring() -> str:
+    indent = " " * 8
+    entries = (f"{one.name}: {one.metadata[MEANING]}" for one in ARGUMENTS)
+    wrapped = (
+        textwrap.fill(entry, 120, initial_indent=indent, subsequent_indent=indent + " " * 4, break_on_hyphens=False)
+        for entry in entries
+    )
+    return "    Args:\n" + "\n".join(wrapped) + "\n"
+
+
+def test_the_docstring_of_the_loader_lists_each_argument_with_its_meaning() -> None:
+    text = LOADER.read_text()
+    [shown] = re.findall(r"^    Args:\n(?:        .*\n)+", text, re.MULTILINE)
+    if os.environ.get(UPDATE):
+        LOADER.write_text(text.replace(shown, arguments_in_docstring()))
+        return
+    assert shown == arguments_in_docstring(), f"set {UPDATE}=1 and run this test again to rewrite the docstring"
+
+
+def test_the_guide_to_images_names_every_transform() -> None:
+    guide = (ROOT / "docs/guides/images.md").read_text()
+    assert [name for name in stoker.transform.__all__ if not re.search(rf"`{name}\b", guide)] == []
 
 
 def test_the_list_of_decisions_has_every_page_under_its_title() -> None:

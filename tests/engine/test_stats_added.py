@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.engine.stats import ProcessStats, Quantiles, Stage, Stats
+from stoker.engine.stats import ProcessStats, Quantiles, Stage, Stats, counter
 from stoker.engine.timing import Histogram
 from tests.lab.test_verdict import stats
 
@@ -60,3 +60,8 @@ def test_nothing_added_changes_nothing() -> None:
     seen = stats(wait=0.03, cpu=0.01)
     assert Stats() + seen == seen
     assert (seen + Stats(kind=seen.kind, engine=seen.engine)).seconds == 5.0
+
+
+def test_a_row_in_the_table_of_the_report_is_for_durations_only() -> None:
+    with pytest.raises(AssertionError, match="only durations have a row"):
+        counter(0, label="slow steps")

@@ -20,9 +20,9 @@ from stoker.lab.trial.train_bench import (
     CudaTicks,
     Iterated,
     Resident,
+    StepTimer,
     Ticks,
     WaitingTicks,
-    Window,
     bench_train,
     record_run,
 )
@@ -326,7 +326,7 @@ def test_a_window_counts_the_middle_of_epochs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(train_bench, "num_ahead_of", lambda arguments: 1)
     source = Iterated(Epochs())
     assert source.num_warm == 4
-    window = Window(source, lambda _: log.append("step"), clock=Ticks()).run(15)
+    window = StepTimer(source, lambda _: log.append("step"), clock=Ticks()).run(15)
     assert window.num_steps == len(window.periods) == 15
     assert log.count("begin") == 3  # six of each epoch are timed
     assert window.seconds < 0.1
@@ -367,7 +367,7 @@ def test_steps_on_a_gpu_are_timed_by_its_own_clock() -> None:
             _ = weights @ weights  # begun, and not waited for
 
     device = torch.device("cuda", torch.cuda.current_device())
-    window = Window(Resident([1]), compute, clock=CudaTicks(device)).run(20)
+    window = StepTimer(Resident([1]), compute, clock=CudaTicks(device)).run(20)
     assert window.seconds == pytest.approx(sum(window.periods), rel=0.2)
     began = time.perf_counter()
     compute(1)

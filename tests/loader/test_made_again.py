@@ -72,7 +72,7 @@ def test_every_argument_is_an_attribute_under_its_own_name() -> None:
         else:
             assert found == arguments[name]
     named = {*GIVEN, *others, "dataset", "pin_memory", "pin_memory_device", "shard", "distributed"}
-    assert named == set(ARGUMENTS)
+    assert named == set(ARGUMENTS), "give a new argument a value in GIVEN, other than its default"
     assert stoker.DataLoader(Numbers(9)).pin_memory is False
     assert stoker.DataLoader(Numbers(9)).pin_memory_device == ""
     assert stoker.DataLoader(Numbers(9)).distributed is False

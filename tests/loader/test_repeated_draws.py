@@ -27,8 +27,8 @@ from torch.utils.data import (
 import stoker
 from stoker.batch.encoded import Encoded
 from stoker.compose.images import Images
-from stoker.loader.build import batch_builders
 from stoker.loader.build_delivery import HostDecodeFallback
+from stoker.loader.build_iteration import batch_builders
 from stoker.loader.order.repeated_draws import Draws, may_repeat
 from stoker.loader.state.loader_state import new_progress
 from stoker.transform import RandomHorizontalFlip, RandomResizedCrop

@@ -179,7 +179,7 @@ def test_an_error_while_a_stream_is_closed_ends_nothing(
 
 
 def test_a_stream_whose_end_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.engine.processes.requests.STREAM_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("stoker.engine.processes.worker_requests.STREAM_PATIENCE_SECONDS", 0.2)
     loader = stoker.DataLoader(Stubborn(tmp_path, "hangs"), batch_size=4, num_workers=2, shard="auto")
     iterator = iter(loader)
     for _ in range(4):

@@ -1,16 +1,21 @@
-"""A small disk, and commands that are stopped in the middle of their work, for tests of preparations."""
+"""A small disk that a preparation fills, and commands stopped in the middle of their work: for tests of preparations."""
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.prepare.corpora import contents
 
 
 @contextmanager
@@ -23,6 +28,20 @@ def small_disk(path: Path, size: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", path], check=True)
+
+
+def check_full_disk(make: Callable[[Path], Any], disk: Path, size: str, *, whole: Path) -> None:
+    """Check that `make` stops cleanly on a disk that is too small, and continues when that is enlarged."""
+    with small_disk(disk, size):
+        with pytest.raises(OSError, match="No space left on device") as raised:
+            make(disk / "out")
+        assert raised.value.errno == errno.ENOSPC
+        assert "finished pieces are kept" in raised.value.__notes__
+        assert any("run the same command again" in note for note in raised.value.__notes__)
+        assert not (disk / "out" / "manifest.json").exists()
+        subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
+        assert make(disk / "out").num_reused > 0
+        assert contents(disk / "out") == contents(whole)
 
 
 class StoppedCommand:
@@ -53,6 +72,24 @@ class StoppedCommand:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C, and check that everything ends with a hint."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        _, errors = self.process.communicate(timeout=30)
+        assert self.process.returncode == 130
+        assert "run the same command again to continue" in errors
+        assert "Traceback" not in errors
+        assert self.family() == []
+
+    def kill(self) -> None:
+        """Kill the command, and check that its workers end, too."""
+        family = [os.pidfd_open(pid) for pid in self.family()]
+        assert len(family) == 1 + self._num_workers
+        self.process.kill()
+        for process in family:
+            assert select.select([process], [], [], 30)[0], "a worker outlives its command"
+            os.close(process)
 
     def family(self) -> list[int]:
         """Return the living processes of its group."""

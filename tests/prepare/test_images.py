@@ -22,6 +22,7 @@ from stoker.prepare.image_inputs import ImageInputs
 from stoker.prepare.image_work import ImageSettings
 from stoker.source.images import open_images
 from stoker.source.parquet import Parquet
+from stoker.store import Build
 from tests.prepare.pictures import encoded, folder_of, opened, turned
 
 
@@ -326,6 +327,35 @@ def test_a_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     assert contents(tmp_path / "pictures") == before
     with pytest.raises(ArgumentError, match="was not made by `stoker prepare tokens`"):
         prepare.tokens(tmp_path / "a.txt", tokenizer="bytes", out=tmp_path / "pictures", workers=0)
+
+
+def test_an_unfinished_preparation_of_another_kind_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    folder = folder_of(tmp_path / "photos", 2)
+
+    def make_images() -> Any:
+        return made(folder, tmp_path / "images", workers=0)
+
+    def make_tokens() -> Any:
+        return prepare.tokens(tmp_path / "a.txt", tokenizer="bytes", out=tmp_path / "tokens", workers=0)
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Build, "finish", stop)
+        for make in (make_images, make_tokens):
+            with pytest.raises(KeyboardInterrupt):
+                make()
+    before = contents(tmp_path / "images"), contents(tmp_path / "tokens")
+    with pytest.raises(ArgumentError, match="was not made by `stoker prepare tokens`"):
+        prepare.tokens(tmp_path / "a.txt", tokenizer="bytes", out=tmp_path / "images", workers=0)
+    with pytest.raises(ArgumentError, match="was not made by `stoker prepare images`"):
+        made(folder, tmp_path / "tokens", workers=0)
+    assert (contents(tmp_path / "images"), contents(tmp_path / "tokens")) == before
+    assert (make_images().num_made, make_tokens().num_made) == (0, 0)  # each still continues its own
 
 
 # ------------------------------------------------------------ the command

@@ -481,7 +481,7 @@ def test_a_store_without_its_table_of_pieces_is_made_whole_again(
 def test_an_error_over_what_was_skipped_before_leaves_the_store_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("token_preparation", "target"):
+    for module in ("token_preparation", "store_target"):
         monkeypatch.setattr(f"stoker.prepare.{module}.Build", partial(Build, shard_bytes=1 << 20))
     texts: list[Any] = ["x" * 400_000] * 8
     lines = write_jsonl(tmp_path / "a.jsonl", [*texts, None])

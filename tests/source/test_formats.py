@@ -270,7 +270,7 @@ def test_the_guide_lists_every_format_with_its_options() -> None:
     rows = [line for line in guide.splitlines() if line.startswith("|")]
     for known in formats.FORMATS[1:]:
         row = " ".join(row for row in rows if any(f"`{suffix}`" in row for suffix in known.suffixes))
-        assert row, known.summary
+        assert row, f"docs/guides/stores.md has no row for {known.summary}"
         options = [name for name, one in signature(known.reader).parameters.items() if one.kind is one.KEYWORD_ONLY]
         if known.reader is not Lines:  # which has a guide of its own
             everywhere = " ".join(rows)

@@ -450,7 +450,7 @@ def test_a_table_that_cannot_be_understood_says_so(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     for text, kind, message in (
         ("", DamagedFile, "is empty"),
-        ("a,b,c\n1,2,3\n", ArgumentError, r"cannot tell which columns of .* \(a, b, c\)"),
+        ("a,b,c\n1,2,3\n", ArgumentError, r"it is unclear which columns of .* \(a, b, c\)"),
         ("file,label\na.jpg,cat\nb.jpg,\n", ArgumentError, r"has no label for b\.jpg"),
         ("file,label\na.jpg,1\nb.jpg, \n", ArgumentError, r"has no label for b\.jpg"),
         (f"file,label\na.jpg,{'x' * 200_000}\n", DamagedFile, "cannot be read at line 2"),

@@ -127,27 +127,27 @@ def test_meta_of_another_kind_is_no_obstacle(tmp_path: Path) -> None:
 
 
 class Wrong:
-    """Tokens whose borders cannot be."""
+    """Tokens with invalid offsets."""
 
     num_values, num_documents, dtype = 10, 2, np.dtype("uint16")
 
-    def __init__(self, *borders: int) -> None:
-        self._borders = np.array(borders)
+    def __init__(self, *offsets: int) -> None:
+        self._offsets = np.array(offsets)
 
     def windows(self, starts: Any, length: int) -> Any:
         return np.zeros((len(starts), length), np.uint16)
 
     def offsets(self, first: int, last: int) -> Any:
-        return self._borders[first : last + 1]
+        return self._offsets[first : last + 1]
 
 
-@pytest.mark.parametrize("borders", [(0, 11, 10), (-1, 5, 10), (0, 5, 11), (5, 2, 10)])
-def test_borders_that_cannot_be_are_told(borders: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("offsets", [(0, 11, 10), (-1, 5, 10), (0, 5, 11), (5, 2, 10)])
+def test_invalid_offsets_are_reported(offsets: tuple[int, ...]) -> None:
     with pytest.raises(DataError, match="document offsets are invalid from document 0"):
-        Crops(Wrong(*borders), length=3, across=False)
+        Crops(Wrong(*offsets), length=3, across=False)
 
 
-def test_tokens_without_borders_have_no_rows_within_them() -> None:
+def test_tokens_without_offsets_have_no_rows_within_them() -> None:
     class Bare(Wrong):
         num_documents = 0
 

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from stoker.errors import ArgumentError, DamagedFile, DataError, MissingExtra, StaleSource, StokerError
 from stoker.transform.tokenizer import Identity, Tokenizer, gigatoken, open_tokenizer, opening, train_bpe
-from stoker.transform.tokenizer.protocols import Encoded
 from stoker.transform.tokenizer.sample import TRICKY_TEXTS
+from stoker.transform.tokenizer.tokenizer_protocols import Encoded
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("tiktoken")
@@ -749,7 +749,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="contains no tokenizer.json"):
         open_tokenizer(tmp_path)
     (tmp_path / "vocab.txt").write_text("a")
-    with pytest.raises(ArgumentError, match="cannot tell the kind of tokenizer"):
+    with pytest.raises(ArgumentError, match="the kind of tokenizer is not clear"):
         open_tokenizer(tmp_path / "vocab.txt")
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(ArgumentError, match="not a regular file"):

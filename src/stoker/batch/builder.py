@@ -122,6 +122,12 @@ class MapBuilders(Builders[Recipe]):
         """Return the builder of a batch; `hint` is what the trainer's process said of it."""
         return MapBatchBuilder(self, recipe, slot, hint)
 
+    def _build(self, request: tuple[Recipe, BatchSlot | None, Any]) -> BatchResult:
+        # as above, without the way through `builder`: every small batch comes through here
+        builder = MapBatchBuilder(self, *request)
+        builder.do(0, builder.size)
+        return builder.finish()
+
     def key(self, recipe: Recipe) -> int:
         """Return the key of a batch."""
         return batch_key(self.seed, recipe.epoch, recipe.step, recipe.rank)
@@ -232,7 +238,7 @@ class MapBuilders(Builders[Recipe]):
         previous = entered(self._context(recipe, positions, walk, row))
         samples: list[Any] = []
         try:
-            dataset = self.dataset_in(recipe.epoch)
+            dataset = self.dataset_in(recipe.epoch) if self._has_epochs else self.dataset
             if self.reads_many:
                 try:
                     return dataset.__getitems__(positions)  # type: ignore[no-any-return]
@@ -341,11 +347,13 @@ class MapBatchBuilder:
         self.parts: list[Part] = []
         """What was done: appended to by several threads, and put together when all is done."""
         self._positions: list[Any] | None = None
-        """None if one call reads all: the dataset may want to see them together."""
+        """None if the dataset is asked for the batch."""
         self.size = 1
-        if self._writer is not None or not (builders.makes_batches or builders.reads_many):
-            self._positions = positions_of(recipe)
-            self.size = len(self._positions)
+        """One if one call reads all: the dataset may want to see them together."""
+        if self._writer is not None or not builders.makes_batches:
+            self._positions = positions = positions_of(recipe)
+            if self._writer is not None or not builders.reads_many:
+                self.size = len(positions)
 
     def do(self, start: int, stop: int) -> None:
         """Read some of the samples."""
@@ -354,7 +362,7 @@ class MapBatchBuilder:
         samples: Sequence[Any] = ()
         skipped: list[Skipped] = []
         if positions is None:
-            samples = self._read_together(skipped)
+            samples = self._read_batch(skipped)
         else:
             if stop - start < self.size:
                 positions = positions[start:stop]
@@ -365,15 +373,14 @@ class MapBatchBuilder:
         transform = watch.seconds - before
         self.parts.append((start, began, perf_counter() - began - transform, transform, samples, skipped))
 
-    def _read_together(self, skipped: list[Skipped]) -> Sequence[Any]:
-        """Read all samples in one call: as a batch, else return them."""
+    def _read_batch(self, skipped: list[Skipped]) -> Sequence[Any]:
+        """Read all samples as a batch; return them if the dataset makes none."""
         builders, recipe, slot = self._builders, self._recipe, self._slot
-        if builders.makes_batches:
-            self._batch = builders.whole_batch(recipe, slot)
-            if self._batch is not NotImplemented:
-                return ()
-            if slot is not None:
-                slot.clear()
+        self._batch = builders.whole_batch(recipe, slot)
+        if self._batch is not NotImplemented:
+            return ()
+        if slot is not None:
+            slot.clear()
         return builders.read(recipe, positions_of(recipe), skipped)
 
     def finish(self) -> BatchResult:

@@ -43,12 +43,9 @@ class Collation:
 
     def collate(self, recipe: Recipe, samples: list[Any], slot: BatchSlot | None = None) -> Any:
         """Return the batch of `samples`, collated straight into the slot if there is one."""
-        if slot is None or not self.uses_slot:
-            return self._collated(recipe, samples)
-        with placed(slot.take):
-            return self._collated(recipe, samples)
-
-    def _collated(self, recipe: Recipe, samples: list[Any]) -> Any:
+        if slot is not None and self.uses_slot:
+            with placed(slot.take):
+                return self.collate(recipe, samples)
         collate = self._collate
         if collate is None:
             self._collate = collate = self.collate_fn or plain_collate()

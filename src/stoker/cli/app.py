@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import cleandoc
 from typing import Annotated, Any
@@ -18,19 +18,19 @@ from typer.core import TyperGroup
 from stoker._version import __version__
 from stoker.cli.about import about
 from stoker.cli.bench import bench_app
-from stoker.cli.doctor import doctor
+from stoker.cli.doctor_command import doctor
 from stoker.cli.inspect import inspect
-from stoker.cli.lines import lines
+from stoker.cli.lines_command import lines
 from stoker.cli.pack import pack
 from stoker.cli.plan_command import plan_app
 from stoker.cli.prepare import prepare_app
 from stoker.cli.program import CommandLine
-from stoker.cli.report import report
+from stoker.cli.report_command import report
 from stoker.cli.terminal import trim_when_piped
 from stoker.cli.top import top
 from stoker.cli.tune import tune_app
-from stoker.cli.verify import verify_app
-from stoker.cli.view import view_app
+from stoker.cli.verify_command import verify_app
+from stoker.cli.view_command import view_app
 from stoker.errors import StokerError
 
 INTERRUPTED = 130
@@ -41,6 +41,14 @@ BROKEN_PIPE = 141
 
 HELP_OPTIONS = ["-h", "--help"]
 
+PANELS = SPEED, DATA, ORDER, HELP = (
+    "Find out what is slow",
+    "Prepare, inspect and check data",
+    "Look up the order",
+    "Get help",
+)
+"""The panels of `stoker --help`, from top to bottom."""
+
 
 class CommandGroup(TyperGroup):
     """The group of all commands; prints errors meant for users as messages."""
@@ -48,6 +56,11 @@ class CommandGroup(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         reflow_help(self)
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Return the names of the commands, panel by panel."""
+        commands: Mapping[str, Any] = self.commands
+        return sorted(commands, key=lambda name: PANELS.index(commands[name].rich_help_panel))
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run the command line; strip trailing spaces from output that does not go to a terminal."""
@@ -170,8 +183,6 @@ def stoker(
     For details and examples of a command: [bold cyan]stoker COMMAND --help[/]
     """
 
-
-SPEED, DATA, ORDER, HELP = "Find out what is slow", "Prepare, inspect and check data", "Look up the order", "Get help"
 
 app.command(rich_help_panel=SPEED)(doctor)
 app.command(rich_help_panel=SPEED)(report)

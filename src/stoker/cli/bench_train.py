@@ -30,7 +30,8 @@ def train(
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of the whole job, to compute GPU-hours lost per day.")] = 1,
     device: Annotated[
-        str | None, typer.Option(help="Device of resident batches.", show_default="the loader's device, or cuda")
+        str | None,
+        typer.Option(help="Device for the resident batches.", show_default="the loader's device, or cuda"),
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Rounds; each measures every way once.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.05, help="Seconds to time each way in each round.")] = 2.0,

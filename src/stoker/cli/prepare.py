@@ -35,7 +35,7 @@ prepare_app = typer.Typer(
 
 
 class DocumentsOption(StrEnum):
-    """What one document of plain text is."""
+    """What counts as one document in plain text."""
 
     file = "file"
     line = "line"
@@ -65,7 +65,7 @@ _Inputs = Annotated[
     ),
 ]
 _TextColumn = Annotated[str, typer.Option(help="Column or JSON field with the text; dots separate nested names.")]
-_DocumentsKind = Annotated[DocumentsOption, typer.Option(help="What one document of plain text is.")]
+_DocumentsKind = Annotated[DocumentsOption, typer.Option(help="What counts as one document in plain text.")]
 _OnError = Annotated[OnErrorOption, typer.Option(help="Stop at unusable input, or skip and list it.")]
 _Out = Annotated[Path, typer.Option(help="Folder of the store (created if missing).")]
 _Workers = Annotated[int | None, typer.Option(help="Processes (default: one per core).")]
@@ -108,7 +108,7 @@ def tokens(
     """Turn text into a store of tokens, on all cores.
 
     After an interruption, the same command continues. Running it again rebuilds only what changed in the inputs.
-    The result is identical to the last byte, whatever the number of workers.
+    The result is the same, byte for byte, with any number of workers.
 
     Example: [bold cyan]stoker prepare tokens corpus/*.jsonl --tokenizer tokenizer.json --out tokens[/]
     """

@@ -107,9 +107,10 @@ def counter(default: Any, merge: Merge | None = None, *, label: str = "", metric
     Args:
         default: its value, or a function that returns it.
         merge: how to add it up over loaders of the same kind; the later loader's value without it.
-        label: its row in the table of `loader.report()`.
+        label: its row in the table of `loader.report()`, for durations (`Quantiles`).
         metric: its description in Prometheus, where it is called `stoker_` and its name.
     """
+    assert not label or default is Quantiles, "only durations have a row in the table of loader.report()"
     metadata = {"merge": merge, "label": label, "metric": metric}
     return field(default_factory=default if callable(default) else lambda: default, metadata=metadata)
 

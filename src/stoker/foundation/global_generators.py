@@ -16,7 +16,7 @@ import ctypes
 import os
 import random
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from threading import get_ident, main_thread
 from typing import Any, TypeVar
 
@@ -66,6 +66,7 @@ def _changing() -> bytes:
 _num_changes = 0
 
 
+@cache  # where they lie is checked once: it takes 20 us
 def _python_words() -> Callable[[], bytes]:
     """Return a look at Python's words. In CPython, index and words lie right behind the object's header."""
     if type(_python) is not random.Random:

@@ -53,7 +53,7 @@ def _call(name: str, hook: Callable[[dict[str, Any]], Any], *args: Any, **kwargs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _ResumePoint:
     """Where a loader continues, in batches of this run."""
 
     epoch: int
@@ -64,14 +64,14 @@ class _Place:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _TrainingRun:
     """One call of `train`: its loader, where it began, and how many optimizer steps it will take."""
 
     loader: DataLoader[Any]
     num_batches: int | None
     """Batches of a whole epoch; None if unknown."""
     accumulation: int
-    place: _Place | None = None
+    place: _ResumePoint | None = None
     """Where the loader continued, if not at the beginning."""
     num_epochs: int = 0
     num_steps: int = 0
@@ -89,7 +89,7 @@ class _Run:
 
     def count(self, args: Any, global_step: int) -> tuple[int, int]:
         """Return the number of epochs and of optimizer steps in all, those before `global_step` included."""
-        place = self.place or _Place(epoch=0, num_done=0, num_left=None)
+        place = self.place or _ResumePoint(epoch=0, num_done=0, num_left=None)
         if args.max_steps > 0:
             max_steps, num_epochs, total = args.max_steps, place.epoch, global_step + self.num_unused
             while total < max_steps:
@@ -105,14 +105,14 @@ class _Run:
         is_complete = self.place is not None and global_step >= max_steps
         return place.epoch if is_complete else num_epochs, max_steps
 
-    def steps_until(self, num_epochs: int, global_step: int, place: _Place) -> int:
+    def steps_until(self, num_epochs: int, global_step: int, place: _ResumePoint) -> int:
         """Return the number of optimizer steps after so many epochs, for a run that is at `place`."""
         plan, epochs = self.loader.plan, range(place.epoch, num_epochs)
         if len(epochs) > 1 and (plan is None or not plan.skip):
             return global_step + self._steps_in(place.epoch, place) + (len(epochs) - 1) * self.per_epoch
         return global_step + sum(self._steps_in(epoch, place) for epoch in epochs)
 
-    def _steps_in(self, epoch: int, place: _Place) -> int:
+    def _steps_in(self, epoch: int, place: _ResumePoint) -> int:
         """Return the number of optimizer steps in what is left of an epoch."""
         if epoch == place.epoch and place.num_left is not None:
             return ceil(place.num_left / self.accumulation)
@@ -145,7 +145,7 @@ def _set_initial_training_values(call: dict[str, Any]) -> Any:
     num_batches = len(loader) if has_length(loader) else None
     if loader.plan is not None:
         num_batches = loader.plan.steps_in(loader.plan.origin.epoch + 1)
-    run = trainer._stoker_run = _Run(
+    run = trainer._stoker_run = _TrainingRun(
         loader=loader, num_batches=num_batches, accumulation=args.gradient_accumulation_steps
     )
     global_step = _load_place(trainer, run, getattr(trainer, "_stoker_checkpoint", None))
@@ -184,7 +184,7 @@ def _init_training_state(call: dict[str, Any]) -> Any:
     return counted if run is None or run.place is None else (run.place.epoch, run.place.num_done)
 
 
-def _load_place(trainer: Any, run: _Run, checkpoint: str | None) -> int:
+def _load_place(trainer: Any, run: _TrainingRun, checkpoint: str | None) -> int:
     """Load the state of a checkpoint, if there is one; return the optimizer steps before the place it gives."""
     global_step, place = 0, None
     skips = checkpoint is not None and not trainer.args.ignore_data_skip
@@ -260,7 +260,7 @@ def _save_checkpoint(call: dict[str, Any]) -> Any:
     return _original["_save_checkpoint"](**call)
 
 
-def _loader_state(trainer: Any, run: _Run) -> dict[str, Any]:
+def _loader_state(trainer: Any, run: _TrainingRun) -> dict[str, Any]:
     """Return what a checkpoint has of the loader: the place of the weights, which batches may be ahead of."""
     global_step, ends_epoch = trainer.state.global_step, trainer.control.should_epoch_stop
     if run.drawn is not None and run.drawn[0] == global_step:
@@ -311,7 +311,7 @@ def _path(folder: str | Path, process: int) -> Path:
     return Path(folder, f"stoker_{process}.pt")
 
 
-def _load(trainer: Any, run: _Run, checkpoint: str) -> _Place | None:
+def _load(trainer: Any, run: _TrainingRun, checkpoint: str) -> _ResumePoint | None:
     """Load the state of a checkpoint, which may have been saved by another number of processes."""
     own = _path(checkpoint, trainer.args.process_index)
     path = own if own.exists() else _path(checkpoint, 0)
@@ -336,12 +336,12 @@ def _load(trainer: Any, run: _Run, checkpoint: str) -> _Place | None:
     return place
 
 
-def _next_epoch(run: _Run, place: _Place) -> _Place:
+def _next_epoch(run: _TrainingRun, place: _ResumePoint) -> _ResumePoint:
     plan, epoch = run.loader.plan, place.epoch + 1
-    return _Place(epoch=epoch, num_done=0, num_left=run.num_batches if plan is None else plan.num_steps(epoch))
+    return _ResumePoint(epoch=epoch, num_done=0, num_left=run.num_batches if plan is None else plan.num_steps(epoch))
 
 
-def _place_of(run: _Run, state: dict[str, Any]) -> _Place:
+def _place_of(run: _TrainingRun, state: dict[str, Any]) -> _ResumePoint:
     """Return where a state is that the loader has, or has loaded."""
     state, loader, plan = readable(state), run.loader, run.loader.plan
     epoch = state["epoch"]
@@ -350,7 +350,9 @@ def _place_of(run: _Run, state: dict[str, Any]) -> _Place:
         left = sum(not plan.is_skipped(step) for step in steps) if plan.skip else len(steps)
         left -= len(state["ahead"])
         num_skipped = plan.steps_in(epoch) - plan.num_steps(epoch)
-        return _Place(epoch=epoch, num_done=plan.steps_in(plan.origin.epoch + 1) - num_skipped - left, num_left=left)
+        return _ResumePoint(
+            epoch=epoch, num_done=plan.steps_in(plan.origin.epoch + 1) - num_skipped - left, num_left=left
+        )
     size, drops_last = loader.batch_size, bool(loader.drop_last)
     num_batches, num_samples, length = 0, 0, None
     if state["kind"] == "sampler":
@@ -363,9 +365,9 @@ def _place_of(run: _Run, state: dict[str, Any]) -> _Place:
         parts = state["place"]["parts"].values()
         num_batches, num_samples = sum(part["steps"] for part in parts), sum(part["samples"] for part in parts)
     if run.num_batches is None:
-        return _Place(epoch=epoch, num_done=num_batches, num_left=None)
+        return _ResumePoint(epoch=epoch, num_done=num_batches, num_left=None)
     if size is not None and length is not None:  # which may have been cut into batches of another size
         left = (length - num_samples) // size if drops_last else ceil((length - num_samples) / size)
-        return _Place(epoch=epoch, num_done=run.num_batches - left, num_left=left)
+        return _ResumePoint(epoch=epoch, num_done=run.num_batches - left, num_left=left)
     done = num_batches if size is None else num_samples // size
-    return _Place(epoch=epoch, num_done=done, num_left=max(0, run.num_batches - done))
+    return _ResumePoint(epoch=epoch, num_done=done, num_left=max(0, run.num_batches - done))

@@ -6,6 +6,7 @@ A new argument is an entry here and in the signature of `DataLoader.__init__`. T
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -89,7 +90,7 @@ def _check_seed(name: str, value: Any) -> None:
 
 
 def _check_tail(name: str, value: Any) -> None:
-    if value not in (None, *get_args(Tail)):
+    if value is not None and value not in get_args(Tail):
         raise ArgumentError(f"{name}={value!r} is not known", hint=f"choose one of {', '.join(get_args(Tail))}")
 
 
@@ -352,19 +353,24 @@ class Arguments:
     )
 
     def __post_init__(self) -> None:
+        for name, check in _CHECKS:
+            check(name, getattr(self, name))
         object.__setattr__(self, "skip", tuple(self.skip))
-        for argument in ARGUMENTS:
-            if argument.metadata[_CHECK] is not None:
-                argument.metadata[_CHECK](argument.name, getattr(self, argument.name))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", operator.index(self.seed))
 
     @classmethod
     def of(cls, names: Mapping[str, Any]) -> Arguments:
         """Return the arguments among other names, such as `locals()` of `DataLoader.__init__`."""
-        return cls(**{argument.name: names[argument.name] for argument in ARGUMENTS})
+        return cls(**{name: names[name] for name in ARGUMENT_NAMES})
 
 
 ARGUMENTS: tuple[Field[Any], ...] = fields(Arguments)
 """The list itself: one dataclass field for each argument."""
+
+ARGUMENT_NAMES = tuple(argument.name for argument in ARGUMENTS)
+
+_CHECKS = tuple((each.name, check) for each in ARGUMENTS if (check := each.metadata[_CHECK]) is not None)
 
 
 class RecordedArguments:

@@ -12,7 +12,7 @@ from stoker.batch.ledger import Skipped
 from stoker.batch.result import BatchResult, EndOfStream
 from stoker.deliver import Delivery, NvJpeg
 from stoker.engine.engine_protocols import Engine
-from stoker.loader.build import batch_builders
+from stoker.loader.build_iteration import batch_builders
 
 if TYPE_CHECKING:
     from stoker.loader.dataloader import DataLoader

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.batch.result import BatchResult, EndOfStream
 from stoker.engine.processes.engine import Processes
-from stoker.engine.processes.requests import WorkerOptions
 from stoker.engine.processes.worker import WorkerJob
+from stoker.engine.processes.worker_requests import WorkerOptions
 from stoker.engine.slots.batch_pickle import SMALL_BYTES
 from stoker.engine.slots.ring import Ring
 from stoker.foundation.finalizer import Finalizer
-from stoker.loader.build import batch_builders
+from stoker.loader.build_iteration import batch_builders
 from stoker.loader.worker_builders import WorkerBuilders, WorkerInit
 from stoker.plan import derived_key
 from stoker.tuning.parallelism import Parallelism

@@ -16,13 +16,15 @@ from stoker.source.protocols import decodes_on, knows_settings, leaves_files, wr
 from stoker.tuning.parallelism import AUTO
 
 
-def check_together(arguments: Arguments, *, is_stream: bool, is_planned: bool, owns_order: bool, sampler: str) -> None:
+def check_together(
+    arguments: Arguments, *, is_stream: bool, is_planned: bool, num_ranks: int, owns_order: bool, sampler: str
+) -> None:
     """Raise `ArgumentError` for arguments that cannot work together. torch's own checks come after these.
 
     `owns_order` says that the dataset has an order of its own, `sampler` names the class of a sampler.
     """
     order, shuffle, tail = arguments.order, arguments.shuffle, arguments.tail
-    num_workers, num_threads, num_ranks = arguments.num_workers, arguments.num_threads, arguments.num_ranks or 1
+    num_workers, num_threads = arguments.num_workers, arguments.num_threads
     assert num_workers != AUTO
     assert num_threads != AUTO
     kinds = {name for name, given in (("order", order), ("skip", arguments.skip)) if given}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy, deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeVar, cast
 
@@ -28,8 +26,8 @@ from stoker.compose.wrapped_datasets import (
 from stoker.errors import ArgumentError, StateError
 from stoker.foundation.global_generators import BorrowedGenerators
 from stoker.loader.adapt import adapt_loader
-from stoker.loader.arguments import ARGUMENTS, Arguments, RecordedArguments
-from stoker.loader.build import start_engine, stream_setting
+from stoker.loader.arguments import ARGUMENT_NAMES, Arguments, RecordedArguments
+from stoker.loader.build_iteration import start_engine, stream_setting
 from stoker.loader.checks import (
     check_epoch,
     check_expected,
@@ -85,40 +83,60 @@ class DataLoader(TorchDataLoader[T_co]):
 
     Every argument of torch's loader is here, with its meaning, default and checks; see torch's documentation for them.
     Without a sampler of your own, the order of a map-style dataset is a `Plan`: arithmetic on (seed, epoch, step) that
-    costs no memory and no time at the start. What is added, all by keyword:
+    costs no memory and no time at the start. Arguments after `generator` are keyword-only.
 
     Args:
-        seed: what the order and all random numbers are made from. By default one is drawn from `generator`, or from
-            torch's global generator (so `torch.manual_seed` governs it), and saved with the state; with several ranks
-            it is 0.
-        order: "sequential", "shuffle" (what `shuffle=True` means) or "window", near-sequential for data on disks and
-            object stores; `stoker.Window(size=..., block=...)` sets its size.
-        tail: what becomes of the last, incomplete batch of an epoch: "keep" (the default), "drop" (what
-            `drop_last=True` means) or "pad" (filled up with samples marked in `recipe.padding`).
-        rank, num_ranks: this process's share: `batch_size` samples of each global batch of `batch_size * num_ranks`.
-        distributed: find out rank and num_ranks from torch.distributed or the launcher (torchrun, Slurm, MPI).
-        mesh: a torch `DeviceMesh`, the sizes of its dimensions by name, or a `stoker.Mesh`: under tensor, context or
-            pipeline parallelism, ranks that share data get the same batches, and each data-parallel group its share.
-        num_workers, num_threads, prefetch_factor: numbers, or "auto" to have them measured at the start and refined
-            while training; `loader.auto` shows what was chosen. `num_threads="auto"` is for datasets that may be read
-            by several threads at once.
-        num_threads: threads that load ahead, in this process or, with `num_workers`, in each worker process; the
-            samples of one batch are spread over them. A dataset may ask for a process of their own by
-            `prefers_process = True`, as `stoker.images` does: without `num_workers`, they are then in one worker.
-        on_error: "raise", "skip" or a `stoker.Policy`: what to do about a sample that cannot be read.
-        shard: "auto" shares an iterable dataset out, so that every sample comes exactly once whatever the number of
-            workers and ranks. By default, as in torch, every worker reads all of it unless the dataset sees to it.
-        skip: ranges (first, stop) of steps that are passed over, after a loss spike. They are saved with the state.
-        device: where batches are to be, "cuda" for one. They are copied ahead, on a stream of their own, from
-            page-locked memory; `pin_memory` is then not needed.
-        to: a dtype that small ones are widened to after they were copied, or a mapping from dtypes or names of fields
-            to dtypes: images travel as uint8, tokens as uint16.
-        normalize: `(mean, std)` for each channel, or `stoker.Normalize`: (x / 255 - mean) / std of uint8 images, on
-            the device.
-        snapshot_every_n_steps: accepted for scripts written for torchdata's `StatefulDataLoader`. It has no effect: a
-            state is exact after every batch.
-        expect: settings that the data must have been prepared with, such as `{"tokenizer": "tokenizer.json"}`;
-            otherwise it is refused, saying what differs. For stores and what is cut out of them.
+        dataset: Map-style dataset (`__len__` and `__getitem__`) or iterable dataset.
+        shuffle: `True` shuffles all samples, differently in each epoch; same as `order="shuffle"`.
+        order: `"sequential"`, `"shuffle"`, `"window"` (near-sequential, for disks and object stores) or
+            `stoker.Window(size=..., block=...)`. By default `shuffle` decides.
+        seed: Integer from which the order and all random numbers are derived. By default it is drawn from `generator`
+            or torch's global generator and saved in the state; with several ranks it is 0.
+        generator: Torch generator from which the seed is drawn when `seed` is not given.
+        sampler: Your own order of positions, instead of `shuffle` and `order`.
+        batch_sampler: Your own lists of positions, one for each batch.
+        skip: Ranges `(first, stop)` of steps to skip, for example after a loss spike. They are saved in the state.
+        expect: Settings that the data must have been prepared with, such as `{"tokenizer": "tokenizer.json"}`; a
+            mismatch is an error. For stores and datasets built from them.
+        batch_size: Samples per batch on this rank; the global batch has `batch_size * num_ranks`. `None` turns batching
+            off.
+        drop_last: `True` drops the incomplete batch at the end of an epoch; same as `tail="drop"`.
+        tail: What happens to the incomplete batch at the end of an epoch: `"keep"` it short (the default), `"drop"` it,
+            or `"pad"` it with samples marked in `loader.recipe.padding`.
+        collate_fn: Function that makes a batch from a list of samples. By default tensors, arrays and numbers are
+            stacked, as in torch.
+        num_workers: Worker processes, or `"auto"`: measured at the start and adjusted while training. `0` loads in the
+            calling process.
+        num_threads: Threads in each worker process, or in the calling process without workers; the samples of a batch
+            are spread over them. Without `num_workers`, `stoker.images` runs them in one worker process. `"auto"`
+            measures, for datasets that several threads may read at once.
+        prefetch_factor: Batches loaded ahead for each worker process, or in total with threads only: a number or
+            `"auto"`. The default is 2. With a GPU as `device`, it also limits the batches copied ahead.
+        persistent_workers: `True` keeps worker processes alive between epochs.
+        worker_init_fn: Function called with the worker's number when a worker process starts.
+        multiprocessing_context: How worker processes start: `"fork"`, `"spawn"`, `"forkserver"` or a context.
+        in_order: `False` yields batches from worker processes as they are finished.
+        timeout: Seconds to wait for a batch before raising an error; `0` waits without limit. Needs workers or threads.
+        distributed: `True` reads rank and number of ranks from torch.distributed or the launcher (torchrun, Slurm,
+            MPI).
+        rank: Rank of this process, from 0. Pass it together with `num_ranks`.
+        num_ranks: Number of ranks that split each global batch.
+        mesh: Torch `DeviceMesh`, dict of dimension sizes, or `stoker.Mesh`: for tensor, context or pipeline
+            parallelism, where some ranks need the same batch.
+        shard: `"auto"` splits an iterable dataset across workers and ranks, so that each sample is read once. By
+            default, as in torch, every worker reads all of it unless the dataset splits itself.
+        device: Device for the batches, such as `"cuda"`: they are copied ahead of time from pinned memory, on a
+            separate CUDA stream.
+        to: Dtype to convert to after the copy, or a dict from dtypes or field names to dtypes; tokens then travel as
+            uint16, images as uint8.
+        normalize: `(mean, std)` per channel, or `stoker.Normalize`: computes `(x / 255 - mean) / std` of uint8 images
+            on the device.
+        pin_memory: `True` yields batches in pinned (page-locked) memory, for you to copy. Not needed with `device`.
+        pin_memory_device: Deprecated and ignored, as in torch.
+        on_error: What to do about a sample that cannot be read: `"raise"`, `"skip"`, or a `stoker.Policy` with limits.
+            Skipped samples are listed in `loader.ledger`.
+        snapshot_every_n_steps: Accepted for scripts written for torchdata's `StatefulDataLoader`; no effect, because
+            the state is exact after every batch.
     """
 
     shuffle: bool | None
@@ -184,12 +202,6 @@ class DataLoader(TorchDataLoader[T_co]):
         self._is_stream, self._is_planned = is_stream, is_planned
         self._resolve_device(given)
         placement = find_placement(arguments)
-        arguments = replace(
-            arguments,
-            rank=placement.rank,
-            num_ranks=placement.num_ranks,
-            seed=None if seed is None else operator.index(seed),
-        )
         self.auto: Auto | None
         """What was chosen for the arguments that are "auto", and why; None if there was nothing to choose."""
         arguments, self.auto = resolve_parallelism(arguments, is_stream=is_stream, is_foreign=self._is_foreign)
@@ -197,6 +209,7 @@ class DataLoader(TorchDataLoader[T_co]):
             arguments,
             is_stream=is_stream,
             is_planned=is_planned,
+            num_ranks=placement.num_ranks,
             owns_order=owns_order(dataset) and taken_from is None,
             sampler=describe_class(sampler if batch_sampler is None else batch_sampler),
         )
@@ -208,9 +221,8 @@ class DataLoader(TorchDataLoader[T_co]):
         if is_planned:
             self._check_plan(arguments)
         self._init_torch(arguments)
-        for argument in ARGUMENTS:  # tools make loaders again from the attributes
-            if not hasattr(self, argument.name):
-                setattr(self, argument.name, getattr(given, argument.name))
+        # Tools make loaders again from the attributes. Not by setattr: torch's __setattr__ takes 0.5 us for each.
+        vars(self).update({name: getattr(given, name) for name in ARGUMENT_NAMES if not hasattr(self, name)})
         self.rank, self.num_ranks = placement.rank, placement.num_ranks
         self.seed, self.skip, self.num_threads = arguments.seed, arguments.skip, cast("int", arguments.num_threads)
         self.normalize = None if self._widening is None else self._widening.normalize

@@ -83,7 +83,9 @@ class LoaderIterator:
         if self._tuner is not None:
             self._tuner.steer()
         try:
-            made = self._kept or self._taken()
+            made = self._kept or next(self._engine)
+            if isinstance(made, EndOfStream):
+                made = self._after_an_end(made)
         except StopIteration:
             if self._is_over:
                 raise  # closed by another thread, which is not the end of the epoch
@@ -130,11 +132,6 @@ class LoaderIterator:
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("an iterator cannot be pickled; send loader.state_dict() and call iter on the other side")
-
-    def _taken(self) -> BatchResult:
-        """Return the next batch from the engine."""
-        made = next(self._engine)
-        return self._after_an_end(made) if isinstance(made, EndOfStream) else made
 
     def _after_an_end(self, made: BatchResult | EndOfStream) -> BatchResult:
         """Return the next batch when a reader says that its stream has no more: another one may have."""

@@ -19,7 +19,7 @@ from stoker.tuning.parallelism import Parallelism
 from stoker.tuning.sample_cost import SampleCost
 
 if TYPE_CHECKING:
-    from stoker.loader.build import EngineBuilder
+    from stoker.loader.build_iteration import EngineBuilder
 
 log = logging.getLogger("stoker")
 

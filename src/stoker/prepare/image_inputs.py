@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from stoker.errors import StaleSource
 from stoker.prepare.pieces import key_of
 from stoker.source.images.columns import ImageColumn
-from stoker.source.images.files import ImageFiles
+from stoker.source.images.image_files import ImageFiles
+from stoker.source.images.image_storage import EncodedImage, ImageSource
 from stoker.source.images.names import printable
-from stoker.source.images.protocols import EncodedImage, ImageSource
 from stoker.source.images.stored import StoredImages
 from stoker.source.images.tar_shards import TarShards
 

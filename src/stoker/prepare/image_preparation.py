@@ -11,11 +11,11 @@ from typing import Any
 from stoker.errors import ArgumentError, DataError
 from stoker.prepare.image_inputs import CODE, ImageInputs
 from stoker.prepare.image_work import QUALITY, ImageSettings, ImageWork, columns_for, jpeg_encoder
-from stoker.prepare.piece_run import Run, checked_workers, count_skips, start_run
+from stoker.prepare.piece_run import PieceRun, checked_workers, count_skips, start_run
 from stoker.prepare.report import ImageReport, Watch, measure_cost
 from stoker.prepare.settings import OnError, check_piece_bytes, choose_piece_bytes
 from stoker.prepare.skips import image_ledger_entries
-from stoker.prepare.target import ImageTarget
+from stoker.prepare.store_target import ImageTarget
 from stoker.source.images import open_images
 from stoker.source.images.names import printable
 from stoker.store import Build
@@ -107,7 +107,7 @@ def images(
 
 
 def _make_store(
-    target: ImageTarget, settings: ImageSettings, inputs: ImageInputs, run: Run, meta: dict[str, Any]
+    target: ImageTarget, settings: ImageSettings, inputs: ImageInputs, run: PieceRun, meta: dict[str, Any]
 ) -> None:
     """Make the missing pieces, then the store."""
     target.keep_run(settings.piece_bytes)

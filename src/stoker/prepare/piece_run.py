@@ -16,7 +16,7 @@ from stoker.errors import ArgumentError
 from stoker.foundation import machine
 from stoker.prepare.pieces import key_of
 from stoker.prepare.report import PreparationProgress, Stage, Watch
-from stoker.prepare.target import Target
+from stoker.prepare.store_target import Target
 from stoker.prepare.worker_pool import NUM_COUNTS, Cell, WorkerPool
 from stoker.store import Build
 from stoker.store.lock import Lock, locked
@@ -49,12 +49,12 @@ J = TypeVar("J", bound=Job)
 
 
 @contextmanager
-def start_run(target: Target, *, num_workers: int, watch: Watch | None) -> Iterator[Run]:
+def start_run(target: Target, *, num_workers: int, watch: Watch | None) -> Iterator[PieceRun]:
     """Lock the target, remove what a killed run left half-written, and give the run."""
     with locked(target.unfinished) as lock:
         target.clear_up()
         try:
-            yield Run(target, lock, num_workers=num_workers, watch=watch)
+            yield PieceRun(target, lock, num_workers=num_workers, watch=watch)
         except OSError as error:
             if error.errno in _DISK_FULL:
                 error.add_note("finished pieces are kept")
@@ -62,7 +62,7 @@ def start_run(target: Target, *, num_workers: int, watch: Watch | None) -> Itera
             raise
 
 
-class Run:
+class PieceRun:
     """Makes what is missing in a target, which it has locked, and counts the pieces."""
 
     def __init__(self, target: Target, lock: Lock, *, num_workers: int, watch: Watch | None) -> None:

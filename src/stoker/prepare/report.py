@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from stoker.errors import DataError
-from stoker.source.images.protocols import ImageSource
+from stoker.source.images.image_storage import ImageSource
 from stoker.transform.image.decoding import decode
 
 Stage = Literal["hashing", "tokenizing", "shuffling", "training", "images"]

@@ -10,12 +10,12 @@ from typing import Any
 
 from stoker.errors import ArgumentError, DataError
 from stoker.prepare.inputs import Input, Paths, find_inputs, identify_inputs
-from stoker.prepare.piece_run import Run, checked_workers, count_skips, start_run
+from stoker.prepare.piece_run import PieceRun, checked_workers, count_skips, start_run
 from stoker.prepare.pieces import Piece, plan_pieces
 from stoker.prepare.report import PreparationProgress, TokensReport, Watch
 from stoker.prepare.settings import CODE, Documents, OnError, TokenSettings, choose_piece_bytes
 from stoker.prepare.skips import ledger_entries
-from stoker.prepare.target import TokenTarget
+from stoker.prepare.store_target import TokenTarget
 from stoker.prepare.token_work import COLUMN, Shuffling, TokenWork, plan_shuffled_pieces
 from stoker.prepare.tokenizers import (
     Backend,
@@ -129,7 +129,7 @@ class _TokenPreparation:
         settings: TokenSettings,
         choice: TokenizerChoice,
         facts: TokenizerFacts,
-        run: Run,
+        run: PieceRun,
         watch: Watch | None,
     ) -> None:
         self._target, self._settings, self._choice, self._run, self._watch = target, settings, choice, run, watch

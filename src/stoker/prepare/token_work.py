@@ -22,7 +22,7 @@ from stoker.prepare.tokenizers import TokenizerChoice
 from stoker.prepare.worker_pool import Cell
 from stoker.store import Build, Store, open_store
 from stoker.transform.tokenizer import Identity, Tokenizer
-from stoker.transform.tokenizer.sharing import joined
+from stoker.transform.tokenizer.chunked_encoding import joined
 
 COLUMN = "tokens"
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.errors import ArgumentError, DamagedFile
-from stoker.source.addressing import position_in, positions_in
+from stoker.foundation.positions import position_in, positions_in
 from stoker.source.flat_values import ValueFile
 from stoker.source.known_file import KnownFile, fingerprint_of, known_file, named, single_path
 from stoker.source.mapped_files import MappedFiles
@@ -33,7 +33,7 @@ def is_safetensors(path: Path) -> bool:
 
 
 def _own_layout(file: KnownFile) -> NpyLayout:
-    from stoker.store.array_file import array_extent
+    from stoker.store.saved_array import array_extent
 
     extent = array_extent(file.path)
     return NpyLayout(np.dtype(extent.dtype).newbyteorder("<"), extent.shape, False, extent.begin)

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, final
 import numpy as np
 
 from stoker.errors import ArgumentError, DamagedFile
-from stoker.source.addressing import position_in, positions_in
+from stoker.foundation.positions import position_in, positions_in
 from stoker.source.arrow_file import ArrowFiles
 from stoker.source.arrow_rows import arrow_library, chosen_columns
 from stoker.source.known_file import KnownFile, Paths, files_at, fingerprint_of, known_file, named

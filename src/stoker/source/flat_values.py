@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.source.known_file import KnownFile
 from stoker.source.mapped_files import MappedFiles
+
+if TYPE_CHECKING:
+    from stoker.store.crops import Crops
 
 # From this length on, copying rows one by one is faster than gathering them first.
 _LONG = 128
@@ -132,3 +135,29 @@ class FlatValues:
         # Not `as_strided`, which takes ten times as long and does not check the shape against the memory.
         content = self._files[number].content
         return np.ndarray(shape, self._stored, content, self.parts[number].offset_bytes, strides)
+
+
+class FlatTokens:
+    """A source of tokens that are `FlatValues`."""
+
+    _values: FlatValues
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the tokens, in native byte order."""
+        return self._values.dtype
+
+    @property
+    def num_values(self) -> int:
+        """The number of tokens."""
+        return self._values.num_values
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
+        """Return `length` tokens from each of `starts`, as rows of a new array. All must exist."""
+        return self._values.windows(starts, length)
+
+    def tokens(self, length: int = 2048, **options: Any) -> Crops:
+        """Return crops of `length` tokens as samples; the options are those of `stoker.store.Crops`."""
+        from stoker.store.crops import Crops
+
+        return Crops(self, length=length, **options)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ FORMATS = [
     ),
     FileFormat(
         reader=Megatron,
-        summary=".bin beside .idx, or their common prefix (Megatron-LM)",
+        summary=".bin next to .idx, or their common prefix (Megatron-LM)",
         suffixes=(".idx",),
         recognizes=megatron.is_megatron,
         is_at=lambda path: not path.exists() and all(part.is_file() for part in megatron.pair_of(path)),

@@ -121,7 +121,7 @@ def _expand(given: Any, suffixes: Sequence[str]) -> list[Path]:
     if path.is_dir():
         found = files_within(path, suffixes)
         if not found:
-            shown = ", ".join(suffixes[:8]) + (", ..." if len(suffixes) > 8 else "")
+            shown = ", ".join(suffix for suffix in suffixes if suffix.count(".") == 1)  # without ".txt.gz" and the like
             raise ArgumentError(f"folder {path} contains no files named {shown}", hint="pass the files themselves")
         return found
     return [path] if path.exists() or not has_pattern(given) else files_matching(path)

@@ -1,4 +1,4 @@
-"""What a line means: text, JSON, CSV, TSV, raw bytes, or what a function of the user's makes of it."""
+"""Formats of lines: text, JSON, CSV, TSV, raw bytes, or a function of the user."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ class LineFormat:
     """How the lines of a file are parsed."""
 
     name: str
-    """The format's name, or `module.function` for a function of the user's."""
+    """Name of the format, or `module.function` of the user's function."""
     function: Callable[[bytes], Any] | None = None
-    """The user's function, where there is one."""
+    """The user's function, if any."""
 
     @property
     def is_text(self) -> bool:
-        """Whether lines must be UTF-8. Many lines can then be decoded at once."""
+        """Whether lines must be UTF-8, so that many lines can be decoded at once."""
         return self.function is None and self.name != "bytes"
 
     @property
     def has_header(self) -> bool:
-        """Whether the first line of a file names its columns and is no sample."""
+        """Whether the first line of a file has the names of its columns, and is not a sample."""
         return self.function is None and self.name in DELIMITERS
 
     @property
     def drops_bom(self) -> bool:
-        """Whether a byte order mark at the start of a file is left out; `"bytes"` are given as they are."""
+        """Whether a byte order mark at the start of a file is removed; `"bytes"` are unchanged."""
         return self.function is not None or self.name != "bytes"
 
     def parser(self, header: bytes | None) -> LineParser:
-        """Return the parser for a file; `header` is its first line where `has_header`, without its end and BOM.
+        """Return the parser for a file; `header` is its first line if `has_header`, without line end and BOM.
 
-        A header that cannot be used is no error here: it is one for every line of the file, so that a file
-        has as many positions whether or not its lines can be parsed.
+        An invalid header does not raise here, but for every line of the file: the number of positions does not depend
+        on whether lines can be parsed.
         """
         if self.function is not None:
             return LineParser(is_text=False, function=_guarded(self.function, self.name))
@@ -65,37 +65,38 @@ class LineFormat:
 
 @dataclass(frozen=True, slots=True)
 class LineParser:
-    """A line without its end, made into a sample. What cannot be parsed raises ValueError."""
+    """Parses a line, without its line end, into a sample. Raises ValueError if it is invalid."""
 
     is_text: bool
     function: Callable[[Any], Any] | None
-    """Takes `str` where `is_text`, else `bytes`; None: the line itself is the sample."""
+    """Takes `str` if `is_text`, else `bytes`; None: the line itself is the sample."""
 
     def __call__(self, line: bytes) -> Any:
-        """Return the sample that `line` holds."""
+        """Return the sample in `line`."""
         content = line.decode() if self.is_text else line
         return content if self.function is None else self.function(content)
 
 
 def format_of(path: Path, parse: Parse | None) -> LineFormat:
-    """Return the format that `parse` asks for, or where it is None the one that the suffix of `path` tells."""
+    """Return the format given by `parse`; if it is None, by the suffix of `path`."""
     if parse is None:
         return LineFormat(_SUFFIXES.get(path.suffix.lower(), "text"))
     if isinstance(parse, str):
         if parse not in get_args(FormatName):
             names = ", ".join(map(repr, get_args(FormatName)))
-            raise ArgumentError(f"parse={parse!r} is not a format", hint=f"pass one of {names}, or a function of bytes")
+            raise ArgumentError(f"unknown parse={parse!r}", hint=f"pass one of {names}, or a function that takes bytes")
         return LineFormat(parse)
     if not callable(parse):
         raise ArgumentError(
-            f"parse={parse!r} is neither a format's name nor callable", hint="pass a function that takes a line's bytes"
+            f"parse must be the name of a format or a function, got {parse!r}",
+            hint="pass a function that takes the bytes of a line",
         )
     name = getattr(parse, "__qualname__", type(parse).__qualname__)
     return LineFormat(f"{getattr(parse, '__module__', '')}.{name}", parse)
 
 
 def bad_line(error: BaseException, *, path: Path, line: int | None, offset: int) -> BadLine:
-    """Return `error`, raised by a parser, as the error that names the place."""
+    """Return the error of a parser as a `BadLine` with the location."""
     if isinstance(error, UnicodeDecodeError):
         reason = f"it is not UTF-8: byte {error.object[error.start]:#04x} at byte {error.start} of the line"
     else:
@@ -121,14 +122,14 @@ def _guarded(function: Callable[[bytes], Any], name: str) -> Callable[[bytes], A
         try:
             return function(line)
         except (ValueError, StopIteration) as error:
-            # StopIteration too: from inside an iterator it would end the data without a word.
+            # StopIteration too: raised inside an iterator, it would silently end the data.
             raise ValueError(f"{name} raised {type(error).__name__}: {error}") from error
 
     return guarded
 
 
 def _record_parser(header: bytes, delimiter: str) -> Callable[[str], dict[str, str]]:
-    """Return a function from a line to a dict by the names in `header`."""
+    """Return a function that parses a line into a dict with the names in `header`."""
     try:
         names = fields_of(header.decode(), delimiter)
         if names == [""]:
@@ -155,9 +156,9 @@ def _record_parser(header: bytes, delimiter: str) -> Callable[[str], dict[str, s
 
 
 def fields_of(text: str, delimiter: str) -> list[str]:
-    """Return the fields of one CSV line; a field that begins with a quote ends with one, inner quotes are doubled.
+    """Return the fields of one CSV line. Quotes inside a quoted field are doubled.
 
-    Not the csv module: its limit of 128 KiB a field is one number for the whole process, and not ours to change.
+    The csv module limits fields to 128 KiB, and that limit can be changed only for the whole process.
     """
     if '"' not in text:
         return text.split(delimiter)
@@ -179,11 +180,11 @@ def fields_of(text: str, delimiter: str) -> list[str]:
 
 
 class UnclosedQuote(ValueError):
-    """A quoted field goes on behind the end of the text."""
+    """A quoted field continues past the end of the text."""
 
 
 def _quoted(text: str, start: int) -> tuple[str, int]:
-    """Return the content of the quoted field whose first character is at `start`, and where its end quote ends."""
+    """Return the content of the quoted field that begins at `start`, and the index after its closing quote."""
     parts: list[str] = []
     while True:
         end = text.find('"', start)

@@ -1,14 +1,13 @@
-"""Where the lines of a file begin: a sparse index, built once and kept on disk.
+"""A sparse index of the lines of a file, built once and cached on disk.
 
-The index holds the byte offset of every `stride`-th line. The stride is chosen so that about 4 KiB lie between two
-indexed lines, and is at most 64: a random read costs one small read from the file, and the index is a few
-thousandths of it.
+The index contains the byte offset of every `stride`-th line. The stride is at most 64, and such that about 4 KiB lie
+between two indexed lines: a random read costs one small read from the file, and the index is well under 1% of its size.
 
-Each file has a folder of its own, named by a hash of its real path; in it the index is named by a hash of the file's
-size and time. So a file that changed has no index, and processes that still use the old one are not disturbed. Beside
-the index of a compressed file lies its unpacked content. Both appear under their names only when they are complete.
+Each file has its own folder, named by a hash of its real path. The index in it is named by a hash of the file's size
+and mtime, so a changed file has no index, and processes that still use the old one are not affected. The decompressed
+content of a compressed file is stored next to its index. Both get their names only when they are complete.
 
-The layout, little-endian: a header (`_HEADER`, then its CRC-32), then the offsets as int64.
+Layout, little-endian: a header (`_HEADER`, then its CRC-32), then the offsets as int64.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from stoker.source.line_file import LineFile
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: builders then do the same work side by side, which is only slower
+except ImportError:  # not a POSIX system: concurrent builders then repeat the work, which is only slower
     fcntl = None  # type: ignore[assignment]
 
 _MAGIC = b"stoker lines 1\n\0"
@@ -47,7 +46,7 @@ _HEADER_BYTES = _HEADER.size + 8
 _MAX_STRIDE = 64
 _TARGET_BYTES = 4 << 10
 
-# 512 KiB stays in a core's own cache between the comparison and the search for its hits.
+# 512 KiB stays in a core's L2 cache between the comparison and the search for line feeds.
 SCAN_BYTES = 512 << 10
 
 _NUM_PROBES, _PROBE_BYTES = 16, 64 << 10
@@ -56,44 +55,44 @@ _ABANDONED_SECONDS = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class IndexHead:
-    """What is known of a file without its offsets."""
+    """The header of an index: everything but the offsets."""
 
     stride: int
     num_lines: int
-    """All lines, the header of a CSV file included."""
+    """All lines, including the header of a CSV file."""
     data_bytes: int
     offsets_crc: int
 
     @property
     def num_offsets(self) -> int:
-        """How many lines are indexed."""
+        """Number of indexed lines."""
         return -(-self.num_lines // self.stride)
 
 
 @dataclass(frozen=True, slots=True)
 class LineIndex:
-    """Where every `stride`-th line begins; `offsets` may be a memory map."""
+    """The offset of every `stride`-th line; `offsets` may be memory-mapped."""
 
     head: IndexHead
     offsets: NDArray[np.int64]
 
     def block(self, number: int) -> tuple[int, int]:
-        """Return where block `number` of `stride` lines begins and ends."""
+        """Return the range of bytes of block `number`, which has `stride` lines."""
         is_last = number + 1 >= self.head.num_offsets
         return int(self.offsets[number]), self.head.data_bytes if is_last else int(self.offsets[number + 1])
 
 
 class IndexFolder:
-    """The folder that keeps indexes and unpacked files, shared by any number of processes.
+    """The cache folder of indexes and decompressed files, shared by any number of processes.
 
-    A folder that cannot be made or written to is no error for plain files: `build` then keeps the index in memory.
+    If it cannot be created or written to, `build` keeps the index of an uncompressed file in memory.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = default_folder() if folder is None else folder
 
     def head(self, file: LineFile) -> IndexHead | None:
-        """Return the head of the stored index of `file`, or None where there is none that can be used."""
+        """Return the header of the stored index of `file`; None if there is none, or it is invalid."""
         place = self._index_path(file)
         if place is None:
             return None
@@ -104,7 +103,7 @@ class IndexFolder:
             return None
 
     def load(self, file: LineFile) -> LineIndex | None:
-        """Return the stored index of `file`, memory-mapped, or None where there is none or it is damaged."""
+        """Return the stored index of `file`, memory-mapped; None if there is none, or it is damaged."""
         place = self._index_path(file)
         if place is None:
             return None
@@ -122,13 +121,13 @@ class IndexFolder:
         return LineIndex(head, offsets)
 
     def build(self, file: LineFile) -> LineIndex:
-        """Build the index of `file` and store it if possible; a compressed file is unpacked into the folder first.
+        """Build the index of `file` and store it if possible; a compressed file is first decompressed into the folder.
 
-        Processes that build the same index at the same time wait for the first of them and use what it made.
+        If several processes build the same index, one does the work, and the others wait for it.
         """
         place = self._index_path(file)
-        with _alone(place):
-            # Whoever held the lock before may have built it; a damaged one is not loaded, and so replaced.
+        with _locked(place):
+            # The previous holder of the lock may have built it. A damaged index is not loaded, and so replaced.
             stored = self.load(file)
             if stored is not None:
                 return stored
@@ -137,12 +136,12 @@ class IndexFolder:
             return self._scan_and_store(file, place)
 
     def data_path(self, file: LineFile) -> Path:
-        """Return where the lines of `file` can be read at any offset: the file, or its unpacked content."""
+        """Return the path of the uncompressed lines: the file itself, or its decompressed content."""
         if file.compression is None:
             return file.path
         place = self._index_path(file)
         if place is None:
-            raise _nowhere_to_unpack(file, "there is no cache folder for this user")
+            raise _cannot_decompress(file, "there is no cache folder for this user")
         return place.with_suffix(".unpacked")
 
     def _index_path(self, file: LineFile) -> Path | None:
@@ -171,14 +170,14 @@ class IndexFolder:
             data_bytes = os.fstat(data.fileno()).st_size
             stride = _choose_stride(data, data_bytes)
             if place is not None:
-                with suppress(OSError):  # no folder, no permission, no room: keep it in memory
-                    with _appearing(place, like=file.path) as stored:
+                with suppress(OSError):  # no folder, no permission, disk full: keep it in memory
+                    with _write_atomically(place, like=file.path) as stored:
                         stored.write(bytes(_HEADER_BYTES))
                         head = _scan(data, data_bytes, stride, into=stored)
                         self._check_unchanged(file, data)
                         stored.seek(0)
                         stored.write(_packed(head, file))
-                    _sweep(place)
+                    _remove_stale(place)
                     index = self.load(file)
                     if index is not None:
                         return index
@@ -196,20 +195,20 @@ class IndexFolder:
         place = self.data_path(file)
         with file.open(buffer_bytes=128 << 10) as packed:
             try:
-                with _appearing(place, like=file.path) as plain:
-                    for piece in decompress(packed, file.compression, path=file.path, chunk_bytes=1 << 20):
-                        plain.write(piece)
+                with _write_atomically(place, like=file.path) as plain:
+                    for chunk in decompress(packed, file.compression, path=file.path, chunk_bytes=1 << 20):
+                        plain.write(chunk)
                     file.check(os.fstat(packed.fileno()))
                     plain.flush()
-                    os.fsync(plain.fileno())  # a crash must not leave the right size with the wrong bytes
+                    os.fsync(plain.fileno())  # after a crash, the size must not be right and the bytes wrong
             except OSError as error:
-                raise _nowhere_to_unpack(file, f"{place.parent}: {error.strerror or error}") from error
+                raise _cannot_decompress(file, f"{place.parent}: {error.strerror or error}") from error
 
 
 def default_folder() -> Path | None:
-    """Return `$XDG_CACHE_HOME/stoker/lines`, or the same under `~/.cache`; None for a user without a home."""
+    """Return `$XDG_CACHE_HOME/stoker/lines`, by default `~/.cache/stoker/lines`; None without a home directory."""
     given = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):  # the XDG specification: others are to be ignored
+    if os.path.isabs(given):  # the XDG specification: relative paths are ignored
         return Path(given) / "stoker" / "lines"
     try:
         return Path.home() / ".cache" / "stoker" / "lines"
@@ -218,13 +217,13 @@ def default_folder() -> Path | None:
 
 
 def _choose_stride(data: IO[bytes], data_bytes: int) -> int:
-    """Return the stride at which about `_TARGET_BYTES` lie between indexed lines, judged by samples of the file."""
+    """Return the stride with about `_TARGET_BYTES` between indexed lines, estimated from samples of the file."""
     num_bytes = num_ends = 0
     for probe in range(_NUM_PROBES):
         data.seek(data_bytes * probe // _NUM_PROBES)
-        piece = data.read(_PROBE_BYTES)
-        num_bytes += len(piece)
-        num_ends += piece.count(b"\n")
+        sample = data.read(_PROBE_BYTES)
+        num_bytes += len(sample)
+        num_ends += sample.count(b"\n")
     stride = 1
     while stride < _MAX_STRIDE and 2 * stride * num_bytes <= _TARGET_BYTES * num_ends:
         stride *= 2
@@ -232,7 +231,7 @@ def _choose_stride(data: IO[bytes], data_bytes: int) -> int:
 
 
 def _scan(data: IO[bytes], data_bytes: int, stride: int, *, into: IO[bytes]) -> IndexHead:
-    """Write the offset of every `stride`-th line into `into`; memory is bounded by the size of a chunk."""
+    """Write the offset of every `stride`-th line to `into`, in bounded memory."""
     buffer = np.empty(SCAN_BYTES, dtype=np.uint8)
     is_end = np.empty(SCAN_BYTES, dtype=np.bool_)
     crc = num_ends = base = 0
@@ -250,13 +249,13 @@ def _scan(data: IO[bytes], data_bytes: int, stride: int, *, into: IO[bytes]) -> 
     while num_bytes := data.readinto(buffer):  # type: ignore[attr-defined]
         np.equal(buffer[:num_bytes], ord("\n"), out=is_end[:num_bytes])
         ends = np.flatnonzero(is_end[:num_bytes])
-        # End number n closes line n, so line n + 1 begins after it: take those where the stride divides n + 1.
+        # Line n + 1 begins after line feed n: take those where the stride divides n + 1.
         starts = ends[-(num_ends + 1) % stride :: stride] + (base + 1)
         num_ends += len(ends)
         base += num_bytes
         last_byte = int(buffer[num_bytes - 1])
         if len(starts) and starts[-1] == data_bytes:
-            starts = starts[:-1]  # the end of the last line begins no other
+            starts = starts[:-1]  # no line begins after the last line feed
         if len(starts):
             put(starts)
     return IndexHead(stride, num_ends + (last_byte != ord("\n")), data_bytes, crc)
@@ -286,10 +285,10 @@ def _hash(content: bytes) -> str:
 
 
 @contextmanager
-def _appearing(place: Path, *, like: Path) -> Iterator[IO[bytes]]:
-    """Give a file to write that takes its name when the block ends, and is removed when the block fails.
+def _write_atomically(place: Path, *, like: Path) -> Iterator[IO[bytes]]:
+    """Create a temporary file, renamed to `place` when the block ends, and removed if the block fails.
 
-    Whoever may read `like` may read it: an index in a shared folder serves every user of the data.
+    Users who can read `like` can read it: an index in a shared folder serves every user of the data.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=place.name + ".", suffix=".tmp")
@@ -305,11 +304,11 @@ def _appearing(place: Path, *, like: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _alone(place: Path | None) -> Iterator[None]:
-    """Hold the lock of an index, as far as the file system has locks; the kernel frees it if the process dies."""
+def _locked(place: Path | None) -> Iterator[None]:
+    """Hold the lock of an index, if the file system has locks; the kernel releases it if the process dies."""
     handle = None
     if place is not None and fcntl is not None:
-        with suppress(OSError):  # a folder that cannot be written to, a file system without locks: build side by side
+        with suppress(OSError):  # read-only folder, or no locks: processes repeat the work
             place.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.lockf(handle, fcntl.LOCK_EX)  # not flock, whose lock a forked worker would inherit and keep
@@ -320,8 +319,8 @@ def _alone(place: Path | None) -> Iterator[None]:
             os.close(handle)
 
 
-def _sweep(place: Path) -> None:
-    """Remove what is left of other versions of the file, and what builders that were killed left behind."""
+def _remove_stale(place: Path) -> None:
+    """Remove indexes of other versions of the file, and temporary files of killed builders."""
     now = time.time()
     for other in place.parent.iterdir():
         with suppress(OSError):
@@ -330,8 +329,8 @@ def _sweep(place: Path) -> None:
                 other.unlink()
 
 
-def _nowhere_to_unpack(file: LineFile, reason: str) -> ArgumentError:
+def _cannot_decompress(file: LineFile, reason: str) -> ArgumentError:
     return ArgumentError(
-        f"{file.path} cannot be unpacked, which reading it at any position needs: {reason}",
-        hint="pass index_dir=, a folder with room for the unpacked content, or read in order with .stream()",
+        f"{file.path} cannot be decompressed to disk, as random access needs: {reason}",
+        hint="pass index_dir=, a folder with space for the decompressed content, or read in order with .stream()",
     )

@@ -1,4 +1,4 @@
-"""Whole lines of one file, read forward in big pieces."""
+"""Read one file forward, in chunks of whole lines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from stoker.source.line_format import BOM
 
 
 class LineReader:
-    """Reads one file forward; what it gives out always begins and ends at line boundaries.
+    """Reads one file forward and returns whole lines.
 
-    Memory is bounded by `chunk_bytes` and the longest line. Not for several threads at once. Close it, or use
-    it as a context.
+    Memory is bounded by `chunk_bytes` and the longest line. Not thread-safe. Close it, or use it as a context manager.
     """
 
     def __init__(self, file: LineFile, *, chunk_bytes: int) -> None:
@@ -22,9 +21,9 @@ class LineReader:
             _PlainChunks(file, chunk_bytes) if file.compression is None else _UnpackedChunks(file, chunk_bytes)
         )
         self._held = b""
-        """Read and not yet given out."""
+        """Bytes read, but not yet returned."""
         self.offset = 0
-        """Where the next line begins, in the unpacked data."""
+        """Offset of the next line in the decompressed data."""
 
     def __enter__(self) -> LineReader:
         return self
@@ -37,9 +36,9 @@ class LineReader:
         self._chunks.close()
 
     def skip_to(self, offset: int) -> bool:
-        """Go to the first line that begins at or after `offset`; return whether there may be one."""
+        """Skip to the first line that begins at or after `offset`. Return False if the file ends before."""
         if offset > self.offset:
-            # A line begins at `offset` when the byte before it ends one, so the search starts at that byte.
+            # A line begins at `offset` if the byte before it is a line feed, so the search starts at that byte.
             num_bytes = offset - 1 - self.offset
             if num_bytes < len(self._held):
                 self._held = self._held[num_bytes:]
@@ -57,9 +56,9 @@ class LineReader:
         return True
 
     def lines_before(self, stop: int | None) -> bytes:
-        """Return whole lines from here on, those that begin before `stop`; empty when there are none left.
+        """Return the next whole lines that begin before `stop`; empty if none is left.
 
-        A line keeps its end, except the last of the file where it has none.
+        Each ends with its line feed, which may be missing at the end of the file.
         """
         if stop is not None and self.offset >= stop:
             return b""
@@ -75,7 +74,7 @@ class LineReader:
             last = parts[-1]
             parts[-1], self._held = last[: end + 1], last[end + 1 :]
         else:
-            self._held = b""  # the end of the file: the rest is a line without an end
+            self._held = b""  # end of the file: the rest is a line without a line feed
         lines = parts[0] if len(parts) == 1 else b"".join(parts)
         if stop is not None and self.offset + len(lines) > stop:
             end = lines.find(b"\n", stop - 1 - self.offset)
@@ -87,18 +86,18 @@ class LineReader:
 
 
 def first_line(file: LineFile, *, chunk_bytes: int) -> bytes:
-    """Return the first line of a file without its end and its byte order mark."""
+    """Return the first line of a file, without line end and byte order mark."""
     with LineReader(file, chunk_bytes=chunk_bytes) as reader:
         return without_end(reader.lines_before(1)).removeprefix(BOM)
 
 
 def without_end(line: bytes) -> bytes:
-    """Return `line` without the line feed it ends with, and without a carriage return before that."""
+    """Return `line` without the line feed or CR LF at its end."""
     return line[:-1].removesuffix(b"\r") if line.endswith(b"\n") else line
 
 
 class _PlainChunks:
-    """The bytes of a plain file, up to the size it had when the source was made."""
+    """The bytes of an uncompressed file, up to its size when the source was created."""
 
     def __init__(self, file: LineFile, chunk_bytes: int) -> None:
         self._file: IO[bytes] = file.open()
@@ -121,7 +120,7 @@ class _PlainChunks:
 
 
 class _UnpackedChunks:
-    """The bytes of a compressed file, unpacked on the way; skipping unpacks too."""
+    """The bytes of a compressed file, decompressed while reading. Skipping decompresses, too."""
 
     def __init__(self, file: LineFile, chunk_bytes: int) -> None:
         assert file.compression is not None

@@ -1,4 +1,4 @@
-"""The lines of files in order, without an index, shared out without a counting pass."""
+"""Read the lines of files in order, without an index; split them without counting lines."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _STATE_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is read and shared out at a time; tests make them tiny."""
+    """Sizes of reads and of the units that are split; tests make them tiny."""
 
     chunk_bytes: int = 64 << 10
-    """Read at a time. From 128 KiB on, the allocator maps and unmaps each buffer, which costs more than reading."""
+    """Size of a read. From 128 KiB on, the allocator maps and unmaps each buffer, which costs more than reading."""
     block_bytes: int = 1 << 20
-    """Lines that begin in the same block of unpacked data go to the same part. States of parts depend on it."""
+    """Lines that begin in the same block of decompressed data belong to the same part. States depend on this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByteShare:
-    """The lines of a plain file that begin in one range of bytes."""
+    """The lines of an uncompressed file that begin in one range of bytes."""
 
     file: int
     start: int
@@ -45,8 +45,8 @@ class ByteShare:
 class BlockShare:
     """The lines of a compressed file that begin in every `modulus`-th block.
 
-    Blocks are counted from the file's number on, not from zero: of many files that are shorter than a block,
-    each part then gets some.
+    Blocks are counted from the file's number, not from zero: if there are many files shorter than a block, every part
+    gets some of them.
     """
 
     file: int
@@ -54,7 +54,7 @@ class BlockShare:
     modulus: int = 1
 
     def ranges(self, start: int, sizes: Sizes) -> Iterator[tuple[int, int | None]]:
-        """Yield the ranges of this share from the line at `start` on, without end: the file's length is not known."""
+        """Yield the ranges of this share from the line at `start` on, endlessly: the file's length is unknown."""
         if self.modulus == 1:
             yield start, None
             return
@@ -69,11 +69,11 @@ Share = ByteShare | BlockShare
 
 @final
 class LineStream:
-    """The lines of some files, one after the other, each parsed into a sample. Each `iter` starts anew.
+    """The lines of files in order, each parsed into a sample. Every `iter` starts at the beginning.
 
-    Takes the arguments of `Lines`. There is no index and no counting pass: plain files are read in big pieces,
-    compressed ones are unpacked on the way. `split` shares it out. Iterators know their exact position
-    (`state_dict`). Files must not change during a run; each is checked against its size and time when it is opened.
+    Takes the arguments of `Lines`. Nothing is indexed or counted; compressed files are decompressed while reading.
+    `split` returns a part for a worker or rank. Iterators know their exact position (`state_dict`). Files must not
+    change during a run: size and mtime are checked when a file is opened.
     """
 
     def __init__(self, paths: Paths, *, parse: Parse | None = None) -> None:
@@ -81,7 +81,7 @@ class LineStream:
 
     @classmethod
     def of(cls, files: Sequence[LineFile], *, sizes: Sizes | None = None) -> LineStream:
-        """Return the stream over files already looked at."""
+        """Return the stream over files that are already checked."""
         stream = cls.__new__(cls)
         stream._set(tuple(files), sizes=sizes or Sizes())
         return stream
@@ -104,7 +104,7 @@ class LineStream:
 
     @property
     def fingerprint(self) -> str:
-        """A short text that changes when the files do, and stays when they are copied; the same for every part."""
+        """Digest of the files, unaffected by copying them elsewhere. Equal for all parts."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self._files)
         return self._fingerprint
@@ -112,9 +112,9 @@ class LineStream:
     def split(self, index: int, count: int, /) -> Self:
         """Return part `index` of `count`. The parts together hold every line exactly once; a part can be split again.
 
-        Plain files are split by bytes: a line belongs to the part in which its first byte lies. Of compressed
-        files, each part gets whole ones where there are enough; otherwise every part unpacks every file and takes its
-        share of the blocks (1 MiB of unpacked data each).
+        Uncompressed files are split by bytes: a line belongs to the part that contains its first byte. If there are at
+        least `count` compressed files, each part gets whole files; otherwise every part decompresses every file and
+        takes its blocks (1 MiB of decompressed data each).
         """
         index, count = operator.index(index), operator.index(count)
         if not 0 <= index < count:
@@ -133,15 +133,14 @@ class LineStream:
 class LineIterator(chain[Any]):
     """An iterator over a `LineStream` that knows its exact position.
 
-    A line that cannot be parsed raises `BadLine`, and the next call goes on with the line after it. Any other error
-    of the data (`StaleSource`, a damaged compressed file) is raised again by every further call. Its file is
-    closed at the end, on such an error, by `close`, and when nothing refers to the iterator any more.
-    For one thread at a time.
+    A line that cannot be parsed raises `BadLine`; the next call continues with the line after it. Any other error
+    of the data (`StaleSource`, a damaged compressed file) is raised again by every further call. The file is
+    closed at the end, after such an error, by `close`, and when the iterator is deleted. Not thread-safe.
     """
 
-    # A `chain` of one iterator per piece: lines then pass from a list to the caller without a call of a Python
-    # function for each, which would take longer than reading and splitting them. The position is not counted but
-    # read off the list's iterator when asked for.
+    # A `chain` of one iterator per chunk of lines: lines pass from a list to the caller without a Python call for each,
+    # which would take longer than reading and splitting them. The position is not counted, but derived from the length
+    # hint of the list's iterator.
 
     _cursor: _Cursor
 
@@ -160,53 +159,53 @@ class LineIterator(chain[Any]):
         self._cursor.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, as plain values that JSON can hold: the file and byte where the next line begins."""
+        """Return the position as JSON values: the file and the byte at which the next line begins."""
         file, offset, line = self._cursor.position()
         part = [list(split) for split in self._cursor.part]
         return {"version": _STATE_VERSION, "part": part, "file": file, "offset": offset, "line": line}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, in a new iterator over the same files and the same part of them.
+        """Continue where `state` was taken. The iterator must be new, over the same part of the same files.
 
-        Plain files are entered at the byte; a compressed one is unpacked again up to it, without parsing.
+        Uncompressed files are opened at that byte; compressed ones are decompressed up to it, without parsing.
         """
         try:
             version, part = state["version"], [list(split) for split in state["part"]]
             file, offset = operator.index(state["file"]), operator.index(state["offset"])
             line = None if state["line"] is None else operator.index(state["line"])
         except (TypeError, KeyError) as error:
-            raise StateUnreadable(f"a position in a stream of lines has other fields ({error!r})") from error
+            raise StateUnreadable(f"it is not the position of a stream of lines ({error!r})") from error
         if version != _STATE_VERSION:
-            raise StateUnreadable(f"its version is {version!r}, and this is version {_STATE_VERSION}")
+            raise StateUnreadable(f"expected version {_STATE_VERSION}, got {version!r}")
         ours = [list(split) for split in self._cursor.part]
         if part != ours:
             raise StateMismatch({"part": (part, ours)})
         if not 0 <= file <= self._cursor.num_files or offset < 0:
-            raise StateUnreadable(f"file {file}, byte {offset} is outside the {self._cursor.num_files} files")
+            raise StateUnreadable(f"expected one of {self._cursor.num_files} files, got file {file}, byte {offset}")
         if self._cursor.is_ended:
             raise StateUnreadable("this iterator is at its end; load the state into a new one")
         self._cursor.go_to(file, offset, line)
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Whole lines of one file."""
+class _LineChunk:
+    """A chunk of whole lines of one file."""
 
     file: int
     offset: int
-    """Where `raw` begins in the unpacked data."""
+    """Offset of `raw` in the decompressed data."""
     line: int | None
-    """How many lines of the file are before it, where that is known."""
+    """Number of lines before it in the file, if known."""
     raw: bytes
     is_next: bool = False
-    """Whether it follows the piece before it; `line` then goes on from there."""
+    """Whether it follows the previous chunk directly, so that `line` can be counted on from there."""
 
 
 class _Cursor:
-    """Reads piece after piece, and tells how far the caller has come.
+    """Reads chunk after chunk, and knows the position of the caller.
 
-    Each `next` gives an iterator over the samples of one piece. Nothing here refers to those iterators or to
-    the `LineIterator`: without a cycle, dropping that closes the file at once.
+    Each `next` returns an iterator over the samples of one chunk. Nothing here refers to these iterators or to the
+    `LineIterator`: without a reference cycle, deleting it closes the file at once.
     """
 
     def __init__(
@@ -214,8 +213,8 @@ class _Cursor:
     ) -> None:
         self._files, self._shares, self._sizes, self.part = files, shares, sizes, part
         self._lines: Iterator[Any] = iter(())
-        """The lines of the piece that were not yet taken; a list's iterator, which knows how many they are."""
-        self._pieces: Iterator[_Piece] | None = None
+        """Lines of the chunk that are not yet consumed: a list's iterator, whose length hint is exact."""
+        self._chunks: Iterator[_LineChunk] | None = None
         self._parser: tuple[int, LineParser] | None = None
         self.failure: Exception | None = None
         self.is_ended = False
@@ -229,66 +228,66 @@ class _Cursor:
             raise StopIteration
         try:
             start = self.position()
-            if self._pieces is None:
-                self._pieces = _pieces(self._files, self._shares, start, self._sizes)
-            piece = next(self._pieces, None)
-            if piece is None:
+            if self._chunks is None:
+                self._chunks = _chunks(self._files, self._shares, start, self._sizes)
+            chunk = next(self._chunks, None)
+            if chunk is None:
                 self.end()
                 raise StopIteration
-            return self._samples(piece)
+            return self._samples(chunk)
         except StopIteration:
             raise
         except Exception as error:
-            # `chain` takes an error from here for the end of everything, but not one from what it was given.
+            # `chain` ends for good after an error here, but not after one from an iterator that it was given.
             self._close()
             self.failure = error
-            return _Failing(self)
+            return _FailedChunk(self)
 
     @property
     def num_files(self) -> int:
         return len(self._files)
 
     def go_to(self, file: int, offset: int, line: int | None) -> None:
-        """Read on from the line that begins at `offset` of a file; what was read of the present piece is dropped."""
+        """Continue with the line at `offset` of a file; drop the rest of the current chunk."""
         for _ in self._lines:
             pass
         self._close()
         self.failure = None
-        self._mark(_Piece(file, offset, line, b""), 0)
+        self._mark(_LineChunk(file, offset, line, b""), 0)
 
     def end(self) -> None:
-        """Close the file and give nothing more."""
+        """Close the file and end the iteration."""
         self.go_to(self.num_files, 0, None)
         self.is_ended = True
 
     def position(self) -> tuple[int, int, int | None]:
-        """Return the file, the offset and (where known) the number from 0 of the line that comes next."""
+        """Return the file, the offset and (if known) the number, from 0, of the next line."""
         return self._place_of(self._num_lines - operator.length_hint(self._lines))
 
     def _close(self) -> None:
-        self._pieces = None  # the generator closes its file when it is dropped
+        self._chunks = None  # deleting the generator closes its file
 
-    def _mark(self, piece: _Piece, num_lines: int) -> None:
-        self._piece, self._num_lines = piece, num_lines
-        self._known = (0, 0)  # a line of the piece and where it begins in `raw`: see `_place_of`
+    def _mark(self, chunk: _LineChunk, num_lines: int) -> None:
+        self._chunk, self._num_lines = chunk, num_lines
+        self._known = (0, 0)  # a line of the chunk and its offset in `raw`: see `_place_of`
 
     def _place_of(self, number: int) -> tuple[int, int, int | None]:
-        """Return where line `number` of the piece begins; it costs a search from the last line asked for."""
-        piece = self._piece
+        """Return the position of line `number` of the chunk, searching from the last one that was found."""
+        chunk = self._chunk
         known, begin = self._known if self._known[0] <= number else (0, 0)
         if number == self._num_lines:
-            begin = len(piece.raw)
+            begin = len(chunk.raw)
         else:
             for _ in range(number - known):
-                begin = piece.raw.index(b"\n", begin) + 1
+                begin = chunk.raw.index(b"\n", begin) + 1
         self._known = (number, begin)
-        return piece.file, piece.offset + begin, None if piece.line is None else piece.line + number
+        return chunk.file, chunk.offset + begin, None if chunk.line is None else chunk.line + number
 
-    def _samples(self, piece: _Piece) -> Iterable[Any]:
-        file = self._files[piece.file]
-        parser = self._parser_of(piece.file)
-        raw = piece.raw
-        if not piece.offset and file.format.drops_bom:
+    def _samples(self, chunk: _LineChunk) -> Iterable[Any]:
+        file = self._files[chunk.file]
+        parser = self._parser_of(chunk.file)
+        raw = chunk.raw
+        if not chunk.offset and file.format.drops_bom:
             raw = raw.removeprefix(BOM)
         if b"\r" in raw:
             raw = raw.replace(b"\r\n", b"\n")
@@ -298,11 +297,11 @@ class _Cursor:
             lines = raw.decode().split("\n") if parser.is_text else raw.split(b"\n")
         except UnicodeDecodeError:
             lines, function = raw.split(b"\n"), parser  # one by one, to find the bad ones
-        if piece.raw.endswith(b"\n"):
+        if chunk.raw.endswith(b"\n"):
             del lines[-1]
-        if piece.is_next:
-            piece = replace(piece, line=None if self._piece.line is None else self._piece.line + self._num_lines)
-        self._mark(piece, len(lines))
+        if chunk.is_next:
+            chunk = replace(chunk, line=None if self._chunk.line is None else self._chunk.line + self._num_lines)
+        self._mark(chunk, len(lines))
         self._lines = iter(lines)
         return self._lines if function is None else map(self._locating(function), self._lines)
 
@@ -314,19 +313,19 @@ class _Cursor:
         return self._parser[1]
 
     def _locating(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return `function` with its errors telling file and place."""
+        """Return `function` with file and position added to its errors."""
 
         def parse(line: Any) -> Any:
             try:
                 return function(line)
             except ValueError as error:
                 _, offset, number = self._place_of_last()
-                path = self._files[self._piece.file].path
+                path = self._files[self._chunk.file].path
                 line_number = None if number is None else number + 1
                 raise bad_line(error, path=path, line=line_number, offset=offset) from error
             except Exception as error:
                 _, offset, _ = self._place_of_last()
-                error.add_note(f"while parsing the line at byte {offset} of {self._files[self._piece.file].path}")
+                error.add_note(f"while parsing the line at byte {offset} of {self._files[self._chunk.file].path}")
                 raise
 
         return parse
@@ -335,8 +334,8 @@ class _Cursor:
         return self._place_of(self._num_lines - operator.length_hint(self._lines) - 1)
 
 
-class _Failing:
-    """An iterator that raises the failure of a cursor at every call, until the cursor is sent elsewhere."""
+class _FailedChunk:
+    """An iterator that raises the failure of a cursor at every call, until `load_state_dict` moves the cursor."""
 
     def __init__(self, cursor: _Cursor) -> None:
         self._cursor = cursor
@@ -348,10 +347,10 @@ class _Failing:
         raise StopIteration if self._cursor.failure is None else self._cursor.failure
 
 
-def _pieces(
+def _chunks(
     files: tuple[LineFile, ...], shares: tuple[Share, ...], start: tuple[int, int, int | None], sizes: Sizes
-) -> Iterator[_Piece]:
-    """Yield the lines of `shares` from `start` on, in whole lines; a file is open only while its pieces are drawn."""
+) -> Iterator[_LineChunk]:
+    """Yield the lines of `shares` from `start` on, in chunks. Each file is open only while it is read."""
     for share in shares:
         if share.file < start[0]:
             continue
@@ -360,7 +359,7 @@ def _pieces(
         with LineReader(file, chunk_bytes=sizes.chunk_bytes) as reader:
             for begin, stop in share.ranges(offset, sizes):
                 if begin > reader.offset:
-                    # Where lines are skipped nobody counts them; at `offset` the caller knows how many there were.
+                    # Skipped lines are not counted, so the number is unknown, except at `offset`: it is in the state.
                     is_next, line = False, line if begin == offset else None
                 if not reader.skip_to(begin):
                     break
@@ -371,7 +370,7 @@ def _pieces(
                         raw, line, is_next = raw[at:], 1, False
                     if raw:
                         # Counting lines here would cost as much as splitting them; the cursor knows how many it split.
-                        yield _Piece(share.file, at, line, raw, is_next)
+                        yield _LineChunk(share.file, at, line, raw, is_next)
                         is_next = True
 
 

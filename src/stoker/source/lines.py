@@ -1,4 +1,4 @@
-"""The lines of text, CSV and JSONL files as samples, plain or compressed, by position or in order."""
+"""Lines of text, CSV and JSONL files as samples, uncompressed or compressed, by position or in order."""
 
 from __future__ import annotations
 
@@ -24,40 +24,41 @@ __all__ = ["LineStream", "Lines"]
 
 T = TypeVar("T")
 
-# Each takes two file descriptors (the file, its index's memory map), and 1024 is a common limit for a process.
+# Each takes two file descriptors (the file and the memory map of its index); a common limit per process is 1024.
 _MAX_OPEN_FILES = 64
 
 
 @final
 class Lines:
-    r"""The lines of some files as samples, addressed by position. `stream()` gives them in order instead.
+    r"""The lines of files as samples, with random access. `stream()` returns them in order instead.
 
-    Every line is one sample, except the header of a CSV or TSV file. A line ends at a line feed; a carriage return
-    before it belongs to the end; the last line of a file may lack its end. Empty lines count like any other, and a
-    line end at the end of a file does not begin another line.
+    Every line is one sample, except the header of a CSV or TSV file. Lines end with LF or CR LF; the line end of the
+    last one may be missing. Empty lines count like any other. A line end at the end of a file does not begin another
+    line.
 
-    `paths` is a file or several, in that order. `parse` says what becomes of a line; None goes by each file's suffix:
+    `paths` is a file or several, in that order. `parse` is the format; None chooses it by each file's suffix:
 
     - `"text"` (any other suffix): a `str`.
-    - `"json"` (`.jsonl`, `.ndjson`, `.json`): any JSON value. An empty line is a bad one.
-    - `"csv"`, `"tsv"`: a dict of strings by the file's first line. Fields may be quoted but hold no line breaks.
-    - `"bytes"`: the line as it is, without its end.
-    - a function: what it returns for the line's bytes. A ValueError from it makes the line a bad one.
+    - `"json"` (`.jsonl`, `.ndjson`, `.json`): any JSON value. An empty line is invalid.
+    - `"csv"`, `"tsv"`: a dict of strings with the names of the file's first line. Quoted fields must not contain
+      line breaks.
+    - `"bytes"`: the line unchanged, without its line end.
+    - a function of the line's bytes, which returns the sample. It raises ValueError for an invalid line.
 
-    Text is UTF-8; a byte order mark at the start of a file is dropped (except from `"bytes"`). A line that cannot be
-    parsed raises `BadLine` when it is read, with its file, number and place, and is counted all the same.
+    Text is UTF-8; a byte order mark at the start of a file is removed (except from `"bytes"`). A line that cannot be
+    parsed raises `BadLine` when it is read, with file, line number and offset; it still counts in `len`.
 
-    Files whose names end in `.gz`, `.zst`, `.zstd`, `.xz` or `.bz2` are compressed; the suffix before that tells the
-    format.
+    Files whose names end in `.gz`, `.zst`, `.zstd`, `.xz` or `.bz2` are compressed; the suffix before that determines
+    the format.
 
-    The first `len` or read builds an index of each file and keeps it in `index_dir` (by default
-    `$XDG_CACHE_HOME/stoker/lines`, or `~/.cache/stoker/lines`) for every later process; where that cannot be written
-    to, it stays in memory. The index is a few thousandths of the file. A *compressed file is unpacked* there as
-    well, and takes the disk space of its whole content; `stream()` needs neither.
+    The first `len` or read builds an index of each file and stores it in `index_dir` (by default
+    `$XDG_CACHE_HOME/stoker/lines`, or `~/.cache/stoker/lines`) for later processes; if that is not writable, the index
+    stays in memory. It takes well under 1% of the file's size. A *compressed file is decompressed* there as well, and
+    takes the disk space of its whole content. `stream()` needs neither.
 
-    Safe to use from any number of threads; pickles as its arguments; works after a fork and in spawned processes.
-    Files must not change during a run: one that differs in size or time from what it was when this was made raises
-    `StaleSource` when it is opened, or soon after while it is read.
+    Thread-safe; pickles as its arguments; works after a fork and in spawned processes. Files must not change during a
+    run: if size or mtime differ from when this was created, opening the file raises `StaleSource`, or reading it does
+    soon after the change.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Lines:
         self._folder = IndexFolder(index_dir)
         self._fingerprint: str | None = None
         self._ends: list[int] | None = None
-        """Ends of the files, counted in samples; None before the first use."""
+        """Number of samples up to the end of each file; None before the first use."""
         self._kept: dict[int, LineIndex] = {}
         """Indexes that could not be stored."""
         self._open: dict[int, _OpenFile] = {}
@@ -88,7 +89,7 @@ class Lines:
         return named("Lines", self._files)
 
     def __len__(self) -> int:
-        """Return the number of samples. The first call builds the indexes that are not there yet."""
+        """Return the number of samples. The first call builds missing indexes."""
         return self._ends_of_files()[-1]
 
     def __getitem__(self, position: SupportsIndex, /) -> Any:
@@ -101,7 +102,7 @@ class Lines:
         return sample
 
     def __getitems__(self, positions: Sequence[SupportsIndex], /) -> list[Any]:
-        """Return the samples at `positions`, in that order; they are read in the order in which they lie on disk."""
+        """Return the samples at `positions`, in that order; they are read in the order on disk."""
         places = [self._place_of(operator.index(position)) for position in positions]
         samples: list[Any] = [None] * len(places)
         slots = sorted(range(len(places)), key=places.__getitem__)
@@ -117,27 +118,27 @@ class Lines:
         return samples
 
     def describe(self, position: SupportsIndex) -> str:
-        """Return where the sample at `position` comes from: the path, and the line counted from 1."""
+        """Return the location of the sample at `position`: the path, and the line from 1."""
         number, line = self._place_of(operator.index(position))
         return f"{self._files[number].path}, line {line + 1}"
 
     @property
     def fingerprint(self) -> str:
-        """A short text that changes when the files do, and stays when they are copied to another place.
+        """Digest of the files, unaffected by copying them elsewhere.
 
-        Made of the files' names, sizes, formats and first and last 64 KiB. A change elsewhere that keeps the size is
-        not seen.
+        It covers names, sizes, formats and the first and last 64 KiB. A change elsewhere that keeps the size is not
+        detected.
         """
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self._files)
         return self._fingerprint
 
     def stream(self) -> LineStream:
-        """Return all lines in order, without an index and without unpacking to disk."""
+        """Return all lines in order, without an index and without decompressing to disk."""
         return LineStream.of(self._files)
 
     def _place_of(self, position: int) -> tuple[int, int]:
-        """Return the file of a sample and the number from 0 of its line there."""
+        """Return the file of a sample and its line there, from 0."""
         ends = self._ends or self._ends_of_files()
         wanted = position + ends[-1] if position < 0 else position
         if not 0 <= wanted < ends[-1]:
@@ -148,7 +149,7 @@ class Lines:
 
     def _ends_of_files(self) -> list[int]:
         if self._ends is None:
-            self._ends = self._alone(self._count)
+            self._ends = self._run_locked(self._count)
         return self._ends
 
     def _count(self) -> list[int]:
@@ -169,8 +170,8 @@ class Lines:
         return index
 
     def _file(self, number: int) -> _OpenFile:
-        # No lock on the way that is taken for every sample: looking into a dict is atomic.
-        return self._open.get(number) or self._alone(lambda: self._opened(number))
+        # No lock here, because this runs for every sample: a dict lookup is atomic.
+        return self._open.get(number) or self._run_locked(lambda: self._opened(number))
 
     def _opened(self, number: int) -> _OpenFile:
         file = self._open.get(number)
@@ -178,25 +179,25 @@ class Lines:
             index = self._kept.get(number) or self._folder.load(self._files[number]) or self._build(number)
             file = _OpenFile(self._files[number], self._folder, index, self._watch)
             while len(self._open) >= _MAX_OPEN_FILES:
-                # The one opened first. A thread that is reading it holds a reference; it is closed after that.
+                # The one opened first. It is closed when no thread has a reference to it, so never during a read.
                 self._watch.discard(self._open.pop(next(iter(self._open))).watched)
             self._open[number] = file
         return file
 
-    def _alone(self, work: Callable[[], T]) -> T:
-        """Return `work()`, done by one thread of this process at a time.
+    def _run_locked(self, work: Callable[[], T]) -> T:
+        """Return `work()`, called by one thread of this process at a time.
 
-        The lock belongs to the process: one that another thread held during a fork would stay locked in the child.
+        Each process has its own lock: one that another thread held during a fork would stay locked in the child.
         """
         with self._locks.setdefault(os.getpid(), Lock()):
             return work()
 
 
 class _OpenFile:
-    """A file that can be read at any line, from any thread: each read names its place, and nothing is shared.
+    """An open file that can be read at any line from any thread.
 
-    Reads are `pread`, not a memory map: they let other threads run while the disk works, and a file cut short
-    under our hands is an error, not a signal that ends the process.
+    It uses `pread`, not a memory map: the GIL is released while the disk works, and a file truncated meanwhile raises
+    an error instead of killing the process with SIGBUS.
     """
 
     def __init__(self, file: LineFile, folder: IndexFolder, index: LineIndex, watch: FileWatch) -> None:
@@ -211,7 +212,7 @@ class _OpenFile:
         self._parser: LineParser = file.format.parser(header)
 
     def read_block(self, block: int, num_lines: int) -> list[bytes]:
-        """Return the first `num_lines` lines of a block, with their carriage returns, and the rest unsplit."""
+        """Return the first `num_lines` lines of a block, with their carriage returns, then the rest unsplit."""
         begin, end = self._index.block(block)
         raw = os.pread(self._handle, end - begin, begin)
         if len(raw) < end - begin:
@@ -228,7 +229,7 @@ class _OpenFile:
                 hint="delete the index folder (index_dir=, or stoker/lines in the cache folder) and open it again",
             )
         line = lines[at]
-        if line.endswith(b"\r") and at + 1 < len(lines):  # what is not followed by anything had no line feed
+        if line.endswith(b"\r") and at + 1 < len(lines):  # without anything after it, it had no line feed
             line = line[:-1]
         number = block * self.stride + at
         if number == 0 and self._file.format.drops_bom:
@@ -236,7 +237,7 @@ class _OpenFile:
         try:
             return self._parser(line)
         except ValueError as error:
-            self.watched.check()  # what was written over the file meanwhile may begin anywhere
+            self.watched.check()  # if the file was overwritten meanwhile, lines begin elsewhere
             offset = self._index.block(block)[0] + sum(len(before) + 1 for before in lines[:at])
             raise bad_line(error, path=self._file.path, line=number + 1, offset=offset) from error
         except Exception as error:
@@ -244,7 +245,7 @@ class _OpenFile:
             raise
 
     def _read_on(self, raw: bytes, begin: int, end: int) -> bytes:
-        """Return the rest of a read that was cut short, as those over 2 GiB are."""
+        """Return all of a range after a short read, which is normal above 2 GiB."""
         parts, begin = [raw], begin + len(raw)
         while begin < end:
             part = os.pread(self._handle, end - begin, begin)
@@ -257,7 +258,7 @@ class _OpenFile:
 
 
 def _open_data(file: LineFile, folder: IndexFolder, index: LineIndex) -> tuple[Path, int]:
-    """Return where the file's plain content is, and a descriptor of it, checked to be what was indexed."""
+    """Return the path of the uncompressed content, and its open descriptor. Raise `StaleSource` if it changed."""
     with file.open() as original:
         if file.compression is None:
             return file.path, os.dup(original.fileno())
@@ -265,8 +266,8 @@ def _open_data(file: LineFile, folder: IndexFolder, index: LineIndex) -> tuple[P
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise StaleSource(file.path, what="its unpacked content is gone from the index folder") from error
+        raise StaleSource(file.path, what="its decompressed content is gone from the index folder") from error
     if os.fstat(handle).st_size != index.head.data_bytes:
         os.close(handle)
-        raise StaleSource(file.path, what="its unpacked content in the index folder has another size")
+        raise StaleSource(file.path, what="its decompressed content in the index folder has another size")
     return path, handle

@@ -14,19 +14,16 @@ import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, final
+from typing import Any, NamedTuple, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, DamagedFile
-from stoker.source.addressing import position_in, positions_in
-from stoker.source.flat_values import FlatValues, ValueFile
+from stoker.foundation.positions import position_in, positions_in
+from stoker.source.flat_values import FlatTokens, FlatValues, ValueFile
 from stoker.source.known_file import KnownFile, fingerprint_of, known_file, single_path
 from stoker.source.mapped_files import MappedFiles
-
-if TYPE_CHECKING:
-    from stoker.store.crops import Crops
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -42,7 +39,7 @@ class _MegatronIndex(NamedTuple):
 
 
 @final
-class Megatron:
+class Megatron(FlatTokens):
     """The sequences of a Megatron-LM dataset as samples, memory-mapped: arrays of tokens of different lengths.
 
     `path` is the `.bin` file, the `.idx` file, or their common prefix. `tokens(length)` returns crops of the tokens,
@@ -77,16 +74,6 @@ class Megatron:
         return f"Megatron({str(self._data.path)!r})"
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the tokens."""
-        return self._values.dtype
-
-    @property
-    def num_values(self) -> int:
-        """The number of tokens."""
-        return self._values.num_values
-
-    @property
     def num_documents(self) -> int:
         """The number of documents, each of one or several sequences."""
         return max(0, self._index.num_offsets - 1)
@@ -95,10 +82,6 @@ class Megatron:
     def fingerprint(self) -> str:
         """Digest of the names, sizes and ends of the files."""
         return fingerprint_of([self._data, self._index.file])
-
-    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """Return `length` tokens from each of `starts`, as rows of a new array. All must exist."""
-        return self._values.windows(starts, length)
 
     def offsets(self, first: int, last: int) -> NDArray[np.int64]:
         """Return the offsets of documents `first` to `last` (inclusive), in tokens; after the last one, the end."""
@@ -119,6 +102,8 @@ class Megatron:
         if np.any(np.diff(offsets) < 0):
             raise self._damaged(f"the sequences of documents {first} to {last} do not lie one after the other")
         return offsets
+
+    borders = offsets  # an earlier name, which users' wrappers may call
 
     def bounds(self, documents: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the offsets of documents, in tokens, and their lengths. All must exist."""
@@ -154,12 +139,6 @@ class Megatron:
         if begins.size and not (int(begins.min()) >= 0 and int((begins + sizes).max()) <= self.num_values):
             raise ArgumentError(f"not all of these tokens are in {self!r}", hint="check their begins and sizes")
         return self._values.flat(), begins
-
-    def tokens(self, length: int = 2048, **options: Any) -> Crops:
-        """Return crops of `length` tokens as samples; the options are those of `stoker.store.Crops`."""
-        from stoker.store.crops import Crops
-
-        return Crops(self, length=length, **options)
 
     def __len__(self) -> int:
         """Return the number of sequences."""
@@ -245,7 +224,7 @@ def pair_of(path: str | os.PathLike[str]) -> tuple[Path, Path]:
 
 
 def is_megatron(file: Path, head: bytes) -> bool:
-    """Return whether a file is an index of Megatron-LM, or a `.bin` file beside one."""
+    """Return whether a file is an index of Megatron-LM, or a `.bin` file next to one."""
     data, index = pair_of(file)
     if head.startswith(MAGIC):
         return True
@@ -280,7 +259,7 @@ def _read_head(file: KnownFile) -> tuple[_MegatronIndex, np.dtype[Any]]:
     if file.size_bytes not in (wanted, wanted + num_sequences):  # with a mode for each sequence
         raise DamagedFile(
             file.path,
-            what=f"should have {wanted} bytes for {num_sequences} sequences and {num_offsets} document borders, and "
+            what=f"should have {wanted} bytes for {num_sequences} sequences and {num_offsets} document offsets, and "
             f"has {file.size_bytes}",
         )
     return _MegatronIndex(file, num_sequences, num_offsets), np.dtype(_DTYPES[code])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, DamagedFile
-from stoker.source.addressing import position_in, positions_in
+from stoker.foundation.positions import position_in, positions_in
 from stoker.source.arrow_rows import arrow_library, chosen_columns, picked, refusals, samples_in
 from stoker.source.known_file import KnownFile, Paths, files_at, fingerprint_of, named
 from stoker.source.recent import Recent

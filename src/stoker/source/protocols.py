@@ -102,7 +102,7 @@ def writes_rows(dataset: Any) -> bool:
 
 
 class BatchHints(Protocol):
-    """Passes a value from the training process to whoever reads a batch, with each request."""
+    """Passes a value from the training process to the worker that reads a batch, with each request."""
 
     def batch_hint(self) -> Any:
         """Return the hint for the next batch. It must not change which samples are in the batch, or their order."""
@@ -120,7 +120,7 @@ def _no_hint() -> None:
 
 
 class Epochs(Protocol):
-    """Has another content in each epoch, such as documents packed anew."""
+    """Has another content in each epoch, such as documents packed differently."""
 
     def in_epoch(self, epoch: int, /) -> Any:
         """Return the dataset as it is in `epoch`: a pure function of the epoch, equal in every process."""
@@ -174,7 +174,7 @@ class SavesOrder(OwnOrder, Protocol):
         ...
 
     def resumed(self, state: Any, /) -> Self:
-        """Return the dataset that goes on where `state` was taken. Raise `StateMismatch` if it cannot.
+        """Return the dataset that continues where `state` was taken. Raise `StateMismatch` if it cannot.
 
         `state` is None if the loader's state was taken with a dataset that saves none.
         """
@@ -319,7 +319,7 @@ def knows_settings(dataset: Any) -> bool:
 
 
 class Preferences(Protocol):
-    """Tells the loader what suits it. Each attribute is optional."""
+    """Preferences for the loader. Each attribute is optional."""
 
     prefers_process: bool
     """True if threads in the training process would slow the training down: use a worker process instead."""

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, final
+from typing import Any, Self, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.errors import ArgumentError, DamagedFile
-from stoker.source.addressing import position_in, positions_in
-from stoker.source.flat_values import FlatValues, ValueFile
+from stoker.foundation.positions import position_in, positions_in
+from stoker.source.flat_values import FlatTokens, FlatValues, ValueFile
 from stoker.source.known_file import KnownFile, Paths, files_at, fingerprint_of, named
 from stoker.source.npy_header import MAGIC as NPY_MAGIC
 from stoker.source.npy_header import read_npy_header
-
-if TYPE_CHECKING:
-    from stoker.store.crops import Crops
 
 # Header of llm.c: 256 int32; magic, version, number of tokens, then zeros.
 _LLM_C_BYTES = 1024
@@ -25,7 +22,7 @@ _LLM_C_DTYPES: dict[tuple[int, int], np.dtype[Any]] = {(20240520, 1): np.dtype("
 
 
 @final
-class RawTokens:
+class RawTokens(FlatTokens):
     """The tokens of files as one sequence, memory-mapped. `tokens(length)` returns crops of it for training.
 
     `paths` is a file, a pattern, a folder of `.bin` files, or a list of these; crops cross from file to file. Each file
@@ -68,16 +65,6 @@ class RawTokens:
         return named("RawTokens", [part.file for part in self._values.parts])
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the tokens, in native byte order."""
-        return self._values.dtype
-
-    @property
-    def num_values(self) -> int:
-        """The number of tokens."""
-        return self._values.num_values
-
-    @property
     def num_documents(self) -> int:
         """0: the offsets of documents are unknown."""
         return 0
@@ -88,22 +75,12 @@ class RawTokens:
         begins = " ".join(str(part.offset_bytes) for part in self._values.parts)
         return fingerprint_of([part.file for part in self._values.parts], str(self.dtype), begins)
 
-    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """Return `length` tokens from each of `starts`, as rows of a new array. All must exist."""
-        return self._values.windows(starts, length)
-
     def offsets(self, first: int, last: int) -> NDArray[np.int64]:
         """Raise `ArgumentError`: there are no documents."""
         raise ArgumentError(
             f"{self!r} has no offsets of documents (requested: {first} to {last})",
             hint="take crops across documents, or make a store of the text with `stoker prepare tokens`",
         )
-
-    def tokens(self, length: int = 2048, **options: Any) -> Crops:
-        """Return crops of `length` tokens as samples; the options are those of `stoker.store.Crops`."""
-        from stoker.store.crops import Crops
-
-        return Crops(self, length=length, **options)
 
     def __len__(self) -> int:
         return self.num_values
@@ -168,7 +145,7 @@ def _raw(file: KnownFile, dtype: np.dtype[Any] | None, offset_bytes: int) -> tup
         raise DamagedFile(
             file.path,
             what=f"has {file.size_bytes - offset_bytes} bytes of data, not a multiple of {dtype} tokens",
-            hint="pass the dtype= it was written with, or offset_bytes= if it has a header; otherwise the file is truncated",
+            hint="pass its dtype=, or offset_bytes= if it has a header; otherwise the file is truncated",
         )
     return ValueFile(file, offset_bytes, num_values), dtype
 

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from stoker.store.array_file import create_array, open_array, save_array
 from stoker.store.build import Build, PieceWriter
 from stoker.store.column import Column
 from stoker.store.crops import Crops
 from stoker.store.reader import Store, open_store
+from stoker.store.saved_array import create_array, open_array, save_array
 from stoker.store.verify import Damage, Verdict, verify
 from stoker.store.writer import Writer
 

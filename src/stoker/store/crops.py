@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from stoker import native
 from stoker.errors import ArgumentError, DataError
-from stoker.store.positions import Positions, in_range, one_position
+from stoker.foundation.positions import Positions, in_range, one_position
 
 IGNORED = -100
 """The label that torch's cross-entropy ignores."""
@@ -46,6 +46,24 @@ class Tokens(Protocol):
     def offsets(self, first: int, last: int) -> NDArray[np.int64]:
         """Return the offsets of documents `first` to `last` (inclusive); that after the last document is the end."""
         ...
+
+
+def offsets_of(tokens: Any) -> Callable[[int, int], NDArray[np.int64]]:
+    """Return the method of a source of tokens that gives the offsets of documents.
+
+    It was once called `borders`: sources that users wrote then still work.
+    """
+    offsets: Callable[[int, int], NDArray[np.int64]] = getattr(tokens, "offsets", None) or tokens.borders
+    return offsets
+
+
+def check_offsets(offsets: NDArray[np.int64], first: int, num_values: int) -> None:
+    """Raise `DataError` if the offsets of documents from `first` on decrease or exceed the tokens."""
+    if offsets[0] < 0 or offsets[-1] > num_values or (offsets[1:] < offsets[:-1]).any():
+        raise DataError(
+            f"document offsets are invalid from document {first}: decreasing, or past the end of the tokens\n"
+            "hint: `stoker verify` checks a store; create the file again"
+        )
 
 
 class Crops:
@@ -250,18 +268,11 @@ class Crops:
         sums = [0]
         step = 256 * COUNTED_TOGETHER
         for first in range(0, num_documents, step):
-            offsets = self._tokens.offsets(first, min(first + step, num_documents))
-            self._check(offsets, first)
+            offsets = offsets_of(self._tokens)(first, min(first + step, num_documents))
+            check_offsets(offsets, first, self._tokens.num_values)
             rows = self._rows_of(np.diff(offsets))
             sums.extend(np.add.reduceat(rows, np.arange(0, len(rows), COUNTED_TOGETHER)).tolist())
         return np.cumsum(np.array(sums, np.int64))
-
-    def _check(self, offsets: NDArray[np.int64], first: int) -> None:
-        if offsets[0] < 0 or offsets[-1] > self._tokens.num_values or (np.diff(offsets) < 0).any():
-            raise DataError(
-                f"document offsets are invalid from document {first}: decreasing, or past the end of the tokens\n"
-                "hint: `stoker verify` checks a store; create the file again"
-            )
 
     def _places(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the start of each row, and the end of its document."""
@@ -271,8 +282,8 @@ class Crops:
         for group in sorted(set(groups.tolist())):
             at = np.flatnonzero(groups == group)
             first = group * COUNTED_TOGETHER
-            offsets = self._tokens.offsets(first, min(first + COUNTED_TOGETHER, self._tokens.num_documents))
-            self._check(offsets, first)
+            offsets = offsets_of(self._tokens)(first, min(first + COUNTED_TOGETHER, self._tokens.num_documents))
+            check_offsets(offsets, first, self._tokens.num_values)
             ends = np.cumsum(self._rows_of(np.diff(offsets)))
             within = numbers[at] - self._firsts[group]
             documents = ends.searchsorted(within, "right")

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, DamagedBlock, DamagedFile, DataError, StaleSource
 from stoker.foundation.file_watch import FileWatch
+from stoker.foundation.positions import Positions, in_range
 from stoker.native import ArrayParts
 from stoker.store.checksums import BLOCK_BYTES, checksum, num_blocks_in
 from stoker.store.column import OFFSETS
 from stoker.store.header import Header
 from stoker.store.manifest import Manifest, Shard, read_manifest
-from stoker.store.positions import Positions, in_range
 from stoker.store.shard import CHECKSUMS, arrays_of, block_at, checked_header, columns_in, opened
 from stoker.store.space import AddressSpace
 

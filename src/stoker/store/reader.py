@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from stoker.errors import ArgumentError, DataError, StaleSource
+from stoker.foundation.positions import Positions, one_position
 from stoker.native import ArrayParts
 from stoker.store.column import OFFSETS, Column
 from stoker.store.crops import IGNORED, Crops
@@ -23,7 +24,6 @@ from stoker.store.expectation import check_expectations
 from stoker.store.files import MappedShards, SampleLocations
 from stoker.store.generations import lock_manifest, name_of
 from stoker.store.manifest import FILE
-from stoker.store.positions import Positions, one_position
 
 
 def open_store(path: str | os.PathLike[str], *, expect: Mapping[str, Any] | None = None, check: bool = True) -> Store:
@@ -354,6 +354,8 @@ class ColumnValues:
             at, shard = stop, shard + 1
         found[-1] = self.num_values if last == self.num_documents else self.bounds(np.array([last]))[0][0]
         return found
+
+    borders = offsets  # an earlier name, which users' wrappers may call
 
     def _check_offsets(self, offsets: NDArray[np.int64], shard: int, first: int) -> None:
         """Raise `DamagedFile` for offsets that decrease, or point outside the shard."""

@@ -29,6 +29,7 @@ from stoker.compose.mixtures.mixture_sources import MixtureSource, common_fields
 from stoker.compose.mixtures.mixture_state import LAST_SAMPLE, resume, state_of
 from stoker.compose.mixtures.mixture_terms import Phase, Terms, epoch_length
 from stoker.errors import ArgumentError
+from stoker.foundation.positions import Positions, in_range, one_position
 from stoker.foundation.randomness import epoch as epoch_being_read
 from stoker.foundation.randomness import strand
 from stoker.plan import derived_key
@@ -36,7 +37,6 @@ from stoker.plan.blend import Blend
 from stoker.plan.order import Indices
 from stoker.plan.quota import Quota, apportioned
 from stoker.source.protocols import is_pure, knows_settings, makes_batches
-from stoker.store.positions import Positions, in_range, one_position
 
 MAX_LOOKAHEAD = 4096
 """Samples that are looked up together when batches follow one another: enough to hide a shuffle's cost per call."""

@@ -1,4 +1,4 @@
-"""Packing plans on disk: each a small store beside the tokens, named by a hash of everything it depends on."""
+"""Packing plans on disk: each a small store next to the tokens, named by a hash of everything it depends on."""
 
 from __future__ import annotations
 
@@ -174,9 +174,9 @@ def read_plan(store: Store, facts: PackFacts) -> PackTables:
 def read_column(store: Store, name: str) -> NDArray[Any]:
     """Return all values of a column: the mapped memory itself where they are in one shard."""
     stretch: ColumnValues = store.stretch(name)
-    borders = stretch.offsets(0, stretch.num_documents)
+    offsets = stretch.offsets(0, stretch.num_documents)
     parts = []
-    for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist()):
+    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist()):
         if end > begin:
             flat, elements = stretch.spans(np.array([begin]), np.array([end - begin]))
             parts.append(flat[int(elements[0]) : int(elements[0]) + end - begin])

@@ -201,7 +201,7 @@ class BestFitRows(PackedRows):
         if least < 0 or (offsets % self._length if self._is_cut else offsets).any():
             raise DataError(
                 "the packing plan is not one of these documents: their lengths differ\n"
-                "hint: remove the folder that holds the plan, .packs beside a store"
+                "hint: remove the folder that holds the plan, .packs next to a store"
             )
         return RowSpans(row_starts, documents, offsets, sizes, begins + offsets, has_next)
 

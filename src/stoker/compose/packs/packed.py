@@ -21,12 +21,12 @@ from stoker.compose.packs.pack_tables import PackReport, PackTables
 from stoker.compose.packs.row_filling import fill_rows_by_numpy
 from stoker.compose.packs.token_documents import Documents, documents_of, lengths_of
 from stoker.errors import ArgumentError, DataError
+from stoker.foundation.positions import Positions, in_range, one_position
 from stoker.foundation.randomness import epoch as epoch_being_read
 from stoker.native import RowMemory, fill_rows
 from stoker.source.protocols import earlier_fingerprints, knows_settings, own_fingerprint
 from stoker.store.build import PACKS
 from stoker.store.crops import IGNORED
-from stoker.store.positions import Positions, in_range, one_position
 from stoker.store.reader import ColumnValues
 
 Strategy = Literal["best_fit", "concat"]
@@ -88,8 +88,8 @@ def pack(
     consecutive documents, so that they lie near each other on disk. Which of several equally long documents share a row
     changes from epoch to epoch, by `seed`. With `"concat"` documents follow one another, and are cut where a row ends.
 
-    The plan for a store is cached beside it (in `.packs`), for every later call that packs it the same way. `cache` may
-    be another folder, or False to keep the plan in memory.
+    The plan for a store is cached next to it (in `.packs`), for later calls that pack it the same way. `cache` may be
+    another folder, or False to keep the plan in memory.
 
     `dtype` is the type of tokens and labels, `pad` the token that fills up rows (by default the one that ends
     documents, if there is one), `ignored` the label of tokens without a next one. With `blocks`, rows also have
@@ -119,7 +119,7 @@ def pack(
         raise ArgumentError("there are no tokens to pack: the source is empty", hint="check its path")
     packed = Packed(documents, settings, _plan_cache(documents, settings, cache))
     if not len(packed):
-        raise ArgumentError("there are no tokens to pack: all documents are empty", hint="check their borders")
+        raise ArgumentError("there are no tokens to pack: all documents are empty", hint="check their offsets")
     return packed
 
 

@@ -10,19 +10,19 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import ArgumentError, DataError
+from stoker.errors import ArgumentError
 from stoker.native import ArrayParts
 from stoker.plan.packing import starts_of
 from stoker.source.protocols import own_fingerprint
 from stoker.store import Store
 from stoker.store.checksums import checksum
-from stoker.store.crops import Tokens
+from stoker.store.crops import Tokens, check_offsets, offsets_of
 from stoker.store.reader import ColumnValues
 
 Indices = NDArray[np.int64]
 
 MAX_READ = 1 << 20
-"""Documents whose borders are read at a time."""
+"""Documents whose offsets are read at a time."""
 
 
 class Documents(Protocol):
@@ -119,7 +119,7 @@ class DocumentsInMemory(_KnownStarts):
 
 
 class DocumentsByWindow(_KnownStarts):
-    """Documents of another source of tokens, which knows their borders and reads windows of tokens."""
+    """Documents of another source of tokens, which knows their offsets and reads windows of tokens."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -136,12 +136,12 @@ class DocumentsByWindow(_KnownStarts):
 
     def offsets(self, first: int, last: int) -> Indices:
         """Return where documents `first` to `last` begin."""
-        return self._tokens.offsets(first, last)
+        return offsets_of(self._tokens)(first, last)
 
     @cached_property
     def _starts(self) -> Indices:  # type: ignore[override]
-        starts = self._tokens.offsets(0, self.num_documents)
-        check_borders(starts, 0, self.num_values)
+        starts = self.offsets(0, self.num_documents)
+        check_offsets(starts, 0, self.num_values)
         return starts
 
     def spans(self, begins: Indices, sizes: Indices) -> tuple[NDArray[Any], Indices]:
@@ -176,7 +176,7 @@ def _as_integers(document: Any, number: int) -> NDArray[Any]:
 
 
 def documents_of(source: Any, column: str) -> Documents:
-    """Return the documents of a source: a store, a column of one, tokens with borders, a path, or lists in memory."""
+    """Return the documents of a source: a store, a column of one, tokens with offsets, a path, or lists in memory."""
     if isinstance(source, (str, os.PathLike)):
         from stoker.source.formats import open as opened
 
@@ -185,7 +185,8 @@ def documents_of(source: Any, column: str) -> Documents:
         return source.stretch(column)
     if isinstance(source, ColumnValues):
         return source
-    if all(hasattr(source, name) for name in ("num_values", "num_documents", "dtype", "windows", "offsets")):
+    has_offsets = hasattr(source, "offsets") or hasattr(source, "borders")
+    if has_offsets and all(hasattr(source, name) for name in ("num_values", "num_documents", "dtype", "windows")):
         if not source.num_documents and source.num_values:
             raise ArgumentError(
                 f"{source!r} does not know where documents begin",
@@ -206,17 +207,8 @@ def documents_of(source: Any, column: str) -> Documents:
 
 
 def lengths_of(documents: Documents) -> Iterator[Indices]:
-    """Yield the lengths of all documents in order, many at a time. Raise `DataError` for invalid borders."""
+    """Yield the lengths of all documents in order, many at a time. Raise `DataError` for invalid offsets."""
     for first in range(0, documents.num_documents, MAX_READ):
-        borders = documents.offsets(first, min(first + MAX_READ, documents.num_documents))
-        check_borders(borders, first, documents.num_values)
-        yield np.diff(borders)
-
-
-def check_borders(borders: Indices, first: int, num_values: int) -> None:
-    """Raise `DataError` if borders decrease or exceed the tokens."""
-    if borders[0] < 0 or borders[-1] > num_values or (borders[1:] < borders[:-1]).any():
-        raise DataError(
-            f"document borders are invalid from document {first} on: decreasing, or past the end of the tokens\n"
-            "hint: `stoker verify` checks a store; prepare it again"
-        )
+        offsets = documents.offsets(first, min(first + MAX_READ, documents.num_documents))
+        check_offsets(offsets, first, documents.num_values)
+        yield np.diff(offsets)

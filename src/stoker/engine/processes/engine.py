@@ -6,10 +6,10 @@ import os
 import time
 from typing import Any, Generic, TypeVar
 
-from stoker.engine.processes.requests import Pending, Queue, RequestSource, WorkerOptions
 from stoker.engine.processes.team import Closed, Team, park_at_exit
 from stoker.engine.processes.totals import WorkerTotals
 from stoker.engine.processes.worker import WorkerJob
+from stoker.engine.processes.worker_requests import Pending, Queue, RequestSource, WorkerOptions
 from stoker.engine.slots.ring import Ring
 from stoker.errors import ForeignProcess, WorkerError, WorkerStuck
 from stoker.foundation.finalizer import Finalizer, run_interrupted

@@ -149,7 +149,7 @@ class _PickledError:
         return inner
 
 
-class _Piece:
+class _CarriedValue:
     """One argument or attribute of an exception."""
 
     def __init__(self, value: Any, pickled: bytes | None) -> None:
@@ -174,10 +174,10 @@ class _Budget:
     def __init__(self, num_bytes: int) -> None:
         self._left = num_bytes
 
-    def piece(self, value: Any) -> _Piece:
+    def piece(self, value: Any) -> _CarriedValue:
         pickled = _pickled(value, self._left)
         self._left -= len(pickled or b"")
-        return _Piece(value, pickled)
+        return _CarriedValue(value, pickled)
 
 
 def _reduced(error: BaseException) -> Reduced:

@@ -54,11 +54,11 @@ from stoker.engine.processes.messages import (
     request_in,
 )
 from stoker.engine.processes.quarantine import SlotQuarantine
-from stoker.engine.processes.requests import Pending, Queue, WorkerOptions
 from stoker.engine.processes.shared_pickle import SharedPickle
 from stoker.engine.processes.stacks import Stacks
 from stoker.engine.processes.totals import WorkerTotals
 from stoker.engine.processes.worker import WorkerJob, WorkerSettings, work
+from stoker.engine.processes.worker_requests import Pending, Queue, WorkerOptions
 from stoker.engine.slots.arena import Arena, Extent
 from stoker.engine.slots.batch_pickle import unpickle_batch
 from stoker.engine.slots.ring import Ring

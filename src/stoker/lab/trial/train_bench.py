@@ -89,7 +89,7 @@ class Iterated:
             close()
 
 
-class Window:
+class StepTimer:
     """Times the steps of one way in one round. Starts of epochs are excluded, with as many steps as are prefetched."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Window:
         self.is_short = False
         """Whether epochs are too short to exclude prefetched batches at their starts."""
 
-    def run(self, num_steps: int) -> Window:
+    def run(self, num_steps: int) -> StepTimer:
         """Time that many steps."""
         num_warm = self._source.num_warm
         try:
@@ -292,13 +292,13 @@ def bench_train(
             wait_until_idle(SETTLE_SECONDS)
         sources[REAL] = real
         gauges = {RESIDENT: None, CACHED: gauge_of(cached, kind), REAL: gauge_of(loader, kind)}
-        windows: dict[str, list[Window]] = {name: [] for name in sources}
+        windows: dict[str, list[StepTimer]] = {name: [] for name in sources}
         is_interrupted = False
         try:
             for number in range(num_rounds):
                 for name in in_turn(list(sources), number):
                     tell(sum(map(len, windows.values())) + 1, len(sources) * num_rounds + 1, f"{name} batches")
-                    window = Window(sources[name], step, clock=clock, gauge=gauges[name]).run(num_steps[name])
+                    window = StepTimer(sources[name], step, clock=clock, gauge=gauges[name]).run(num_steps[name])
                     windows[name].append(window)
                     wait_until_idle(SETTLE_SECONDS)
         except KeyboardInterrupt:
@@ -351,7 +351,7 @@ def _run_in(source: Iterated, step: Step, seconds: float) -> None:
 
 def _num_steps(source: Resident | Iterated, step: Step, seconds: float, clock: Ticks) -> int:
     """Return the number of steps of a round."""
-    window = Window(source, step, clock=clock).run(2)
+    window = StepTimer(source, step, clock=clock).run(2)
     return max(MIN_STEPS, min(MAX_STEPS, round(seconds * window.num_steps / max(window.seconds, 1e-9))))
 
 
@@ -369,7 +369,7 @@ def _place(device: str | torch.device | None, loader: Any, batches: list[Any]) -
     return torch.device("cuda", torch.cuda.current_device()) if str(place) == "cuda" else place
 
 
-def _way(name: str, windows: Sequence[Window]) -> Way:
+def _way(name: str, windows: Sequence[StepTimer]) -> Way:
     return Way(
         name=name,
         num_steps=sum(window.num_steps for window in windows),
@@ -379,7 +379,7 @@ def _way(name: str, windows: Sequence[Window]) -> Way:
     )
 
 
-def _effort(windows: Mapping[str, Sequence[Window]], gauge: WorkTimeGauge | None, kind: str) -> WorkTime | None:
+def _effort(windows: Mapping[str, Sequence[StepTimer]], gauge: WorkTimeGauge | None, kind: str) -> WorkTime | None:
     """Return what the workers of the real loader used while it was timed; None if they are unknown."""
     if gauge is None and kind == "iterable":
         return None
@@ -395,7 +395,7 @@ def _effort(windows: Mapping[str, Sequence[Window]], gauge: WorkTimeGauge | None
 
 
 def _blocked_share(
-    windows: Mapping[str, Sequence[Window]], effort: WorkTime | None, gauge: WorkTimeGauge | None
+    windows: Mapping[str, Sequence[StepTimer]], effort: WorkTime | None, gauge: WorkTimeGauge | None
 ) -> tuple[float | None, str]:
     """Return the fraction of the workers' busy time that they were blocked, and how it was measured, or why not."""
     real = fmean(window.seconds / window.num_steps for window in windows[REAL])
@@ -414,7 +414,7 @@ def _blocked_share(
     return share, how if share is not None else "the system does not report what the workers did"
 
 
-def _notes(loader: Any, cached: Any, windows: Mapping[str, Sequence[Window]]) -> list[str]:
+def _notes(loader: Any, cached: Any, windows: Mapping[str, Sequence[StepTimer]]) -> list[str]:
     found = []
     if cached is None:
         found.append(

@@ -12,7 +12,7 @@ from stoker.lab.watch.hook.spool import TrainerRow, WorkerRow
 
 
 @dataclass(slots=True)
-class _WorkerTotals:
+class _WorkerUse:
     """What the processes with one worker number have used."""
 
     num_batches: int = 0
@@ -31,7 +31,7 @@ class LoaderTotals:
         self._sized_bytes = self._num_sized = 0
         self._num_known = 0
         self._read_cpu = self._collate_cpu = self._wait_cpu = self._wait_delay = 0.0
-        self._workers: dict[int, _WorkerTotals] = {}
+        self._workers: dict[int, _WorkerUse] = {}
         self._used: dict[int, tuple[int, float, float]] = {}
         """Of each process: which worker it is, its CPU seconds, and the bytes that it read."""
         self._last: TrainerRow | None = None
@@ -101,7 +101,7 @@ class LoaderTotals:
         self._read_cpu += work.read_cpu
         self._collate_cpu += work.collate_cpu
         self._used[int(row.pid)] = int(row.worker), work.cpu, work.read_bytes
-        worker = self._workers.setdefault(int(row.worker), _WorkerTotals())
+        worker = self._workers.setdefault(int(row.worker), _WorkerUse())
         worker.num_batches += 1
         worker.busy_seconds += work.made - work.began
         worker.delay_seconds += work.delay
@@ -135,7 +135,7 @@ class LoaderTotals:
 
     def _trainer_stats(self, memory: Mapping[int, int]) -> ProcessStats:
         cpu, delay, read_bytes = self._trainer_used
-        here = self._workers.get(-1, _WorkerTotals())
+        here = self._workers.get(-1, _WorkerUse())
         return ProcessStats(
             pid=self._trainer,
             role="trainer",

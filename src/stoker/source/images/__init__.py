@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stoker.source.images.image_opening import open_images
+from stoker.source.images.image_storage import EncodedImage, ImageSource
 from stoker.source.images.listing import EXTENSIONS
-from stoker.source.images.opening import open_images
-from stoker.source.images.protocols import EncodedImage, ImageSource
 
 __all__ = ["EXTENSIONS", "EncodedImage", "ImageSource", "open_images"]

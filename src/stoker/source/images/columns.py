@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.errors import ArgumentError, BadImage
 from stoker.source.arrow_folder import ArrowFolder
-from stoker.source.images.files import MAX_BYTES, ImageFiles, listing_of, too_large
+from stoker.source.images.image_files import MAX_BYTES, ImageFiles, listing_of, too_large
 from stoker.source.images.labels import ImageLabels, digest_of, labels_of
 from stoker.source.known_file import KnownFile
 from stoker.source.parquet import Parquet

@@ -288,7 +288,7 @@ def _chosen(found: Sequence[str], columns: Sequence[str] | None, path: Path) -> 
         label = next(name for name in found if name != file)
     if file is None or label is None:
         raise ArgumentError(
-            f"cannot tell which columns of {path} ({', '.join(found)}) contain file names and labels",
+            f"it is unclear which columns of {path} ({', '.join(found)}) contain file names and labels",
             hint="pass columns=('file', 'label'); its first line must contain the names of the columns",
         )
     return [file, label]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, DamagedFile, StaleSource
 from stoker.source.images import listing
-from stoker.source.images.files import MAX_BYTES, too_large
+from stoker.source.images.image_files import MAX_BYTES, too_large
 from stoker.source.images.labels import ImageLabels, digest_of, parsed
 from stoker.source.images.listing_cache import ArrayCache
 from stoker.source.images.names import Names, natural_order, printable

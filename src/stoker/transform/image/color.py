@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stoker.errors import ArgumentError
-from stoker.transform.image.arguments import numbers, one_number, probability
 from stoker.transform.image.forms import pillow
 from stoker.transform.image.geometry import Transform
+from stoker.transform.image.transform_arguments import numbers, one_number, probability
 from stoker.transform.image.uniforms import Uniform, whole_number
 
 if TYPE_CHECKING:

@@ -18,15 +18,12 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from stoker.errors import ArgumentError
 from stoker.foundation.randomness import in_sample
 from stoker.transform.image.forms import as_array, as_image
 from stoker.transform.image.uniforms import Uniform, key_from
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-FORMS = ("image", "array", "tensor")
 
 _turn = threading.RLock()
 """Lock: one foreign call at a time, because it uses process-wide generators."""
@@ -39,30 +36,6 @@ def _free_turn() -> None:
 
 
 os.register_at_fork(after_in_child=_free_turn)
-
-
-class Apply:
-    """Calls your own function with images in the form it expects.
-
-    A plain function gets a PIL image, as in torchvision's datasets. With `Apply` it gets `form`: "image" (PIL), "array"
-    (uint8 [H, W, C]) or "tensor" (uint8 [C, H, W]).
-    """
-
-    def __init__(self, function: Callable[[Any], Any], form: str = "array") -> None:
-        if form not in FORMS:
-            raise ArgumentError(f"unknown form={form!r}", hint=f"choose one of {', '.join(FORMS)}")
-        self.function, self.form = function, form
-
-    def __call__(self, picture: Any) -> Any:
-        """Return the result of the function for an image."""
-        image = as_image(picture)
-        if self.form == "image":
-            return self.function(image)
-        array = np.array(as_array(image))  # a copy: the function may change it in place
-        return self.function(array if self.form == "array" else torch.from_numpy(array).permute(2, 0, 1).contiguous())
-
-    def __repr__(self) -> str:
-        return f"Apply({self.function!r}, form={self.form!r})"
 
 
 class Albumented:

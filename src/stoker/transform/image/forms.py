@@ -1,8 +1,9 @@
-"""Forms of an image: PIL image, array [H, W, C], tensor [C, H, W]."""
+"""Forms of an image: PIL image, array [H, W, C], tensor [C, H, W]; and `Apply`, which calls a function with one."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from stoker.errors import ArgumentError, MissingExtra
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+
+FORMS = ("image", "array", "tensor")
 
 CHANNELS = (1, 3, 4)
 """Supported numbers of channels."""
@@ -84,3 +87,31 @@ def like(original: Any, image: Image) -> Any:
         return torch.from_numpy(np.ascontiguousarray(array.transpose(2, 0, 1)))
     tensor = torch.from_numpy(array)
     return tensor[None] if original.dim() == 3 else tensor
+
+
+class Apply:
+    """Calls your own function with images in the form it expects.
+
+    A plain function gets a PIL image, as in torchvision's datasets. With `Apply` it gets `form`: "image" (PIL), "array"
+    (uint8 [H, W, C]) or "tensor" (uint8 [C, H, W]).
+    """
+
+    def __init__(self, function: Callable[[Any], Any], form: str = "array") -> None:
+        if form not in FORMS:
+            raise ArgumentError(f"unknown form={form!r}", hint=f"choose one of {', '.join(FORMS)}")
+        self.function, self.form = function, form
+
+    def __call__(self, picture: Any) -> Any:
+        """Return the result of the function for an image."""
+        image = as_image(picture)
+        if self.form == "image":
+            return self.function(image)
+        array = np.array(as_array(image))  # a copy: the function may change it in place
+        if self.form == "array":
+            return self.function(array)
+        import torch
+
+        return self.function(torch.from_numpy(array).permute(2, 0, 1).contiguous())
+
+    def __repr__(self) -> str:
+        return f"Apply({self.function!r}, form={self.form!r})"

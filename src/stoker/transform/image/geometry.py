@@ -14,8 +14,16 @@ from numpy.random import Generator
 
 from stoker.errors import ArgumentError
 from stoker.foundation.randomness import rng as sample_generator
-from stoker.transform.image.arguments import check_filter, filling, four, is_one_side, numbers, pair, probability
 from stoker.transform.image.forms import as_image, like, pillow
+from stoker.transform.image.transform_arguments import (
+    check_filter,
+    filling,
+    four,
+    is_one_side,
+    numbers,
+    pair,
+    probability,
+)
 from stoker.transform.image.uniforms import Uniform, uniforms, whole_number
 from stoker.transform.image.view import View, cut, inside, is_plain, whole
 
@@ -38,8 +46,8 @@ class Transform:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
-        return f"{type(self).__name__}({told})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({arguments})"
 
 
 class Geometric(Transform):

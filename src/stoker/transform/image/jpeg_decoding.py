@@ -153,7 +153,7 @@ def _by_simplejpeg(data: Any, header: native.JpegHeader, scale: int, colors: str
         except ValueError as error:
             if "xtraneous" not in str(error):
                 raise
-            return decode(data, colors, strict=False, **least)  # type: ignore[no-any-return]  # they harm nobody
+            return decode(data, colors, strict=False, **least)  # type: ignore[no-any-return]  # they do no harm
     except ValueError as error:
         raise Undecodable(str(error)) from error
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stoker.transform.image.forms import pillow
-from stoker.transform.image.kinds import appearance
 from stoker.transform.image.orientation import UPRIGHT, is_turned, stored_box
-from stoker.transform.image.undecodable import Undecodable, too_large
+from stoker.transform.image.undecodable import Undecodable, appearance, too_large
 from stoker.transform.image.view import View, inside
 
 if TYPE_CHECKING:
@@ -61,12 +60,12 @@ def decode_by_pillow(
     """
     image = _opened(data, max_pixels)
     try:
-        told = UPRIGHT if apply_exif_orientation else _orientation(image)
+        declared = UPRIGHT if apply_exif_orientation else _orientation(image)
         image.load()
         orientation = _orientation(image)
         if not apply_exif_orientation:
-            if orientation != told:  # Pillow has already rotated it (TIFF)
-                image = _upright(image, _TURNED_BACK.get(told, told))
+            if orientation != declared:  # Pillow has already rotated it (TIFF)
+                image = _upright(image, _TURNED_BACK.get(declared, declared))
             orientation = UPRIGHT
         bits = None if on_narrowed is None or mode not in ("RGB", "L") else _more_bits(image, data)
         width, height = image.size

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import ArgumentError
-from stoker.transform.image.arguments import filling
 from stoker.transform.image.color import blended, brightened, contrasted, saturated
 from stoker.transform.image.forms import pillow
 from stoker.transform.image.geometry import Transform, pillow_fill
+from stoker.transform.image.transform_arguments import filling
 from stoker.transform.image.uniforms import Uniform, whole_number
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from stoker.transform.tokenizer.identity import Identity
 from stoker.transform.tokenizer.opening import open_tokenizer
-from stoker.transform.tokenizer.protocols import Tokenizer
+from stoker.transform.tokenizer.tokenizer_protocols import Tokenizer
 from stoker.transform.tokenizer.training import train_bpe
 
 __all__ = ["Identity", "Tokenizer", "open_tokenizer", "train_bpe"]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from stoker.errors import MissingExtra, StaleSource
+from stoker.transform.tokenizer.chunked_encoding import from_arrays
 from stoker.transform.tokenizer.huggingface import ordinary_json
-from stoker.transform.tokenizer.protocols import Encoded, Library
-from stoker.transform.tokenizer.sharing import from_arrays
 from stoker.transform.tokenizer.tiktoken import KNOWN, Tiktoken
 from stoker.transform.tokenizer.tokenizer_file import TokenizerFile
+from stoker.transform.tokenizer.tokenizer_protocols import Encoded, Library
 
 # gigatoken 0.10 has the letters and digits of Unicode 17; tokenizers 0.23 and tiktoken 0.14 have those of Unicode 16,
 # and split text differently around a character that only one side knows. Such texts go to the reference.

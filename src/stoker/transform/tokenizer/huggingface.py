@@ -11,10 +11,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, final
 
 from stoker.errors import DamagedFile, MissingExtra
-from stoker.transform.tokenizer.mishap import loading
-from stoker.transform.tokenizer.protocols import Encoded
-from stoker.transform.tokenizer.sharing import encode_by_chunks, from_lists
+from stoker.transform.tokenizer.chunked_encoding import encode_by_chunks, from_lists
+from stoker.transform.tokenizer.library_errors import loading
 from stoker.transform.tokenizer.tokenizer_file import TokenizerFile
+from stoker.transform.tokenizer.tokenizer_protocols import Encoded
 
 if TYPE_CHECKING:
     import tokenizers

@@ -12,19 +12,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ArgumentError, DataError, StaleSource
-from stoker.transform.tokenizer.byte_values import ByteValues
-from stoker.transform.tokenizer.end_of_document import end_of_document as find_end_of_document
+from stoker.transform.tokenizer.byte_tokenizer import ByteValues
 from stoker.transform.tokenizer.gigatoken import Gigatoken
 from stoker.transform.tokenizer.huggingface import HuggingFace
 from stoker.transform.tokenizer.identity import Identity, digest_of
-from stoker.transform.tokenizer.mishap import NOT_THEIRS, reason_of
-from stoker.transform.tokenizer.protocols import Encoded, Library, Tokenizer
+from stoker.transform.tokenizer.library_errors import NOT_THEIRS, reason_of
 from stoker.transform.tokenizer.sample import probes_of
 from stoker.transform.tokenizer.sentencepiece import SentencePiece
 from stoker.transform.tokenizer.tiktoken import Tiktoken
 from stoker.transform.tokenizer.tokenizer_file import TokenizerFile
+from stoker.transform.tokenizer.tokenizer_protocols import Encoded, Library, Tokenizer
 
 Backend: TypeAlias = Literal["auto", "reference", "gigatoken"]
+
+# Common names of the end-of-document token, in order of preference. `<|im_end|>`, `<|eot_id|>` and the like are
+# excluded: they end a turn of a conversation. Chat tokenizers often set such a token as `eos_token`, so these names
+# take precedence.
+_CONVENTIONAL = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<eos>",
+    "</s>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<EOS_TOKEN>",
+    "[EOS]",
+)
 
 
 def open_tokenizer(
@@ -123,7 +135,7 @@ def _identity(
         name=name,
         digest=digest,
         vocab_size=library.vocab_size,
-        end_of_document=find_end_of_document(library, choices.end_of_document, where=str(path or name)),
+        end_of_document=_find_end_of_document(library, choices.end_of_document, where=str(path or name)),
         specials=library.specials,
     )
 
@@ -304,3 +316,48 @@ def _unlike(ours: NDArray[np.uint32], right: NDArray[np.uint32]) -> str:
         if one != other:
             return f"id {number} is {one} instead of {other}"
     return f"there are {len(ours)} ids instead of {len(right)}"
+
+
+# ------------------------------------------------------------ the end of a document
+
+
+def _find_end_of_document(library: Library, chosen: str | int | None, *, where: str) -> int | None:
+    """Return the chosen id, or the conventional one: a special token with a known name, the tokenizer's own setting, or
+    any token with a known name. None if there is none.
+    """
+    if isinstance(chosen, str):
+        return _by_text(library, chosen, where=where)
+    if chosen is not None:
+        return _by_id(library, chosen, where=where)
+    for name in _CONVENTIONAL:
+        if name in library.specials:
+            return library.specials[name]
+    usual = library.usual_end()
+    if usual is not None:
+        return usual
+    return next((token for name in _CONVENTIONAL if (token := library.find(name)) is not None), None)
+
+
+def _by_text(library: Library, text: str, *, where: str) -> int:
+    token = library.find(text)
+    if token is None:
+        listed = ", ".join(list(library.specials)[:8])
+        raise ArgumentError(
+            f"end_of_document={text!r} is not a token of {where}",
+            hint=f"its special tokens are {listed}" if listed else "it has no special tokens; pass an id instead",
+        )
+    return token
+
+
+def _by_id(library: Library, token: int, *, where: str) -> int:
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise ArgumentError(
+            f"end_of_document must be a token or an id, got {token!r}",
+            hint="pass for instance '<|endoftext|>' or 50256",
+        )
+    if not 0 <= token < library.vocab_size:
+        raise ArgumentError(
+            f"end_of_document={token} is not in the vocabulary of {where}",
+            hint=f"ids run from 0 to {library.vocab_size - 1}",
+        )
+    return token

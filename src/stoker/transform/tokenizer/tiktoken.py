@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from stoker.errors import ArgumentError, DamagedFile, MissingExtra
-from stoker.transform.tokenizer.mishap import NOT_THEIRS, loading, reason_of
-from stoker.transform.tokenizer.protocols import Encoded
+from stoker.transform.tokenizer.chunked_encoding import encode_by_chunks, from_arrays
+from stoker.transform.tokenizer.library_errors import NOT_THEIRS, loading, reason_of
 from stoker.transform.tokenizer.sample import TRICKY_TEXTS
-from stoker.transform.tokenizer.sharing import encode_by_chunks, from_arrays
 from stoker.transform.tokenizer.tokenizer_file import TokenizerFile
+from stoker.transform.tokenizer.tokenizer_protocols import Encoded
 
 _MAX_ID = (1 << 32) - 2  # so that the vocabulary size fits into 32 bits too
 

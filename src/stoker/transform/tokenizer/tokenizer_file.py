@@ -82,4 +82,4 @@ def _kind_of(path: Path, data: bytes) -> Kind:
     if path.suffix == ".model":
         # Some models ship tiktoken ranks under the usual name of SentencePiece files.
         return "tiktoken" if _RANK_LINE.match(data) else "sentencepiece"
-    raise ArgumentError(f"cannot tell the kind of tokenizer from the name {path}", hint=f"a tokenizer is {KINDS}")
+    raise ArgumentError(f"the kind of tokenizer is not clear from the name {path}", hint=f"a tokenizer is {KINDS}")

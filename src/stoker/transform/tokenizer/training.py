@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stoker.errors import ArgumentError, DataError, MissingExtra, StokerError
 from stoker.transform.tokenizer.identity import Identity
-from stoker.transform.tokenizer.mishap import NOT_THEIRS, reason_of
+from stoker.transform.tokenizer.library_errors import NOT_THEIRS, reason_of
 from stoker.transform.tokenizer.opening import open_tokenizer
 
 # Characters of text per handover: each handover takes the GIL.

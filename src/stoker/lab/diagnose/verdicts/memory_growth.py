@@ -18,8 +18,8 @@ from stoker.lab.watch.run import Moment, Run
 VERDICT = VerdictKind(
     name="memory-growth",
     meaning="memory grows with every batch",
-    sign="memory other than files grows on and on, and does not level off",
-    remedy="find what is kept; the evidence says whether workers or the trainer keep it",
+    sign="memory, cached files not counted, keeps growing and does not level off",
+    remedy="find what holds on to memory; the evidence says whether it is the workers or the trainer",
 )
 
 WARM_UP = 0.25
@@ -60,8 +60,8 @@ def diagnose(run: Run, loaders: list[Stats]) -> Diagnosis | None:
     period = stats.batch_seconds.mean
     who = "workers" if growth.of_workers_share >= 0.5 else "trainer's process"
     evidence = [
-        f"{format_bytes(growth.grown_bytes)} more in {format_duration(growth.seconds)}, steadily, not counting pages "
-        "of files",
+        f"memory grew steadily by {format_bytes(growth.grown_bytes)} in {format_duration(growth.seconds)}, "
+        "cached files not counted",
         f"{format_percent(growth.of_workers_share)} of it in workers, the rest in the trainer",
     ]
     if period > 0:
@@ -73,7 +73,7 @@ def diagnose(run: Run, loaders: list[Stats]) -> Diagnosis | None:
         verdict=VERDICT.name,
         says=f"memory of the {who} grows by {format_bytes(growth.bytes_per_second * 60)} a minute, batch after batch",
         evidence=evidence,
-        gain="the run does not end when memory is used up",
+        gain="the run does not run out of memory",
         advice=_advice(stats, growth),
     )
 
@@ -99,7 +99,7 @@ def _advice(stats: Stats, growth: MemoryGrowth) -> list[str]:
         *advice,
         "look in the training loop for tensors that are kept: `losses.append(loss)` keeps the whole graph, "
         "`losses.append(loss.item())` a number",
-        "batches that are kept keep their memory: clone what you need of them",
+        "a batch that is kept keeps its memory: clone the part that you need",
     ]
 
 

@@ -114,7 +114,7 @@ VERDICT = LateBatchCause(
     meaning="the trainer or its workers wait for a core",
     sign="the trainer, or a worker, is ready to run but has no core",
     remedy="fewer workers, if the work does not need them, or fewer other programs: the evidence says who uses the "
-    "cores, and what the loader's own cause would be without them, with its line",
+    "cores, and which verdict the loader would get without them",
     holds=_holds,
     says=lambda loader: f"{workers_were(loader)} waiting for a core",
     advice=_advice,

@@ -14,7 +14,7 @@ VERDICT = VerdictKind(
     name="slow-rank",
     meaning="one rank is late, and all others wait for it",
     sign="one rank waits for its data, and the others for that rank",
-    remedy="find what differs on it; the evidence has the verdict on this rank alone",
+    remedy="find out what is different on that rank; the evidence has the verdict on it alone",
 )
 
 MAX_LISTED = 8

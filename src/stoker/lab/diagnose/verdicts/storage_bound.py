@@ -28,7 +28,10 @@ def _advice(loader: LoaderProfile, machine: MachineLoad) -> list[str]:  # noqa: 
     mount = stats.facts.get("mount") or {}
     if stats.config.get("order") == "shuffle" and (mount.get("is_remote") or mount.get("is_rotational")):
         advice.append(f"{loader_call(order='window')} of stoker.DataLoader: shuffled, but near-sequential on disk")
-    return [*advice, "if they are many small files: put them into a store (`stoker prepare`), read in large pieces"]
+    return [
+        *advice,
+        "if the data is many small files, put it into a store (`stoker prepare`), which is read in large pieces",
+    ]
 
 
 def _more_reads(loader: LoaderProfile) -> list[str]:

@@ -16,7 +16,8 @@ import numpy as np
 from stoker.errors import ArgumentError
 from stoker.source.arrow_folder import is_saved_dataset
 from stoker.source.images import columns as tables
-from stoker.source.images.files import ImageFiles, listing_of
+from stoker.source.images.image_files import ImageFiles, listing_of
+from stoker.source.images.image_storage import ImageSource
 from stoker.source.images.labels import (
     ImageLabels,
     checked_classes,
@@ -28,7 +29,6 @@ from stoker.source.images.labels import (
 from stoker.source.images.listing import Listing, checked_extensions, how_to_read, list_images, readable_extensions
 from stoker.source.images.listing_cache import ArrayCache, Cache
 from stoker.source.images.names import printable
-from stoker.source.images.protocols import ImageSource
 from stoker.source.images.stored import of_store
 from stoker.source.images.tar_shards import TarFields, TarShards, archives_at, indexed, labels_in
 from stoker.source.known_file import files_within, has_pattern
@@ -150,7 +150,7 @@ class _ImageOpener:
         if _is_store(folder):
             store = open_store(folder)
             found = of_store(store, column=self._column, label=self._label, has_labels=self._has_own)
-            return self._labelled(found, str(folder))
+            return self._labeled(found, str(folder))
         if is_saved_dataset(folder):
             return self._of_table(tables.of_arrow, folder, split=self._split)
         listing = list_images(os.fspath(folder), self._extensions, self._cache)
@@ -286,7 +286,7 @@ class _ImageOpener:
                 f"there are no images in {where}",
                 hint=f"members end in {', '.join(self._extensions)}; pass extensions= or column= for others",
             )
-        return self._labelled(found, str(paths))
+        return self._labeled(found, str(paths))
 
     def _of_table(self, open_it: Any, path: Any, **more: Any) -> ImageSource:
         found = open_it(
@@ -294,9 +294,9 @@ class _ImageOpener:
         )
         if not len(found):
             raise ArgumentError(f"there are no rows in {found!r}", hint="check the path")
-        return self._labelled(found, repr(found))
+        return self._labeled(found, repr(found))
 
-    def _labelled(self, found: Any, owner: str) -> ImageSource:
+    def _labeled(self, found: Any, owner: str) -> ImageSource:
         """Attach the labels that were passed."""
         if self._labels is True and found.labels is None:
             raise ArgumentError(f"{owner} has no labels", hint="pass label= or labels=")
@@ -323,8 +323,8 @@ def _check_against_training(root: bytes, classes: list[str]) -> None:
     if os.path.basename(root).lower() not in _HELD_OUT:
         return
     with suppress(OSError):
-        beside = os.path.dirname(root)
-        for training in (os.path.join(beside, name) for name in os.listdir(beside) if name.lower() in _TRAINING):
+        parent = os.path.dirname(root)
+        for training in (os.path.join(parent, name) for name in os.listdir(parent) if name.lower() in _TRAINING):
             names = [name for name in os.listdir(training) if not name.startswith(b".")]
             names = [name for name in names if os.path.isdir(os.path.join(training, name))]
             theirs = class_labels([os.fsdecode(name) for name in names]).classes or []

@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from stoker.transform.tokenizer.protocols import Encoded
+from stoker.transform.tokenizer.tokenizer_protocols import Encoded
 
 _END = 256
 

@@ -32,7 +32,7 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print the diagnosis to stdout as a line of JSON.")] = False,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", min=0.1, help="Stop the command so many seconds after its first batch."),
+        typer.Option("--seconds", min=0.1, help="Stop the command this many seconds after its first batch."),
     ] = None,
     fail: Annotated[
         bool, typer.Option("--fail", help=f"Exit with {NOT_HEALTHY} unless the loader keeps up: for CI.")

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.transform.tokenizer.protocols import Encoded
+from stoker.transform.tokenizer.tokenizer_protocols import Encoded
 
 # Characters of text per library call. The objects returned by Hugging Face take about fifty times the memory of the
 # text until they are converted to arrays, and smaller calls keep them in the CPU cache.
