@@ -50,8 +50,10 @@ class LoaderIterator:
         self._tuner = tuner
         counters.begin()
         self._is_over = False
-        self._kept: BatchResult | None = None
-        """What was taken from the engine and could not be handed over."""
+        self._kept: dict[int, BatchResult] = {}
+        """What each thread took from the engine and has not returned yet, perhaps because of Ctrl-C. By thread, because
+        another one that shares this iterator must not return it a second time.
+        """
         self._ended: set[int] = set()
         self._num_yielded = 0
         self._inside: set[int] = set()
@@ -68,12 +70,12 @@ class LoaderIterator:
             self._inside.add(thread)
             if is_profiling():  # 40 ns; entering a range takes microseconds, whether anyone profiles or not
                 with record_function(PROFILED_AS):
-                    return self._next()
-            return self._next()
+                    return self._next(thread)
+            return self._next(thread)
         finally:
             self._inside.discard(thread)
 
-    def _next(self) -> Any:
+    def _next(self, thread: int) -> Any:
         asked = perf_counter()
         if self._is_over:
             raise StopIteration
@@ -83,7 +85,8 @@ class LoaderIterator:
         if self._tuner is not None:
             self._tuner.steer()
         try:
-            made = self._kept or self._engine.__next__()  # 0.1 us less than next(), which goes through C
+            kept = self._kept
+            made = (kept.get(thread) if kept else None) or self._engine.__next__()
             if isinstance(made, EndOfStream):
                 made = self._after_an_end(made)
         except StopIteration:
@@ -94,7 +97,7 @@ class LoaderIterator:
             self._engine.close()
             self._counters.end()
             raise
-        self._kept = made  # an interrupt on the way: it is for the next call
+        self._kept[thread] = made  # an interrupt on the way: it is for the next call
         num_samples = len(made.recipe.positions)
         if made.stream is not None:
             self._watch(made)
@@ -108,7 +111,7 @@ class LoaderIterator:
         if made.skipped:
             self._note_skipped(made)
         self._progress.advance(made)
-        self._kept = None
+        self._kept.pop(thread, None)
         return made.batch
 
     def __len__(self) -> int:
@@ -127,7 +130,7 @@ class LoaderIterator:
     def close(self) -> None:
         """End the iteration now: threads and processes are gone when this returns."""
         self._is_over = True
-        self._kept = None
+        self._kept.clear()
         self._engine.close()
 
     def __getstate__(self) -> NoReturn:

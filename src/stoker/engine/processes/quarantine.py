@@ -51,7 +51,7 @@ class SlotQuarantine:
 
     def end(self) -> None:
         """Release all slots: there are no workers any more."""
-        for slot, _, _ in self._quarantine.values():
+        while self._quarantine:
+            _, (slot, _, _) = self._quarantine.popitem()  # first: Ctrl-C may come before the slot is given back
             self._ring.empty_behind(slot)
             self._ring.give_back(slot)
-        self._quarantine.clear()

@@ -304,9 +304,7 @@ class Team:
         self.is_closed = True
         self.stop()
         for pending in self.pending.values():
-            if pending.slot is not None:
-                self.ring.give_back(pending.slot)
-                pending.slot = None
+            self._free_slot(pending)
         self.pending.clear()
         self._in_flight.close()
         if self.shared_job is not None:
@@ -440,9 +438,17 @@ class Team:
     def _forget(self, pending: Pending) -> None:
         """Drop a request and free its slot."""
         self.pending.pop(pending.ticket, None)
-        if pending.slot is not None:
-            self.ring.give_back(pending.slot)
-            pending.slot = None
+        self._free_slot(pending)
+
+    def _free_slot(self, pending: Pending) -> None:
+        """Give back the slot of a request, if it has one.
+
+        The request lets go of it first. After Ctrl-C between the two lines the slot is lost until the ring closes; the
+        other way round it would be given back a second time, when another request may be using it.
+        """
+        slot, pending.slot = pending.slot, None
+        if slot is not None:
+            self.ring.give_back(slot)
 
     def _drained(self, number: int) -> list[int]:
         """Take requests that no worker has taken yet back out of a channel; return their tickets."""
@@ -460,9 +466,8 @@ class Team:
             return
         queue.is_over = True
         for pending in queue.entries:
-            if pending.reply is not None and pending.slot is not None:
-                self.ring.give_back(pending.slot)
-                pending.slot = None
+            if pending.reply is not None:
+                self._free_slot(pending)
         queue.entries.clear()
         self.ring.rest(self.depth)
         if not self.is_running:  # no worker is building anything
@@ -580,12 +585,10 @@ class Team:
         slot.used = reply.used
         self.ring.sizes.add(reply.used)
         pending.reply = reply
-        del self.pending[
-            reply.ticket
-        ]  # only now: otherwise Ctrl-C here would leave a request that is waited for in vain
+        # only now: otherwise Ctrl-C here would leave a request that is waited for in vain
+        del self.pending[reply.ticket]
         if not pending.queue.note(pending):
-            self.ring.give_back(slot)
-            pending.slot = None
+            self._free_slot(pending)
 
     def result_of(self, pending: Pending) -> Any:
         """Return the result of an answered request, or its error."""
