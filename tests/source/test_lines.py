@@ -328,7 +328,7 @@ def test_paths_that_cannot_work_are_refused_at_once(tmp_path: Path) -> None:
         Lines(tmp_path / "gone.txt")
     with pytest.raises(FileNotFoundError, match="the pattern matches no file"):
         Lines(tmp_path / "*.txt")
-    with pytest.raises(errors.ArgumentError, match=r"folder .* contains no \.jsonl or "):
+    with pytest.raises(errors.ArgumentError, match=r"folder .* contains no files named \.jsonl, "):
         Lines(tmp_path)
     with pytest.raises(errors.ArgumentError, match="list of paths is empty"):
         Lines([])
