@@ -162,7 +162,7 @@ def test_a_dataset_is_no_loader_and_a_loader_no_dataset() -> None:
     assert "hint: return a loader of it: `DataLoader(dataset, batch_size=32)`" in shown
     shown = run("compare", f"{TORCH}:unmodified", "--workers", "0", "--only", "stoker", *QUICK, code=1)
     assert "torch; stoker: failed: unmodified() returned a DataLoader" in shown
-    assert "hint: name a function that makes the dataset" in shown
+    assert "hint: name a function that returns the dataset" in shown
     shown = run("compare", f"{PLAIN}:nothing", "--workers", "0", "--only", "torch", *QUICK, code=1)
     assert "failed: nothing() returned None, which has no samples" in shown
     assert "Traceback" not in shown

@@ -130,7 +130,7 @@ def test_a_pair_brings_its_loader_and_another_may_be_named(folder: Path) -> None
         ("stalling:make_alone", "returned a list of 3, expected (loader, step)"),
         ("stalling:make_nothing", "returned None, expected a step"),
         ("stalling:make_stap", "did you mean `make_step`"),
-        ("lonely.py:make_step", "there is no lonely.py:make_loader"),
+        ("lonely.py:make_step", "lonely.py:make_loader does not exist"),
         ("lonely.py:make_sized_step", "make_sized_step() needs an argument, such as a batch size, and here a loader"),
         ("lonely.py:make_own", "make_own() returned a step that cannot be called with a batch"),
         ("nowhere.py:make_step", "there is no file nowhere.py"),
