@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,28 @@ def test_an_interrupt_before_its_first_line_leaves_it_for_the_next_chance(monkey
     run_interrupted()
     run_interrupted()
     assert done == [3]
+
+
+def test_one_that_another_thread_is_running_is_not_run_beside_it() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    def free() -> None:
+        calls.append(1)
+        begun.set()
+        may_end.wait(20)
+
+    owners = [Owner()]
+    finalizer = Finalizer(owners[0], free)
+    thread = threading.Thread(target=owners.clear)  # the last reference
+    thread.start()
+    assert begun.wait(20)
+    assert not finalizer.is_overdue
+    run_interrupted()
+    may_end.set()
+    thread.join()
+    assert calls == [1]
+    assert not finalizer.alive
 
 
 def test_an_error_of_its_own_is_reported_and_not_repeated() -> None:

@@ -26,6 +26,7 @@ class Finalizer:
     def __init__(self, owner: Any, function: Callable[..., Any], *arguments: Any) -> None:
         self._call: tuple[Callable[..., Any], tuple[Any, ...]] | None = (function, arguments)
         self._owner = weakref.ref(owner)
+        self._is_running = False
         _waiting[id(self)] = self
         self._collected = weakref.finalize(owner, self)
 
@@ -36,8 +37,8 @@ class Finalizer:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the owner is gone, but the call has not run to its end."""
-        return self._owner() is None and self._call is not None
+        """Whether the owner is gone, but the call was interrupted. One that another thread is at is not overdue."""
+        return self._owner() is None and self._call is not None and not self._is_running
 
     def __call__(self) -> None:
         """Run now, if it has not run yet."""
@@ -46,6 +47,7 @@ class Finalizer:
             return
         function, arguments = call
         try:
+            self._is_running = True
             function(*arguments)
         except Exception:
             self.detach()
@@ -54,6 +56,8 @@ class Finalizer:
             function(*arguments)
             self.detach()
             raise
+        finally:
+            self._is_running = False
         self.detach()
 
     def detach(self) -> None:
